@@ -1,0 +1,27 @@
+"""Stencil2D of the SHOC benchmark suite: a nine-point Jacobi stencil on a plane with zero boundary.
+
+Written from the benchmark's definition: operator, sizes, initial values, halo width and rate are
+the original's; ``docs/stencil2d.md`` tells where this differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from .options import add_arguments
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "SHOC Stencil2D: nine-point stencil, float32 and float64, weak or strong scaling"
+
+
+def run(
+    args: argparse.Namespace, comm: Any, progress: Callable[[str, int, int], None]
+) -> dict[str, Any] | None:
+    """Run the benchmark; figures on rank 0, None elsewhere."""
+    from .benchmark import run_benchmark
+    from .options import settings
+
+    return run_benchmark(settings(args, comm.size), comm, progress)

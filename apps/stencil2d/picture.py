@@ -1,0 +1,80 @@
+"""A picture of the field with the borders of the blocks and their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# More points than this along an axis are not seen in the picture: it takes every n-th.
+_MAX_POINTS = 1500
+
+# Decades shown: the values near the zero boundary fall off over many more.
+_DECADES = 4
+
+
+def draw(
+    field: np.ndarray,
+    borders: tuple[Sequence[int], Sequence[int]],
+    ranks_at: Mapping[tuple[int, ...], int],
+    path: Path,
+    *,
+    steps: int,
+) -> None:
+    """Draw a field into a PNG file.
+
+    Parameters
+    ----------
+    field : numpy.ndarray
+        The whole plane.
+    borders : tuple of sequences of int
+        Rows and columns at which blocks begin, the end included.
+    ranks_at : mapping
+        Rank by coordinates in the process grid.
+    path : pathlib.Path
+        File to write.
+    steps : int
+        Steps made, for the title.
+    """
+    # Chosen here and not globally: a figure of its own needs no display and no pyplot state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    rows, cols = field.shape
+    every = max(1, -(-max(rows, cols) // _MAX_POINTS))
+    shown = field[::every, ::every].astype(np.float64)
+    top = float(shown.max()) or 1.0
+    bottom = top / 10**_DECADES
+
+    figure = Figure(figsize=(7.2, 6.0), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    image = axes.imshow(
+        np.maximum(shown, bottom),
+        norm=LogNorm(bottom, top),
+        cmap="viridis",
+        extent=(0, cols, rows, 0),
+        interpolation="nearest",
+    )
+    for row in borders[0][1:-1]:
+        axes.axhline(row, color="white", linewidth=1.2)
+    for col in borders[1][1:-1]:
+        axes.axvline(col, color="white", linewidth=1.2)
+    for (i, j), rank in ranks_at.items():
+        axes.annotate(
+            f"rank {rank}",
+            (borders[1][j] + 0.03 * cols / len(borders[1]), borders[0][i]),
+            xytext=(0, -6),
+            textcoords="offset points",
+            color="white",
+            va="top",
+            fontweight="bold",
+        )
+    axes.set_title(f"SHOC Stencil2D after {steps} steps, one block a rank")
+    axes.set_xlabel("column")
+    axes.set_ylabel("row")
+    figure.colorbar(image, ax=axes, label=f"value (largest {_DECADES} decades)")
+    figure.savefig(path)

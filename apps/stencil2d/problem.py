@@ -1,0 +1,157 @@
+"""The global problem: how the plane is cut, and the values it starts from.
+
+With a halo of width h > 1 the original computes every point of its padded array but the outermost
+ring, and so also the inner h - 1 rings of the halo at the outer boundary. Its problem is thus a
+larger one: h - 1 points more on every side of the plane, zero at the start, with zero boundary
+around *them*. Here these points belong to the ranks at the edge, which makes the result
+independent of the number of ranks::
+
+        columns       0 .. h-2 | the plane's columns | h-1 more
+    rows 0 .. h-2     zero       zero                  zero
+    the plane's       zero       initial values        zero        each rank's block, edge ranks'
+    h-1 more          zero       zero                  zero        blocks h-1 wider on that side
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from .operator import FLOPS_PER_POINT
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the plane.
+
+    Attributes
+    ----------
+    tiles : tuple of int
+        Points of the plane in each part.
+    margin : int
+        Points added at both ends.
+    local : bool
+        Whether the initial values count from 0 in every part anew, as in the original.
+    """
+
+    tiles: tuple[int, ...]
+    margin: int
+    local: bool
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Points owned by each part, margins included."""
+        sizes = list(self.tiles)
+        sizes[0] += self.margin
+        sizes[-1] += self.margin
+        return tuple(sizes)
+
+    @property
+    def points(self) -> int:
+        """Points along the axis, margins included."""
+        return sum(self.blocks)
+
+    def index(self) -> np.ndarray:
+        """Return for every point the number that enters its initial value, 0 in the margins."""
+        if self.local:
+            inner = np.concatenate([np.arange(n) for n in self.tiles])
+        else:
+            inner = np.arange(sum(self.tiles))
+        return np.pad(inner, self.margin).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A plane, cut into blocks.
+
+    Attributes
+    ----------
+    axes : tuple of Axis
+        Rows and columns.
+    halo : int
+        Halo width, which is also the number of steps from one exchange to the next.
+    """
+
+    axes: tuple[Axis, Axis]
+    halo: int
+
+    @classmethod
+    def make(
+        cls, size: tuple[int, int], proc_shape: tuple[int, int], halo: int, *, strong: bool
+    ) -> Problem:
+        """Cut a plane: ``size`` is each rank's tile, or that of the whole plane if ``strong``."""
+        axes = (
+            Axis(_split(n, parts) if strong else (n,) * parts, halo - 1, local=not strong)
+            for n, parts in zip(size, proc_shape, strict=True)
+        )
+        rows, cols = axes
+        return cls((rows, cols), halo)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """Points of the whole plane, margins included."""
+        return self.axes[0].points, self.axes[1].points
+
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of the parts along each axis."""
+        return self.axes[0].blocks, self.axes[1].blocks
+
+    def initial(self, owned: tuple[slice, ...] = (slice(None), slice(None))) -> np.ndarray:
+        """Return the values at the start, float64, of the whole plane or a part of it."""
+        return np.outer(self.axes[0].index()[owned[0]], self.axes[1].index()[owned[1]])
+
+    @property
+    def is_original(self) -> bool:
+        """Whether the initial values are those of the original run on one rank."""
+        return all(not axis.local or len(axis.tiles) == 1 for axis in self.axes)
+
+    @property
+    def largest(self) -> float:
+        """The largest value at the start."""
+        return float(self.axes[0].index().max() * self.axes[1].index().max())
+
+    @property
+    def flops_per_step(self) -> int:
+        """By the original's rule: every rank computes its tile and h - 1 points on each side."""
+        points = 1
+        for axis in self.axes:
+            points *= sum(axis.tiles) + len(axis.tiles) * 2 * axis.margin
+        return points * FLOPS_PER_POINT
+
+    def borders(self) -> tuple[list[int], list[int]]:
+        """Return the rows and columns at which blocks begin, the plane's end included."""
+        rows, cols = ([0, *accumulate(axis.blocks)] for axis in self.axes)
+        return rows, cols
+
+
+def computed(start: int, stop: int, points: int, stored: int, halo: int) -> tuple[int, int]:
+    """Return the half-open local range that a rank computes along an axis.
+
+    At a neighbour's side it is all but the outermost point of the halo; at the outer boundary the
+    halo stays zero.
+
+    Parameters
+    ----------
+    start, stop : int
+        Global range that the rank owns.
+    points : int
+        Points along the axis.
+    stored : int
+        Points along the axis in the rank's array, halo included.
+    halo : int
+        Halo width.
+
+    Examples
+    --------
+    >>> computed(0, 8, 16, 14, 3)
+    (3, 13)
+    """
+    return halo if start == 0 else 1, stored - (halo if stop == points else 1)
+
+
+def _split(points: int, parts: int) -> tuple[int, ...]:
+    """Return sizes of parts that differ by one at most, the larger ones first."""
+    return tuple(points // parts + (part < points % parts) for part in range(parts))

@@ -1,0 +1,27 @@
+"""Halo exchange for NumPy and CuPy arrays: declare a grid, call ``exchange()`` each step."""
+
+from __future__ import annotations
+
+from halox import datatypes, errors
+from halox._version import __version__
+from halox.engine.packing import pack, unpack
+from halox.errors import HaloxError
+from halox.exchange.plan import Plan
+from halox.exchange.report import Report
+from halox.exchange.typed import Exchange, Recv, Send
+from halox.grid import Grid
+
+__all__ = [
+    "Exchange",
+    "Grid",
+    "HaloxError",
+    "Plan",
+    "Recv",
+    "Report",
+    "Send",
+    "__version__",
+    "datatypes",
+    "errors",
+    "pack",
+    "unpack",
+]

@@ -1,0 +1,96 @@
+"""Reads the command line and hands it to ``run`` or ``info``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from halox._version import __version__
+from halox.cli import catalogue, info, progress, run
+from halox.errors import HaloxError
+
+EXIT_USAGE = 2
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command, the options of every app included."""
+    parser = argparse.ArgumentParser(
+        prog="halox",
+        description="Halo exchange for NumPy and CuPy arrays: mini-apps and information.",
+    )
+    parser.add_argument("--version", action="version", version=f"halox {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    # The same options are accepted before and behind an app's name. SUPPRESS keeps the parser
+    # behind from overwriting with its default what the parser in front has read.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument(
+        "-n",
+        "--ranks",
+        type=_positive,
+        metavar="RANKS",
+        help="ranks to start on this machine (default: one, or those of a surrounding mpiexec)",
+    )
+    common.add_argument("--json", action="store_true", help="print figures as JSON")
+
+    running = commands.add_parser(
+        "run", parents=[common], help="run a mini-app on one or more ranks"
+    )
+    running.add_argument("--list", action="store_true", help="list the mini-apps and end")
+    apps = running.add_subparsers(dest="app", metavar="NAME")
+    for name in catalogue.names():
+        app = catalogue.load(name)
+        app.add_arguments(
+            apps.add_parser(name, parents=[common], help=app.summary, description=app.summary)
+        )
+
+    about = commands.add_parser(
+        "info", help="show versions, the MPI library, GPUs and possible paths"
+    )
+    about.add_argument("--json", action="store_true", help="print figures as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Words after ``halox``; by default those of the command line.
+
+    Returns
+    -------
+    int
+        0; 1 if an app's result is not verified; 2 for a wrong command line, input or installation.
+
+    Notes
+    -----
+    Collective where it runs inside an MPI launcher.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        args = build_parser().parse_args(words)
+        args.json = getattr(args, "json", False)
+        if args.command == "info":
+            info.show(as_json=args.json)
+            return 0
+        if args.list:
+            run.show_list(as_json=args.json)
+            return 0
+        if args.app is None:
+            print("halox run: name a mini-app; `halox run --list` shows them", file=sys.stderr)
+            return EXIT_USAGE
+        progress.announce_terminal()
+        return run.run(args, words)
+    except HaloxError as error:
+        print(f"halox: {error}", file=sys.stderr)
+        return EXIT_USAGE

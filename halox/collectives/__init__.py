@@ -1,0 +1,1 @@
+"""Reductions over the owned cells of fields."""

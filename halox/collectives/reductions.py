@@ -1,0 +1,122 @@
+"""Reductions of one value a rank, gathered and combined in rank order: the same bits on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from halox.errors import FieldError, HaloxError, MismatchError
+from halox.world import World
+
+_RECORD = np.dtype([("ok", "i8"), ("kind", "S8"), ("value", "V32")])
+
+COMBINE: dict[str, Callable[[Any], Any]] = {
+    "sum": np.sum,
+    "prod": np.prod,
+    "min": np.min,
+    "max": np.max,
+}
+"""Reduction operations by name, over an array of one value a rank."""
+
+
+def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
+    """Combine one value a rank.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    local : callable
+        Returns this rank's value, a NumPy scalar; may raise a `HaloxError`, which all ranks then raise.
+    op : {"sum", "prod", "min", "max"}
+
+    Returns
+    -------
+    numpy scalar
+        The same bits on every rank.
+
+    Notes
+    -----
+    Collective; blocks the host.
+    """
+    record = np.zeros(1, _RECORD)
+    error: HaloxError | None = None
+    try:
+        value = np.asarray(local())
+        record["ok"] = 1
+        record["kind"] = value.dtype.str.encode()
+        record["value"] = value.tobytes().ljust(32, b"\0")
+    except HaloxError as caught:
+        error = caught
+    gathered = np.zeros(world.size, _RECORD)
+    request = world.comm.Iallgather(record.view(np.uint8), gathered.view(np.uint8))
+    world.wait([request], "in a reduction for the other ranks")
+    if not gathered["ok"].all():
+        world.agree(error, "a reduction")
+    kinds = [kind.decode() for kind in gathered["kind"].tolist()]
+    if len(set(kinds)) > 1:
+        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+        raise MismatchError(
+            f"a reduction needs the same dtype on all ranks: rank 0 has {kinds[0]}, rank {other} has "
+            f"{kinds[other]}"
+        )
+    dtype = np.dtype(kinds[0])
+    values = np.frombuffer(
+        b"".join(raw.tobytes()[: dtype.itemsize] for raw in gathered["value"]), dtype
+    )
+    return COMBINE[op](values)
+
+
+def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
+    """Combine host arrays of one shape and dtype element by element; collective."""
+    MPI = world.mpi
+    shapes = world.comm.allgather((array.shape, array.dtype.str))
+    if len(set(shapes)) > 1:
+        other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
+        raise MismatchError(
+            f"allreduce needs the same shape and dtype on all ranks: rank 0 gave {shapes[0]}, rank {other} "
+            f"{shapes[other]}"
+        )
+    operation = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}[op]
+    result = np.empty_like(array)
+    world.comm.Allreduce(array, result, operation)
+    return result
+
+
+def check_op(op: str) -> str:
+    """Return ``op`` if it names a reduction.
+
+    Raises
+    ------
+    FieldError
+        If it does not; lists those that do.
+    """
+    if op not in COMBINE:
+        raise FieldError(f"op must be one of {', '.join(map(repr, COMBINE))}, got {op!r}")
+    return op
+
+
+def check_ordered(dtype: np.dtype[Any], op: str) -> None:
+    """Refuse "min" and "max" of values that have no order.
+
+    Raises
+    ------
+    FieldError
+        If the dtype is complex or structured.
+    """
+    if op in ("min", "max") and dtype.kind not in "biuf":
+        raise FieldError(f"{op} has no meaning for dtype {dtype}; reduce a real-valued field")
+
+
+def check_numeric(dtype: np.dtype[Any], op: str) -> None:
+    """Refuse reductions of what is not a number.
+
+    Raises
+    ------
+    FieldError
+        If the dtype is not bool, integer, float or complex.
+    """
+    if dtype.kind not in "biufc":
+        raise FieldError(f"{op} has no meaning for dtype {dtype}; use a bool or number dtype")

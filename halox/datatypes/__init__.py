@@ -1,0 +1,53 @@
+"""Datatypes: descriptions of which bytes of memory make up a message.
+
+The constructors carry MPI's names, argument orders and rules. A datatype knows its canonical
+layout (strided blocks where possible, else a block list), its bounds and its type signature, and
+converts from and to the datatypes of mpi4py. Nothing here needs MPI, a GPU or an array.
+"""
+
+from __future__ import annotations
+
+from halox.datatypes.constructors import (
+    contiguous,
+    dup,
+    hindexed,
+    hindexed_block,
+    hvector,
+    indexed,
+    indexed_block,
+    primitive,
+    resized,
+    slab,
+    struct,
+    subarray,
+    vector,
+)
+from halox.datatypes.datatype import Datatype
+from halox.datatypes.layout import BlockList, Layout, StridedBlocks
+from halox.datatypes.mpi import from_mpi
+from halox.datatypes.numpy_types import TypeLike, as_datatype
+from halox.datatypes.signature import Signature
+
+__all__ = [
+    "BlockList",
+    "Datatype",
+    "Layout",
+    "Signature",
+    "StridedBlocks",
+    "TypeLike",
+    "as_datatype",
+    "contiguous",
+    "dup",
+    "from_mpi",
+    "hindexed",
+    "hindexed_block",
+    "hvector",
+    "indexed",
+    "indexed_block",
+    "primitive",
+    "resized",
+    "slab",
+    "struct",
+    "subarray",
+    "vector",
+]

@@ -1,0 +1,161 @@
+"""The few operations that every constructor is made of, on datatypes and checked arguments.
+
+Each takes what the user wrote (``written``: the constructor's name and arguments, kept for texts
+and for MPI) and derives size, bounds, layout and signature of the new type from the old ones'.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.datatypes.arguments import Int64Array
+from halox.datatypes.bounds import Bounds
+from halox.datatypes.datatype import Datatype
+from halox.datatypes.layout import EMPTY, BlockList, Chained, Layout, Listed, StridedBlocks
+from halox.datatypes.signature import Signature
+
+Written = tuple[str, tuple[Any, ...]]
+
+
+def primitive_of(dtype: np.dtype) -> Datatype:
+    """Datatype of one element of a dtype without fields."""
+    n = dtype.itemsize
+    bounds = Bounds(0, n, 0, n, dtype.alignment, False, False)
+    return Datatype(
+        "primitive", (dtype,), (), n, bounds, StridedBlocks(0, (), (), n), Signature.of(dtype.str)
+    )
+
+
+def strided_of(
+    written: Written, old: Datatype, count: int, blocklength: int, stride_bytes: int
+) -> Datatype:
+    """``count`` blocks ``stride_bytes`` apart, of ``blocklength`` consecutive items each."""
+    name, arguments = written
+    items = count * blocklength
+    if not items or not old.size:
+        return nothing(written, old)
+    row = old.bounds.repeated(blocklength, old.extent)
+    layout = old.layout.repeated(blocklength, old.extent).repeated(count, stride_bytes)
+    return Datatype(
+        name,
+        arguments,
+        (old,),
+        items * old.size,
+        row.repeated(count, stride_bytes).padded(),
+        layout,
+        old.signature * items,
+    )
+
+
+def indexed_of(
+    written: Written, old: Datatype, lengths: Int64Array, displacements: Int64Array
+) -> Datatype:
+    """Blocks of ``lengths[i]`` consecutive items at byte ``displacements[i]``."""
+    name, arguments = written
+    items = int(lengths.sum())
+    if not items or not old.size:
+        return nothing(written, old)
+    return Datatype(
+        name,
+        arguments,
+        (old,),
+        items * old.size,
+        _indexed_bounds(old, lengths, displacements).padded(),
+        old.layout.indexed(displacements, lengths, old.extent),
+        old.signature * items,
+    )
+
+
+def struct_of(
+    written: Written, lengths: Int64Array, displacements: Int64Array, types: tuple[Datatype, ...]
+) -> Datatype:
+    """Blocks of ``lengths[i]`` consecutive items of ``types[i]`` at byte ``displacements[i]``."""
+    name, arguments = written
+    entries = [
+        (int(length), int(displacement), old)
+        for length, displacement, old in zip(lengths, displacements, types, strict=True)
+        if length
+    ]
+    bounds = Bounds.union(
+        old.bounds.repeated(length, old.extent).over(displacement, displacement)
+        for length, displacement, old in entries
+    )
+    return Datatype(
+        name,
+        arguments,
+        types,
+        sum(length * old.size for length, _, old in entries),
+        bounds.padded(),
+        _struct_layout(entries),
+        Signature.concatenated(old.signature * length for length, _, old in entries),
+    )
+
+
+def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatype:
+    """Set the bounds explicitly; the bytes stay."""
+    name, arguments = written
+    bounds = old.bounds.resized(lb, extent)
+    return Datatype(name, arguments, (old,), old.size, bounds, old.layout, old.signature)
+
+
+def dup_of(old: Datatype) -> Datatype:
+    """Copy a datatype, as a type of its own."""
+    return Datatype("dup", (), (old,), old.size, old.bounds, old.layout, old.signature)
+
+
+def box_of(
+    written: Written,
+    old: Datatype,
+    subsizes: tuple[int, ...],
+    strides_bytes: tuple[int, ...],
+    offset: int,
+) -> Datatype:
+    """Nested steps, outermost first; bounds are the true ones until resized."""
+    name, arguments = written
+    layout, bounds, items = old.layout, old.bounds, prod(subsizes)
+    for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
+        layout = layout.repeated(count, stride)
+        bounds = bounds.repeated(count, stride)
+    return Datatype(
+        name,
+        arguments,
+        (old,),
+        items * old.size,
+        bounds.over(offset, offset),
+        layout.shifted(offset),
+        old.signature * items,
+    )
+
+
+def nothing(written: Written, old: Datatype) -> Datatype:
+    """Describe no bytes at all, whatever bounds the old type had."""
+    name, arguments = written
+    return Datatype(name, arguments, (old,), 0, Bounds(), EMPTY, Signature())
+
+
+def _indexed_bounds(old: Datatype, lengths: Int64Array, displacements: Int64Array) -> Bounds:
+    used = lengths != 0
+    first = displacements[used]
+    last = first + (lengths[used] - 1) * old.extent
+    return old.bounds.over(
+        min(int(first.min()), int(last.min())), max(int(first.max()), int(last.max()))
+    )
+
+
+def _struct_layout(entries: list[tuple[int, int, Datatype]]) -> Layout:
+    """Layout of a struct: one block list where every entry is contiguous, else a chain."""
+    if not entries:
+        return EMPTY
+    parts = [
+        old.layout.repeated(length, old.extent).shifted(displacement)
+        for length, displacement, old in entries
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, StridedBlocks) and not part.counts for part in parts):
+        runs = np.array([(part.offset, part.block_bytes) for part in parts], dtype=np.int64)  # type: ignore[attr-defined]
+        return Listed(BlockList(runs[:, 0].copy(), runs[:, 1].copy()))
+    return Chained(tuple(parts))

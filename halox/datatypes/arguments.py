@@ -1,0 +1,140 @@
+"""Checks on the arguments of datatype constructors: integers and lists of integers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.errors import DatatypeError
+
+Int64Array = npt.NDArray[np.int64]
+"""One-dimensional int64 array: displacements, lengths, offsets."""
+
+IntegerList = Sequence[int] | npt.NDArray[Any]
+"""What the constructors take as a list of integers."""
+
+_LARGEST = 2**63 - 1
+
+
+def integer(name: str, value: Any) -> int:
+    """Python int of one integer argument of any sign.
+
+    Raises
+    ------
+    DatatypeError
+        If ``value`` is not an integer (bools are not), or does not fit 64 bits.
+    """
+    if type(value) is not int:
+        if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+            raise DatatypeError(f"{name} must be an integer, got {value!r}")
+        value = operator.index(value)
+    if not -_LARGEST <= value <= _LARGEST:
+        raise DatatypeError(f"{name} must fit a signed 64-bit integer, got {value}")
+    return int(value)
+
+
+def count_of(name: str, value: Any) -> int:
+    """Python int of one argument that counts something.
+
+    Raises
+    ------
+    DatatypeError
+        If ``value`` is not an integer, or negative.
+    """
+    number = integer(name, value)
+    if number < 0:
+        raise DatatypeError(f"{name} must be 0 or more, got {number}")
+    return number
+
+
+def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
+    """Tuple of Python ints, for the short lists that have one entry an axis.
+
+    Raises
+    ------
+    DatatypeError
+        If ``values`` is not a sequence of integers.
+    """
+    try:
+        items = tuple(values)
+    except TypeError:
+        raise DatatypeError(f"{name} must be a sequence of integers, got {values!r}") from None
+    return tuple(integer(f"{name}[{axis}]", value) for axis, value in enumerate(items))
+
+
+def integer_array(name: str, values: Any) -> Int64Array:
+    """Read-only one-dimensional int64 copy of a list of integers.
+
+    Raises
+    ------
+    DatatypeError
+        If ``values`` is not a one-dimensional list of integers that fit 64 bits.
+    """
+    try:
+        given = np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise DatatypeError(f"{name} must be a list of integers, got {values!r}") from None
+    if given.ndim != 1:
+        raise DatatypeError(f"{name} must have one dimension, got shape {given.shape}")
+    if given.size and given.dtype.kind not in "iu":
+        raise DatatypeError(f"{name} must hold integers, got dtype {given.dtype}")
+    if given.dtype.kind == "u" and given.size and int(given.max()) > _LARGEST:
+        raise DatatypeError(f"{name} must fit signed 64-bit integers, got {int(given.max())}")
+    return frozen(np.array(given, dtype=np.int64))
+
+
+def count_array(name: str, values: Any) -> Int64Array:
+    """Read-only one-dimensional int64 copy of a list of counts.
+
+    Raises
+    ------
+    DatatypeError
+        If ``values`` is not a one-dimensional list of integers, or one is negative.
+    """
+    counts = integer_array(name, values)
+    if counts.size and int(counts.min()) < 0:
+        where = int(counts.argmin())
+        raise DatatypeError(f"{name}[{where}] must be 0 or more, got {int(counts[where])}")
+    return counts
+
+
+def same_lengths(**lists: Any) -> None:
+    """Check that lists which go together have one length.
+
+    Raises
+    ------
+    DatatypeError
+        If they do not; names each list and its length.
+    """
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        given = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise DatatypeError(f"lists of one length are needed: {given} entries")
+
+
+def scaled(name: str, values: Int64Array, factor: int) -> Int64Array:
+    """``values * factor``, in int64.
+
+    Raises
+    ------
+    DatatypeError
+        If a product does not fit 64 bits.
+    """
+    if values.size:
+        largest = max(abs(int(values.max())), abs(int(values.min())))
+        if largest * abs(factor) > _LARGEST:
+            raise DatatypeError(
+                f"{name} of up to {largest} elements of {factor} bytes "
+                "exceed what 64-bit byte displacements reach"
+            )
+    return frozen(values * factor)
+
+
+def frozen(values: Int64Array) -> Int64Array:
+    """Mark an array read-only, and return it."""
+    values.setflags(write=False)
+    return values

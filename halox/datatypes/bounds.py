@@ -1,0 +1,94 @@
+"""Extents: lower and upper bound, true bounds, alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a datatype in bytes, by the rules of MPI.
+
+    Parameters
+    ----------
+    lb, ub : int
+        Lower and upper bound; the extent is their difference and may be negative.
+    true_lb, true_ub : int
+        First byte touched and one past the last; 0 and 0 where no byte is.
+    alignment : int
+        Largest alignment of the primitives.
+    marked : bool
+        Whether ``lb`` and ``ub`` were set explicitly, by ``resized`` or ``subarray``, here or in a
+        part. Explicit bounds outrank those of parts without, and are never padded.
+    empty : bool
+        Whether no byte is touched.
+
+    Notes
+    -----
+    As in the MPI standard (datatype constructors, "lower-bound and upper-bound markers"): where no
+    bound is explicit, the extent is rounded up to a multiple of the alignment.
+    """
+
+    lb: int = 0
+    ub: int = 0
+    true_lb: int = 0
+    true_ub: int = 0
+    alignment: int = 1
+    marked: bool = False
+    empty: bool = True
+
+    @property
+    def extent(self) -> int:
+        """Distance in bytes between two consecutive items."""
+        return self.ub - self.lb
+
+    def repeated(self, count: int, stride: int) -> Bounds:
+        """Bounds of ``count >= 1`` copies, ``stride`` bytes apart; the extent is not yet padded."""
+        last = (count - 1) * stride
+        return self.over(min(0, last), max(0, last))
+
+    def over(self, first: int, last: int) -> Bounds:
+        """Bounds of copies whose lowest displacement is ``first`` and highest is ``last``."""
+        true = (0, 0) if self.empty else (self.true_lb + first, self.true_ub + last)
+        return Bounds(
+            self.lb + first, self.ub + last, *true, self.alignment, self.marked, self.empty
+        )
+
+    def padded(self) -> Bounds:
+        """Round the extent up to the alignment, unless the bounds are explicit."""
+        padding = 0 if self.marked else -self.extent % self.alignment
+        if not padding:
+            return self
+        return Bounds(
+            self.lb,
+            self.ub + padding,
+            self.true_lb,
+            self.true_ub,
+            self.alignment,
+            self.marked,
+            self.empty,
+        )
+
+    def resized(self, lb: int, extent: int) -> Bounds:
+        """Set the bounds explicitly; the bytes stay."""
+        return Bounds(lb, lb + extent, self.true_lb, self.true_ub, self.alignment, True, self.empty)
+
+    @staticmethod
+    def union(parts: Iterable[Bounds]) -> Bounds:
+        """Bounds of several parts side by side; the extent is not yet padded."""
+        given = list(parts)
+        if not given:
+            return Bounds()
+        marked = [part for part in given if part.marked]
+        bounding = marked or given
+        touching = [part for part in given if not part.empty]
+        return Bounds(
+            min(part.lb for part in bounding),
+            max(part.ub for part in bounding),
+            min((part.true_lb for part in touching), default=0),
+            max((part.true_ub for part in touching), default=0),
+            max(part.alignment for part in given),
+            bool(marked),
+            not touching,
+        )

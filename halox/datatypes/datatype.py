@@ -1,0 +1,277 @@
+"""The datatype: an immutable description of which bytes of memory make up a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.datatypes.arguments import count_of
+from halox.datatypes.bounds import Bounds
+from halox.datatypes.layout import BlockList, Layout, StridedBlocks
+from halox.datatypes.signature import Signature
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Datatype:
+    """Description of the bytes that make up one item of a message, as in MPI.
+
+    Made by the constructors of :mod:`halox.datatypes`, not directly. Immutable, and independent of
+    any array: displacements are relative to whatever buffer the datatype is used on.
+
+    Notes
+    -----
+    Two datatypes are equal if they touch the same bytes in the same order, with the same bounds
+    and the same primitives, no matter how they were built.
+
+    Examples
+    --------
+    >>> from halox.datatypes import subarray, vector
+    >>> face = subarray((4, 6), (3, 2), (0, 0), "f8")
+    >>> face
+    <Datatype subarray((4, 6), (3, 2), (0, 0), f8, C): 48 bytes, extent 192>
+    >>> face.strided
+    StridedBlocks(offset=0, counts=(3,), strides=(48,), block_bytes=16)
+    >>> face.same_layout(vector(3, 2, 6, "f8"))
+    True
+    >>> face == vector(3, 2, 6, "f8")  # another extent
+    False
+    """
+
+    __slots__ = ("_bounds", "_layout", "_signature", "arguments", "constructor", "olds", "size")
+
+    constructor: str
+    """Name of the constructor that made this datatype, such as ``"vector"``."""
+    arguments: tuple[Any, ...]
+    """The constructor's arguments, old types left out."""
+    olds: tuple[Datatype, ...]
+    """The old types this datatype is made of; empty for a primitive."""
+    size: int
+    """Bytes of data in one item."""
+
+    def __init__(
+        self,
+        constructor: str,
+        arguments: tuple[Any, ...],
+        olds: tuple[Datatype, ...],
+        size: int,
+        bounds: Bounds,
+        layout: Layout,
+        signature: Signature,
+    ) -> None:
+        self.constructor = constructor
+        self.arguments = arguments
+        self.olds = olds
+        self.size = size
+        self._bounds = bounds
+        self._layout = layout
+        self._signature = signature
+
+    @property
+    def bounds(self) -> Bounds:
+        """All bounds together."""
+        return self._bounds
+
+    @property
+    def layout(self) -> Layout:
+        """Where the bytes of one item lie."""
+        return self._layout
+
+    @property
+    def signature(self) -> Signature:
+        """The sequence of primitive types, comparable in constant time."""
+        return self._signature
+
+    @property
+    def extent(self) -> int:
+        """Distance in bytes between consecutive items."""
+        return self._bounds.extent
+
+    @property
+    def lb(self) -> int:
+        """Lower bound in bytes."""
+        return self._bounds.lb
+
+    @property
+    def ub(self) -> int:
+        """Upper bound in bytes."""
+        return self._bounds.ub
+
+    @property
+    def true_lb(self) -> int:
+        """Displacement of the first byte touched."""
+        return self._bounds.true_lb
+
+    @property
+    def true_ub(self) -> int:
+        """Displacement one past the last byte touched."""
+        return self._bounds.true_ub
+
+    @property
+    def true_extent(self) -> int:
+        """Bytes from the first one touched to the last."""
+        return self._bounds.true_ub - self._bounds.true_lb
+
+    @property
+    def elements(self) -> int:
+        """Number of primitives in one item."""
+        return self._signature.elements
+
+    @property
+    def uniform(self) -> np.dtype | None:
+        """The dtype of the primitives if all are alike, else None."""
+        return self._signature.uniform
+
+    @property
+    def strided(self) -> StridedBlocks | None:
+        """Canonical strided form of one item, or None if its blocks are not regular.
+
+        Notes
+        -----
+        Immediate for whatever is built of contiguous types, vectors and subarrays. For an indexed
+        type or a struct the first access goes through its blocks once.
+        """
+        return self._layout.strided
+
+    def with_bounds(self, bounds: Bounds) -> Datatype:
+        """Copy the datatype with other bounds."""
+        return Datatype(
+            self.constructor,
+            self.arguments,
+            self.olds,
+            self.size,
+            bounds,
+            self._layout,
+            self._signature,
+        )
+
+    def items(self, count: int) -> Layout:
+        """Layout of ``count`` consecutive items.
+
+        Raises
+        ------
+        DatatypeError
+            If ``count`` is not an integer, or negative.
+        """
+        if count == 1:
+            return self._layout
+        if count_of("count", count) == 0:
+            return StridedBlocks(0, (), (), 0)
+        return self._layout.repeated(int(count), self.extent)
+
+    def blocks(self, count: int = 1) -> BlockList:
+        """Block list of ``count`` consecutive items.
+
+        Blocks stand in the order of the typemap; one that begins where the one before ends is
+        joined to it.
+
+        Parameters
+        ----------
+        count : int
+            Number of items, ``extent`` bytes apart.
+
+        Returns
+        -------
+        BlockList
+            Displacements and lengths in bytes, two int64 arrays of shape ``(n_blocks,)``.
+
+        Raises
+        ------
+        DatatypeError
+            If ``count`` is not an integer, or negative.
+
+        Examples
+        --------
+        >>> from halox.datatypes import indexed
+        >>> blocks = indexed([2, 1, 1], [0, 4, 5], "f4").blocks()
+        >>> blocks.offsets.tolist(), blocks.lengths.tolist()
+        ([0, 16], [8, 8])
+        """
+        return self.items(count).block_list()
+
+    def overlaps(self, count: int = 1) -> bool:
+        """Whether ``count`` consecutive items touch some byte twice.
+
+        MPI forbids such a type for receiving; sending it is allowed.
+
+        Raises
+        ------
+        DatatypeError
+            If ``count`` is not an integer, or negative.
+        """
+        layout = self.items(count)
+        strided = layout.strided
+        if strided is not None and not strided.overlaps:
+            return False
+        return layout.block_list().overlaps
+
+    def same_layout(self, other: Datatype) -> bool:
+        """Whether one item of either touches the same bytes in the same order."""
+        return self._layout is other._layout or (
+            self.size == other.size and self._layout.same_as(other._layout)
+        )
+
+    def to_mpi(self) -> MPI.Datatype:
+        """Make the same datatype for mpi4py.
+
+        Returns
+        -------
+        mpi4py.MPI.Datatype
+            Committed; the caller frees it.
+
+        Raises
+        ------
+        MissingPackageError
+            If mpi4py is not installed.
+
+        Notes
+        -----
+        Not collective. Primitives that MPI has no type for (``f2``, strings, datetimes, other byte
+        orders) travel as bytes.
+        """
+        from halox.datatypes.mpi import to_mpi
+
+        return to_mpi(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both mean the same bytes, bounds and primitives."""
+        if not isinstance(other, Datatype):
+            return NotImplemented
+        return (
+            self.lb == other.lb
+            and self.ub == other.ub
+            and self._signature == other._signature
+            and self.same_layout(other)
+        )
+
+    def __hash__(self) -> int:
+        """Hash of what is quickly compared."""
+        return hash((self.lb, self.ub, self._signature.digest))
+
+    def __repr__(self) -> str:
+        """Text with the constructor call, the size and the extent."""
+        return f"<Datatype {self.describe()}: {self.size} bytes, extent {self.extent}>"
+
+    def describe(self) -> str:
+        """Short text: the constructor and its arguments, long lists cut."""
+        if self.constructor == "primitive":
+            return str(self._signature).removesuffix(" x 1")
+        arguments = [_short(argument) for argument in self.arguments]
+        if self.constructor == "struct":
+            arguments.append(_short([old.describe() for old in self.olds]))
+        elif self.constructor == "resized":
+            arguments.insert(0, self.olds[0].describe())
+        else:
+            # The order of a subarray alone stands behind the old type.
+            arguments.insert(3, self.olds[0].describe())
+        return f"{self.constructor}({', '.join(arguments)})"
+
+
+def _short(argument: Any) -> str:
+    """Text of one argument, lists cut after three entries."""
+    if isinstance(argument, (np.ndarray, list)):
+        shown = ", ".join(str(entry) for entry in argument[:3])
+        return f"[{shown}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{shown}]"
+    return str(argument)

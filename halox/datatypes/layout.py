@@ -1,0 +1,389 @@
+"""Where a datatype's bytes lie: strided blocks, block lists, and the tree between them.
+
+A layout is the typemap without the types: runs of bytes in order. Whatever can be written as
+nested equal strides becomes one :class:`StridedBlocks`, whose form is unique: layouts that touch
+the same bytes in the same order have equal forms, however they were built. What cannot keeps a
+tree of the nodes below, which becomes a :class:`BlockList` when someone needs the list.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from halox.datatypes.arguments import Int64Array, frozen
+
+
+class Layout(ABC):
+    """Runs of bytes in order, relative to an origin."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def strided(self) -> StridedBlocks | None:
+        """The canonical strided form, or None if the layout has none."""
+
+    @abstractmethod
+    def block_list(self) -> BlockList:
+        """List the blocks, merged."""
+
+    @abstractmethod
+    def repeated(self, count: int, stride: int) -> Layout:
+        """``count`` copies, ``stride`` bytes apart."""
+
+    def shifted(self, offset: int) -> Layout:
+        """Move the layout ``offset`` bytes further on."""
+        return _Indexed(self, _one(offset), _one(1), 0) if offset else self
+
+    def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
+        """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
+        return _Indexed(self, displacements, lengths, stride)
+
+    def same_as(self, other: Layout) -> bool:
+        """Whether both touch the same bytes in the same order."""
+        mine, theirs = self.strided, other.strided
+        if mine is not None or theirs is not None:
+            return mine == theirs
+        return self.block_list().same_as(other.block_list())
+
+
+@dataclass(frozen=True, slots=True)
+class StridedBlocks(Layout):
+    """Equal blocks at nested equal strides.
+
+    The block with index ``(i, j, ...)`` starts at byte
+    ``offset + i * strides[0] + j * strides[1] + ...``, the last index running fastest.
+
+    Parameters
+    ----------
+    offset : int
+        Byte displacement of the first block.
+    counts, strides : tuple of int
+        Number of steps and bytes a step, outermost level first.
+    block_bytes : int
+        Contiguous bytes a block.
+
+    Notes
+    -----
+    In the canonical form, which :meth:`canonical` makes and every datatype hands out, no count is
+    1, the innermost stride differs from ``block_bytes``, and no level continues the next one
+    (``strides[i] == counts[i+1] * strides[i+1]``). No bytes at all is
+    ``StridedBlocks(0, (), (), 0)``.
+
+    Examples
+    --------
+    >>> StridedBlocks.canonical(8, (4, 1, 3), (96, 5, 8), 8)
+    StridedBlocks(offset=8, counts=(4,), strides=(96,), block_bytes=24)
+    """
+
+    offset: int
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+    block_bytes: int
+
+    @staticmethod
+    def canonical(
+        offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
+    ) -> StridedBlocks:
+        """Reduce nested strides, outermost first, to the unique form."""
+        form = StridedBlocks(offset, (), (), block_bytes) if block_bytes else EMPTY
+        levels = list(zip(counts, strides, strict=True))
+        for count, stride in reversed(levels):
+            form = form.repeated(count, stride)
+        return form
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return prod(self.counts) if self.block_bytes else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks together."""
+        return prod(self.counts) * self.block_bytes
+
+    @property
+    def strided(self) -> StridedBlocks:
+        """Itself."""
+        return self
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether some byte may be touched twice; a False is certain."""
+        reach = self.block_bytes
+        levels = sorted(
+            zip(self.strides, self.counts, strict=True), key=lambda level: abs(level[0])
+        )
+        for stride, count in levels:
+            if abs(stride) < reach:
+                return True
+            reach += abs(stride) * (count - 1)
+        return False
+
+    def repeated(self, count: int, stride: int) -> StridedBlocks:
+        """``count`` copies, ``stride`` bytes apart, in canonical form."""
+        if count == 1 or not self.block_bytes:
+            return self
+        if count == 0:
+            return EMPTY
+        if not self.counts:
+            if stride == self.block_bytes:
+                return StridedBlocks(self.offset, (), (), count * stride)
+        elif stride == self.counts[0] * self.strides[0]:
+            counts = (count * self.counts[0], *self.counts[1:])
+            return StridedBlocks(self.offset, counts, self.strides, self.block_bytes)
+        return StridedBlocks(
+            self.offset, (count, *self.counts), (stride, *self.strides), self.block_bytes
+        )
+
+    def shifted(self, offset: int) -> StridedBlocks:
+        """Move the blocks ``offset`` bytes further on."""
+        if not self.block_bytes:
+            return self
+        return StridedBlocks(self.offset + offset, self.counts, self.strides, self.block_bytes)
+
+    def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
+        """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
+        if not self.counts and stride == self.block_bytes:
+            return Listed(BlockList(displacements + self.offset, lengths * stride))
+        return _Indexed(self, displacements, lengths, stride)
+
+    def offsets(self) -> Int64Array:
+        """Byte displacement of every block, in order (not merged with its neighbours)."""
+        starts = np.array([self.offset] if self.block_bytes else [], dtype=np.int64)
+        for count, stride in zip(self.counts, self.strides, strict=True):
+            starts = _outer_sum(starts, np.arange(count, dtype=np.int64) * stride)
+        return starts
+
+    def block_list(self) -> BlockList:
+        """List the blocks, merged."""
+        starts = self.offsets()
+        return BlockList(starts, np.full(starts.size, self.block_bytes, dtype=np.int64)).merged()
+
+
+EMPTY = StridedBlocks(0, (), (), 0)
+"""The layout without bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockList:
+    """Blocks of bytes in order, of any displacements and lengths.
+
+    Parameters
+    ----------
+    offsets, lengths : ndarray of int64, shape (n_blocks,)
+        First byte and number of bytes of each block; read-only.
+    """
+
+    offsets: Int64Array
+    lengths: Int64Array
+
+    def __post_init__(self) -> None:
+        """Mark the arrays read-only."""
+        frozen(self.offsets)
+        frozen(self.lengths)
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return int(self.offsets.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks together."""
+        return int(self.lengths.sum())
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether some byte is touched twice."""
+        order = np.argsort(self.offsets, kind="stable")
+        starts, lengths = self.offsets[order], self.lengths[order]
+        return bool((starts[:-1] + lengths[:-1] > starts[1:]).any())
+
+    def same_as(self, other: BlockList) -> bool:
+        """Whether both lists hold the same blocks in the same order."""
+        return np.array_equal(self.offsets, other.offsets) and np.array_equal(
+            self.lengths, other.lengths
+        )
+
+    def merged(self) -> BlockList:
+        """Drop empty blocks, and join those that begin where the one before ends."""
+        offsets, lengths = self.offsets, self.lengths
+        if not lengths.all():
+            offsets, lengths = offsets[lengths != 0], lengths[lengths != 0]
+        apart = offsets[1:] != offsets[:-1] + lengths[:-1]
+        if not apart.all():
+            starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
+            offsets, lengths = offsets[starts], np.add.reduceat(lengths, starts)
+        return BlockList(offsets, lengths)
+
+    def shifted(self, offset: int) -> BlockList:
+        """Move the blocks ``offset`` bytes further on."""
+        return BlockList(self.offsets + offset, self.lengths) if offset else self
+
+    def at(self, displacements: Int64Array) -> BlockList:
+        """Copy the list to each displacement, one after another, and merge."""
+        offsets = _outer_sum(displacements, self.offsets)
+        return BlockList(offsets, np.tile(self.lengths, displacements.size)).merged()
+
+    def strided(self) -> StridedBlocks | None:
+        """Find the canonical strided form of a merged list, or None if it has none.
+
+        Notes
+        -----
+        Where one row of blocks ends exactly at the next one's beginning, as do the first and the
+        last column of an array, merging has joined these two blocks: all lengths are then one or
+        two block lengths, the first and the last one, and the joined ones are taken apart again.
+        """
+        if not self.n_blocks:
+            return EMPTY
+        offsets, lengths = self.offsets, self.lengths
+        block = int(lengths[0])
+        if not (lengths == block).all():
+            if int(lengths[-1]) != block or not np.isin(lengths, (block, 2 * block)).all():
+                return None
+            offsets = _spread(offsets, lengths // block, block)
+        levels = _regular_levels(offsets)
+        return None if levels is None else StridedBlocks(int(offsets[0]), *levels, block)
+
+
+class _Irregular(Layout):
+    """Common to the layouts whose strided form, if any, takes work to find: found once."""
+
+    @cached_property
+    def strided(self) -> StridedBlocks | None:
+        """The canonical strided form, or None if the layout has none."""
+        return self._find_strided()
+
+    @cached_property
+    def _blocks(self) -> BlockList:
+        return self._expand()
+
+    def block_list(self) -> BlockList:
+        """List the blocks, merged; kept after the first call."""
+        return self._blocks
+
+    def repeated(self, count: int, stride: int) -> Layout:
+        """``count`` copies, ``stride`` bytes apart."""
+        return self if count == 1 else _Repeated(self, count, stride)
+
+    def _find_strided(self) -> StridedBlocks | None:
+        return self._blocks.strided()
+
+    @abstractmethod
+    def _expand(self) -> BlockList: ...
+
+
+class Listed(_Irregular):
+    """Blocks given one by one."""
+
+    def __init__(self, given: BlockList) -> None:
+        self._given = given
+
+    def _expand(self) -> BlockList:
+        return self._given.merged()
+
+
+class Chained(_Irregular):
+    """Several layouts one after another."""
+
+    def __init__(self, parts: tuple[Layout, ...]) -> None:
+        self._parts = parts
+
+    def _expand(self) -> BlockList:
+        lists = [part.block_list() for part in self._parts]
+        if not lists:
+            return EMPTY.block_list()
+        return BlockList(
+            np.concatenate([blocks.offsets for blocks in lists]),
+            np.concatenate([blocks.lengths for blocks in lists]),
+        ).merged()
+
+
+class _Repeated(_Irregular):
+    """Copies of a layout at one stride.
+
+    An irregular sequence of blocks does not become regular by being repeated: the first change of
+    step inside the copies would fall on multiples of one run length in every copy, which makes the
+    part itself regular. So the strided form follows from the part's, here and below.
+    """
+
+    def __init__(self, part: Layout, count: int, stride: int) -> None:
+        self._part, self._count, self._stride = part, count, stride
+
+    def _find_strided(self) -> StridedBlocks | None:
+        part = self._part.strided
+        return None if part is None else part.repeated(self._count, self._stride)
+
+    def _expand(self) -> BlockList:
+        return self._part.block_list().at(np.arange(self._count, dtype=np.int64) * self._stride)
+
+
+class _Indexed(_Irregular):
+    """Runs of copies of a layout at given displacements."""
+
+    def __init__(
+        self, part: Layout, displacements: Int64Array, lengths: Int64Array, stride: int
+    ) -> None:
+        used = lengths != 0
+        self._part, self._stride = part, stride
+        self._displacements, self._lengths = displacements[used], lengths[used]
+
+    def _find_strided(self) -> StridedBlocks | None:
+        part = self._part.strided
+        if part is None:
+            return None if self._lengths.size else EMPTY
+        if not self._lengths.size:
+            return EMPTY
+        length = int(self._lengths[0])
+        if (self._lengths == length).all():
+            levels = _regular_levels(self._displacements)
+            if levels is not None:
+                form = part.repeated(length, self._stride).shifted(int(self._displacements[0]))
+                for count, stride in zip(reversed(levels[0]), reversed(levels[1]), strict=True):
+                    form = form.repeated(count, stride)
+                return form
+        return self._blocks.strided()
+
+    def _expand(self) -> BlockList:
+        return self._part.block_list().at(_spread(self._displacements, self._lengths, self._stride))
+
+
+def _one(value: int) -> Int64Array:
+    return np.array([value], dtype=np.int64)
+
+
+def _outer_sum(outer: Int64Array, inner: Int64Array) -> Int64Array:
+    return np.add.outer(outer, inner).reshape(-1)
+
+
+def _spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
+    """``starts[i] + j * stride`` for each i and ``j < counts[i]``, in order."""
+    first = np.cumsum(counts) - counts
+    step = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
+    return np.repeat(starts, counts) + step * stride
+
+
+def _regular_levels(offsets: Int64Array) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Find counts and strides, outermost first, that generate ``offsets``, or None."""
+    counts: list[int] = []
+    strides: list[int] = []
+    while offsets.size > 1:
+        steps = np.diff(offsets)
+        changes = np.flatnonzero(steps != steps[0])
+        run = int(changes[0]) + 1 if changes.size else int(offsets.size)
+        if offsets.size % run:
+            return None
+        rows = offsets.reshape(-1, run)
+        if changes.size and (np.diff(rows, axis=1) != steps[0]).any():
+            return None
+        counts.insert(0, run)
+        strides.insert(0, int(steps[0]))
+        offsets = rows[:, 0]
+    return tuple(counts), tuple(strides)

@@ -1,0 +1,160 @@
+"""Type signatures: the sequence of primitives in a datatype, comparable in constant time.
+
+Two ranks may describe a message by different datatypes as long as both list the same
+primitives in the same order. A message can hold billions of them, so the sequence is not kept:
+a signature is its length and a polynomial hash, both of which follow from the parts'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+_PRIME = 2**127 - 1
+_HEAD = 3  # runs kept for the text
+
+
+def _number(text: str) -> int:
+    # Stable between processes and versions of Python, unlike hash().
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()) % _PRIME
+
+
+_BASE = _number("halox signature base")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Sequence of primitive types, as far as needed to compare it and to show it.
+
+    Two signatures are equal if they stand for the same sequence (a false match of two unlike
+    sequences has a chance of about their length in 2**127). Small, picklable, and equal between
+    processes, so that ranks can exchange them.
+
+    Parameters
+    ----------
+    elements : int
+        Number of primitives.
+    digest : int
+        Polynomial hash of the sequence, modulo 2**127 - 1.
+    n_runs : int
+        Number of maximal runs of one primitive.
+    head : tuple of (str, int)
+        The first runs (at most three): NumPy type string, repetitions.
+    last : str
+        Type string of the last primitive; empty if there is none.
+    power : int
+        The hash's base to the power ``elements``; saves recomputing it.
+
+    Notes
+    -----
+    With ``P`` the prime and ``b`` the base, the sequence ``s[0] .. s[n-1]`` has the digest
+    ``sum(h(s[i]) * b**(n-1-i)) mod P``, so the digest of ``x + y`` is
+    ``digest(x) * b**len(y) + digest(y)``, and repetition takes O(log count) steps by doubling.
+
+    Examples
+    --------
+    >>> double, short = Signature.of("<f8"), Signature.of("<i2")
+    >>> print((double + short * 2) * 2)
+    f8 x 1, i2 x 2, f8 x 1, ... (3 of 4 runs)
+    >>> (double + double) * 3 == double * 6
+    True
+    >>> double + short == short + double
+    False
+    """
+
+    elements: int = 0
+    digest: int = 0
+    n_runs: int = field(default=0, compare=False)
+    head: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    last: str = field(default="", compare=False)
+    power: int = field(default=1, compare=False, repr=False)
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(code: str) -> Signature:
+        """Signature of one primitive, given by its NumPy type string such as ``"<f8"``."""
+        return Signature(1, _number(code), 1, ((code, 1),), code, _BASE)
+
+    @staticmethod
+    def concatenated(parts: Iterable[Signature]) -> Signature:
+        """Signature of several sequences one after another."""
+        whole = Signature()
+        for part in parts:
+            whole = whole + part
+        return whole
+
+    def __add__(self, other: Signature) -> Signature:
+        """Signature of this sequence followed by the other."""
+        if not self.elements:
+            return other
+        if not other.elements:
+            return self
+        joined = int(self.last == other.head[0][0])
+        return Signature(
+            self.elements + other.elements,
+            (self.digest * other.power + other.digest) % _PRIME,
+            self.n_runs + other.n_runs - joined,
+            self._head_before(other, joined),
+            other.last,
+            self.power * other.power % _PRIME,
+        )
+
+    def __mul__(self, count: int) -> Signature:
+        """Signature of this sequence repeated ``count`` times."""
+        if self.n_runs == 1 and count > 0:
+            return self._longer_run(count)
+        whole, doubled = Signature(), self
+        while count:
+            if count & 1:
+                whole = whole + doubled
+            count >>= 1
+            if count:
+                doubled = doubled + doubled
+        return whole
+
+    def _longer_run(self, count: int) -> Signature:
+        # The same doubling on bare integers: the common case, and worth being fast.
+        digest, power = 0, 1
+        doubled_digest, doubled_power = self.digest, self.power
+        left = count
+        while left:
+            if left & 1:
+                digest = (digest * doubled_power + doubled_digest) % _PRIME
+                power = power * doubled_power % _PRIME
+            left >>= 1
+            if left:
+                doubled_digest = (doubled_digest * doubled_power + doubled_digest) % _PRIME
+                doubled_power = doubled_power * doubled_power % _PRIME
+        elements = self.elements * count
+        return Signature(elements, digest, 1, ((self.last, elements),), self.last, power)
+
+    def _head_before(self, other: Signature, joined: int) -> tuple[tuple[str, int], ...]:
+        if self.n_runs > len(self.head):
+            return self.head
+        if not joined:
+            return (self.head + other.head)[:_HEAD]
+        code, repetitions = self.head[-1]
+        run = (code, repetitions + other.head[0][1])
+        return (*self.head[:-1], run, *other.head[1:])[:_HEAD]
+
+    @property
+    def uniform(self) -> np.dtype | None:
+        """The primitive's dtype if all primitives are alike, else None."""
+        return np.dtype(self.last) if self.n_runs == 1 else None
+
+    def __str__(self) -> str:
+        """Short text: the first runs, such as ``f8 x 4096``."""
+        if not self.elements:
+            return "empty"
+        text = ", ".join(f"{_readable(code)} x {count}" for code, count in self.head)
+        if self.n_runs > len(self.head):
+            text += f", ... ({len(self.head)} of {self.n_runs} runs)"
+        return text
+
+
+def _readable(code: str) -> str:
+    return code[1:] if code[0] in "<|" else code

@@ -1,0 +1,270 @@
+"""The grid divided among ranks: coordinates, blocks and neighbours of every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from halox.decomposition.normalise import (
+    normalise_blocks,
+    normalise_grid_shape,
+    normalise_halo,
+    normalise_periodic,
+)
+from halox.decomposition.partition import AxisPartition
+from halox.decomposition.placement import Placement, place
+from halox.decomposition.procgrid import choose_proc_shape, counted_halo
+from halox.errors import DecompositionError
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A rank that touches this one, and the direction in which it lies (-1, 0, +1 per axis)."""
+
+    direction: tuple[int, ...]
+    rank: int
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A grid cut along each axis, with one rank on every block.
+
+    Parameters
+    ----------
+    axes : tuple of AxisPartition
+        How each grid axis is cut.
+    placement : Placement
+        Which rank has which block.
+
+    Raises
+    ------
+    DecompositionError
+        If the placement is for another process grid than the axes.
+
+    Notes
+    -----
+    Not collective; touches no device. Equal on all ranks.
+
+    Examples
+    --------
+    >>> domain = decompose((10, 8), 4, periodic=(True, False))
+    >>> domain.proc_shape, domain.coords_of(3)
+    ((2, 2), (1, 1))
+    >>> domain.rank_at((2, 0)), domain.rank_at((0, 2))
+    (0, None)
+    """
+
+    axes: tuple[AxisPartition, ...]
+    placement: Placement
+
+    def __post_init__(self) -> None:
+        """Refuse a placement for another process grid."""
+        if self.placement.proc_shape != self.proc_shape:
+            raise DecompositionError(
+                f"placement: expected one for proc_shape={self.proc_shape}, as the axes are cut, "
+                f"got one for proc_shape={self.placement.proc_shape}"
+            )
+
+    @property
+    def ndim(self) -> int:
+        """Number of grid axes."""
+        return len(self.axes)
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Cells of the global grid per axis."""
+        return tuple(axis.cells for axis in self.axes)
+
+    @property
+    def proc_shape(self) -> tuple[int, ...]:
+        """Ranks per axis."""
+        return tuple(axis.parts for axis in self.axes)
+
+    @property
+    def periodic(self) -> tuple[bool, ...]:
+        """Per axis, whether it is periodic."""
+        return tuple(axis.periodic for axis in self.axes)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.proc_shape)
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Coordinates of ``rank`` in the process grid.
+
+        Raises
+        ------
+        DecompositionError
+            If there is no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
+        return self.placement.coords[rank]
+
+    def rank_at(self, coords: Sequence[int]) -> int | None:
+        """Rank at ``coords``, wrapped along periodic axes; None outside the process grid.
+
+        Raises
+        ------
+        DecompositionError
+            If the number of coordinates is not that of the grid axes.
+        """
+        if len(coords) != self.ndim:
+            raise DecompositionError(
+                f"coords: expected one per grid axis ({self.ndim}), got {tuple(coords)}"
+            )
+        index = 0
+        for axis, coord in zip(self.axes, coords, strict=True):
+            parts = axis.parts
+            if not 0 <= coord < parts:
+                if not axis.periodic:
+                    return None
+                coord %= parts
+            index = index * parts + coord
+        return self.placement.rank_of[index]
+
+    def owned(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Half-open global range of the cells that ``rank`` owns, per axis.
+
+        Raises
+        ------
+        DecompositionError
+            If there is no such rank.
+        """
+        coords = self.coords_of(rank)
+        return tuple(axis.owned(part) for axis, part in zip(self.axes, coords, strict=True))
+
+    def rank_shape(self, rank: int) -> tuple[int, ...]:
+        """Cells that ``rank`` owns, per axis.
+
+        Raises
+        ------
+        DecompositionError
+            If there is no such rank.
+        """
+        return tuple(stop - start for start, stop in self.owned(rank))
+
+    def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
+        """Neighbours of ``rank``, one for each direction in which there is one.
+
+        The order is that of the directions, lexicographic. A rank appears several times where
+        it lies in several directions, and lists itself along a periodic axis of one rank.
+
+        Parameters
+        ----------
+        rank : int
+            Whose neighbours.
+        corners : bool
+            With edges and corners, or faces only.
+
+        Returns
+        -------
+        tuple of Neighbour
+            At most ``3**ndim - 1`` (faces: ``2 * ndim``).
+
+        Raises
+        ------
+        DecompositionError
+            If there is no such rank.
+
+        Examples
+        --------
+        >>> domain = decompose(10, 2, periodic=True)
+        >>> domain.neighbours(0)
+        (Neighbour(direction=(-1,), rank=1), Neighbour(direction=(1,), rank=1))
+        """
+        coords = self.coords_of(rank)
+        found = []
+        for direction in directions(self.ndim, corners):
+            there = self.rank_at([c + d for c, d in zip(coords, direction, strict=True)])
+            if there is not None:
+                found.append(Neighbour(direction, there))
+        return tuple(found)
+
+
+@cache
+def directions(ndim: int, corners: bool = True) -> tuple[tuple[int, ...], ...]:
+    """Every direction in which a block can have a neighbour, in lexicographic order.
+
+    Examples
+    --------
+    >>> directions(2, corners=False)
+    ((-1, 0), (0, -1), (0, 1), (1, 0))
+    """
+    wanted = range(1, ndim + 1) if corners else (1,)
+    return tuple(d for d in product((-1, 0, 1), repeat=ndim) if sum(map(abs, d)) in wanted)
+
+
+def decompose(
+    grid_shape: int | Sequence[int],
+    ranks: int,
+    *,
+    halo: object = 0,
+    periodic: bool | Sequence[bool] = False,
+    proc_shape: int | Sequence[int | None] | None = None,
+    blocks: Sequence[Sequence[int] | None] | None = None,
+    nodes: Sequence[int] | None = None,
+) -> Decomposition:
+    """Divide a grid among ranks: process grid, cuts and placement in one call.
+
+    Parameters
+    ----------
+    grid_shape : int or sequence of int
+        Cells of the global grid per axis.
+    ranks : int
+        Number of ranks.
+    halo, periodic
+        As ``normalise_halo`` and ``normalise_periodic`` take them.
+    proc_shape : None, int or sequence
+        Process grid, 0 or None for axes that are to be chosen (see ``choose_proc_shape``).
+    blocks : sequence, optional
+        Per axis None, or the cells of each part, where an even division is not wanted.
+    nodes : sequence of int, optional
+        Node of each rank; given, ranks are placed so that little crosses between nodes.
+
+    Returns
+    -------
+    Decomposition
+        The same on every rank that passes the same arguments.
+
+    Raises
+    ------
+    DecompositionError
+        If an argument is malformed.
+        If no process grid, or not the one given, fits ranks, grid and halo.
+        If ``nodes`` does not name one node per rank.
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> domain = decompose((512, 512, 512), 8, halo=1, periodic=True)
+    >>> domain.proc_shape, domain.rank_shape(7)
+    ((2, 2, 2), (256, 256, 256))
+    """
+    shape = normalise_grid_shape(grid_shape)
+    wraps = normalise_periodic(periodic, len(shape))
+    widths = normalise_halo(halo, len(shape))
+    cuts = normalise_blocks(blocks, shape)
+    procs = choose_proc_shape(ranks, shape, widths, wraps, proc_shape, cuts)
+    axes = tuple(
+        AxisPartition.even(cells, parts, wrap)
+        if cut is None
+        else AxisPartition.from_blocks(cut, wrap)
+        for cells, parts, wrap, cut in zip(shape, procs, wraps, cuts, strict=True)
+    )
+    if nodes is None:
+        return Decomposition(axes, Placement.by_rank(procs))
+    # What matters is the proportion of the faces: counted for one field of 8 bytes a cell.
+    block = [max(axis.sizes) for axis in axes]
+    face_bytes = [
+        8 * sum(width) * math.prod(block) // cells
+        for width, cells in zip(counted_halo(widths), block, strict=True)
+    ]
+    return Decomposition(axes, place(procs, wraps, face_bytes, nodes))

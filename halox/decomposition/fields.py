@@ -1,0 +1,421 @@
+"""Where one field's cells lie in each rank's array, and which boxes an exchange moves.
+
+Along one axis a rank stores, in this order::
+
+    |  low halo  |          owned points          |   high halo   |
+    0            low                              low + points    stored
+
+A staggered field has one more point than cells. Point ``i`` belongs to the part that owns cell
+``i``, and the point past the last cell to the last part (on a periodic axis that point *is*
+point 0). Every part stores one point more than it has cells, so in all parts but that last one
+the high halo is one wider than asked, and its first point is the next part's first one::
+
+    cells            0   1   2 | 3   4   5
+    points         0   1   2   3   4   5   6
+    part 0 stores  0   1   2  (3)                 (3): a copy, part 1 owns it
+    part 1 stores              3   4   5   6      6:   owned, the axis ends here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from halox.decomposition.domain import Decomposition
+from halox.decomposition.normalise import Halo
+from halox.decomposition.partition import AxisPartition
+from halox.errors import DecompositionError, FieldError
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What a field adds to its grid: halo, component axes, staggering.
+
+    Parameters
+    ----------
+    halo : tuple of (int, int)
+        ``(low, high)`` per grid axis, in cells.
+    components_before, components_after : tuple of int
+        Extents of the array's axes in front of and behind the grid axes.
+    staggered : tuple of bool
+        Per grid axis, whether the field has one more point along it; empty for none.
+
+    Raises
+    ------
+    DecompositionError
+        If a halo width is negative, or ``halo`` does not hold pairs.
+        If a component axis has an extent of less than one.
+        If ``staggered`` does not have one entry per grid axis.
+
+    Examples
+    --------
+    >>> FieldSpec(halo=((1, 1), (0, 2)), components_after=(3,)).staggered
+    (False, False)
+    """
+
+    halo: Halo
+    components_before: tuple[int, ...] = ()
+    components_after: tuple[int, ...] = ()
+    staggered: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fill in ``staggered``; refuse what no field can have."""
+        if any(len(sides) != 2 or min(sides) < 0 for sides in self.halo):
+            raise DecompositionError(
+                f"halo: expected (low, high) per grid axis, 0 or more, got {self.halo}; "
+                "see normalise_halo for shorter forms"
+            )
+        if any(extent < 1 for extent in self.components_before + self.components_after):
+            raise DecompositionError(
+                "components: expected extents of 1 or more, got "
+                f"{self.components_before} before and {self.components_after} after the grid axes"
+            )
+        if not self.staggered:
+            object.__setattr__(self, "staggered", (False,) * self.ndim)
+        if len(self.staggered) != self.ndim:
+            raise DecompositionError(
+                f"staggered: expected one entry per grid axis ({self.ndim}), got {self.staggered}"
+            )
+
+    @property
+    def ndim(self) -> int:
+        """Number of grid axes."""
+        return len(self.halo)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a rank's array: first index and extent along every axis of the array."""
+
+    starts: tuple[int, ...]
+    subsizes: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the array."""
+        return tuple(
+            slice(start, start + size)
+            for start, size in zip(self.starts, self.subsizes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What is exchanged with the neighbour in one direction.
+
+    Attributes
+    ----------
+    direction : tuple of int
+        -1, 0 or +1 per grid axis.
+    peer : int
+        The neighbour's rank; this rank itself along a periodic axis of one rank.
+    send : Box or None
+        Owned points that the neighbour keeps in its halo. They match the neighbour's ``recv``
+        of the opposite direction, also where the same peer lies in several directions.
+    recv : Box or None
+        Halo that the neighbour fills. None, like ``send``, where the width is 0.
+    """
+
+    direction: tuple[int, ...]
+    peer: int
+    send: Box | None
+    recv: Box | None
+
+
+class _Interval(NamedTuple):
+    """Start and extent along one axis."""
+
+    start: int
+    size: int
+
+
+class _AxisLayout(NamedTuple):
+    """One grid axis of a rank's array: see the drawing at the head of the module."""
+
+    start: int  # global index of the first owned point
+    low: int
+    points: int
+    high: int
+    shared_high: int  # high halo of a part that has one above it, as this one's lower part has
+
+    @classmethod
+    def of(
+        cls, axis: AxisPartition, part: int, halo: tuple[int, int], staggered: bool
+    ) -> _AxisLayout:
+        start, stop = axis.owned_points(part, staggered)
+        low, high = halo
+        shared_high = high + staggered
+        return cls(
+            start, low, stop - start, high if axis.closes(part) else shared_high, shared_high
+        )
+
+    @property
+    def stored(self) -> int:
+        return self.low + self.points + self.high
+
+    def sent(self) -> tuple[_Interval, ...]:
+        """Give what is sent in direction 0, +1, -1, so that the direction is the index."""
+        end = self.low + self.points
+        return (
+            _Interval(self.low, self.points),
+            _Interval(end - self.low, self.low),
+            _Interval(self.low, self.shared_high),
+        )
+
+    def received(self) -> tuple[_Interval, ...]:
+        """Give what is received from direction 0, +1, -1."""
+        end = self.low + self.points
+        return (
+            _Interval(self.low, self.points),
+            _Interval(end, self.high),
+            _Interval(0, self.low),
+        )
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """One field's array on one rank.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+        The grid and its ranks.
+    rank : int
+        Whose array.
+    spec : FieldSpec
+        Halo, component axes and staggering; the same on all ranks.
+
+    Raises
+    ------
+    DecompositionError
+        If ``spec`` is for another number of grid axes.
+        If there is no such rank.
+
+    Notes
+    -----
+    Not collective; touches no device. Halo widths are checked by ``check_widths``, alike on
+    every rank.
+
+    Examples
+    --------
+    >>> from halox.decomposition import decompose
+    >>> domain = decompose((10, 8), 4, periodic=True, proc_shape=(2, 2))
+    >>> layout = FieldLayout(domain, 1, FieldSpec(((1, 1), (2, 0)), components_after=(3,)))
+    >>> layout.padded_shape, layout.origin
+    ((7, 6, 3), (-1, 2))
+    >>> layout.owned
+    (slice(0, 5, None), slice(4, 8, None))
+    >>> layout.regions(corners=False)[0].recv
+    Box(starts=(0, 2, 0), subsizes=(1, 4, 3))
+    """
+
+    decomposition: Decomposition
+    rank: int
+    spec: FieldSpec
+
+    def __post_init__(self) -> None:
+        """Refuse a spec for another number of axes, and ranks that do not exist."""
+        if self.spec.ndim != self.decomposition.ndim:
+            raise DecompositionError(
+                f"spec: expected halo widths for {self.decomposition.ndim} grid axes "
+                f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
+            )
+        self.decomposition.coords_of(self.rank)
+
+    @cached_property
+    def _axes(self) -> tuple[_AxisLayout, ...]:
+        decomposition, spec = self.decomposition, self.spec
+        coords = decomposition.coords_of(self.rank)
+        return tuple(map(_AxisLayout.of, decomposition.axes, coords, spec.halo, spec.staggered))
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Shape of the rank's array: halo and component axes included."""
+        return self._with_components(tuple(axis.stored for axis in self._axes))
+
+    @property
+    def grid_axes(self) -> tuple[int, ...]:
+        """Positions of the grid axes in the array."""
+        first = len(self.spec.components_before)
+        return tuple(range(first, first + self.spec.ndim))
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Global index of the array's first point, per grid axis; negative in a low halo."""
+        return tuple(axis.start - axis.low for axis in self._axes)
+
+    @property
+    def interior(self) -> tuple[slice, ...]:
+        """Index of the owned points in the array, component axes in full."""
+        grid = tuple(slice(axis.low, axis.low + axis.points) for axis in self._axes)
+        before, after = self.spec.components_before, self.spec.components_after
+        return (slice(None),) * len(before) + grid + (slice(None),) * len(after)
+
+    @property
+    def owned(self) -> tuple[slice, ...]:
+        """Global index of the owned points, per grid axis."""
+        return tuple(slice(axis.start, axis.start + axis.points) for axis in self._axes)
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the whole field: points of the grid, component axes in their places."""
+        axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
+        return self._with_components(tuple(axis.points(staggered) for axis, staggered in axes))
+
+    def regions(self, corners: bool = True) -> tuple[Region, ...]:
+        """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
+
+        Along an axis on which the direction is 0, boxes cover the owned points; so every halo
+        point is filled by the rank that owns it, corners by the diagonal neighbour, whatever
+        the order of the messages.
+
+        Parameters
+        ----------
+        corners : bool
+            With edges and corners, or faces only.
+
+        Returns
+        -------
+        tuple of Region
+            In the order of ``Decomposition.neighbours``; also those with nothing to move.
+
+        Notes
+        -----
+        Not collective; touches no device. Meaningful only where ``check_widths`` passes.
+        """
+        sent = [axis.sent() for axis in self._axes]
+        received = [axis.received() for axis in self._axes]
+        return tuple(
+            Region(
+                neighbour.direction,
+                neighbour.rank,
+                self._box(sent, neighbour.direction),
+                self._box(received, neighbour.direction),
+            )
+            for neighbour in self.decomposition.neighbours(self.rank, corners)
+        )
+
+    def check_widths(self) -> None:
+        """Refuse a halo that is wider than what the neighbours own.
+
+        Looks at all ranks' blocks, so that all ranks raise or none.
+
+        Raises
+        ------
+        DecompositionError
+            If a halo is wider than a block along an axis that exchanges; names the axis, the
+            rank, its block, the width asked and the width allowed.
+        """
+        spec, decomposition = self.spec, self.decomposition
+        for index, axis in enumerate(decomposition.axes):
+            staggered = spec.staggered[index]
+            limits = axis.width_limits(staggered)
+            for side, width, limit in zip(("low", "high"), spec.halo[index], limits, strict=True):
+                if limit is None or width <= limit.width:
+                    continue
+                corner = [0] * decomposition.ndim
+                corner[index] = limit.part
+                start, stop = axis.owned_points(limit.part, staggered)
+                raise DecompositionError(
+                    f"halo: the {side} halo along axis {index} asks for {width} points, but "
+                    f"rank {decomposition.rank_at(corner)} owns {stop - start} there"
+                    f"{' of a staggered field' if staggered else ''} and can fill {limit.width} "
+                    f"(grid_shape={decomposition.grid_shape}, "
+                    f"proc_shape={decomposition.proc_shape}); use a {side} halo of at most "
+                    f"{limit.width}, or fewer ranks along axis {index}"
+                )
+
+    def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        return self.spec.components_before + grid + self.spec.components_after
+
+    def _box(
+        self, intervals: Sequence[tuple[_Interval, ...]], direction: tuple[int, ...]
+    ) -> Box | None:
+        starts, subsizes = zip(
+            *[along[side] for along, side in zip(intervals, direction, strict=True)], strict=True
+        )
+        if 0 in subsizes:
+            return None
+        before, after = self.spec.components_before, self.spec.components_after
+        return Box((0,) * len(before) + starts + (0,) * len(after), self._with_components(subsizes))
+
+
+def infer_spec(
+    decomposition: Decomposition, rank: int, shape: Sequence[int], halo: Halo
+) -> FieldSpec:
+    """Tell from an array's shape alone which of its axes are the grid's.
+
+    An array may have component axes in front of or behind the grid axes, and one more point
+    along an axis if the field is staggered there.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+        The grid and its ranks.
+    rank : int
+        Whose array.
+    shape : sequence of int
+        Shape of the array.
+    halo : tuple of (int, int)
+        ``(low, high)`` per grid axis.
+
+    Returns
+    -------
+    FieldSpec
+        The one reading that fits.
+
+    Raises
+    ------
+    FieldError
+        If no reading fits; gives the ``padded_shape`` expected.
+        If more than one fits; lists them.
+
+    Notes
+    -----
+    Not collective: with blocks of different sizes one rank may raise alone, or read its shape
+    differently. A caller that goes on collectively compares outcomes first.
+
+    Examples
+    --------
+    >>> from halox.decomposition import decompose
+    >>> domain = decompose((10, 8), 1)
+    >>> infer_spec(domain, 0, (12, 10, 3), ((1, 1), (1, 1))).components_after
+    (3,)
+    >>> infer_spec(domain, 0, (13, 10), ((1, 1), (1, 1))).staggered
+    (True, False)
+    """
+    shape = tuple(shape)
+    plain = FieldLayout(decomposition, rank, FieldSpec(halo)).padded_shape
+    readings = []
+    for first in range(len(shape) - len(plain) + 1):
+        before, grid, after = (
+            shape[:first],
+            shape[first : first + len(plain)],
+            shape[first + len(plain) :],
+        )
+        extra = tuple(given - cells for given, cells in zip(grid, plain, strict=True))
+        if set(extra) <= {0, 1} and min(before + after, default=1) >= 1:
+            readings.append(FieldSpec(halo, before, after, tuple(map(bool, extra))))
+    if len(readings) == 1:
+        return readings[0]
+    expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
+    if not readings:
+        raise FieldError(
+            f"array: shape {shape} does not fit the grid: {expected}, one more along an axis "
+            "where a field is staggered, component axes in front or behind; allocate with "
+            "grid.zeros, or tell with grid.declare(array, components=..., staggered=...)"
+        )
+    choices = "; or ".join(_describe(reading) for reading in readings)
+    raise FieldError(
+        f"array: shape {shape} can be read in {len(readings)} ways: {choices}; {expected}; "
+        "tell with grid.declare(array, components=..., staggered=...)"
+    )
+
+
+def _describe(spec: FieldSpec) -> str:
+    places = ((spec.components_before, "before"), (spec.components_after, "after"))
+    text = " and ".join(f"components {extents} {place}" for extents, place in places if extents)
+    axes = [axis for axis, staggered in enumerate(spec.staggered) if staggered]
+    return text + (f", staggered along axis {', '.join(map(str, axes))}" if axes else "")

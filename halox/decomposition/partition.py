@@ -1,0 +1,232 @@
+"""One axis cut into parts: who owns which cells, and how wide a halo the parts can fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from halox.errors import DecompositionError
+
+
+def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
+    """Half-open range of cells that one part owns along an axis.
+
+    The first ``n % parts`` parts own one extra cell.
+
+    Parameters
+    ----------
+    n : int
+        Cells along the axis, halo excluded.
+    parts, part : int
+        Number of parts; index of this one, ``0 <= part < parts``.
+
+    Returns
+    -------
+    start, stop : int
+        Half-open global range.
+
+    Raises
+    ------
+    DecompositionError
+        If ``n < parts``; names the largest usable ``parts``.
+        If ``parts`` is less than one.
+        If ``part`` is outside ``0 <= part < parts``.
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> owned_range(10, 4, 1)
+    (3, 6)
+    """
+    _check_parts(n, parts)
+    if not 0 <= part < parts:
+        raise DecompositionError(f"part: expected 0 <= part < {parts}, got {part}")
+    size, extra = divmod(n, parts)
+    start = part * size + min(part, extra)
+    return start, start + size + (part < extra)
+
+
+class WidthLimit(NamedTuple):
+    """The widest halo that can be filled on a side, and the part that limits it."""
+
+    width: int
+    part: int
+
+
+@dataclass(frozen=True)
+class AxisPartition:
+    """One axis of the grid, cut into consecutive parts.
+
+    Parameters
+    ----------
+    cells : int
+        Cells along the axis.
+    bounds : tuple of int
+        Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``; starts with 0, ends with
+        ``cells``.
+    periodic : bool
+        Whether the last cell is followed by the first.
+
+    Raises
+    ------
+    DecompositionError
+        If ``bounds`` do not rise from 0 to ``cells``.
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> axis = AxisPartition.even(10, 4, periodic=True)
+    >>> axis.bounds
+    (0, 3, 6, 8, 10)
+    >>> axis.owned(1), axis.smallest
+    ((3, 6), (2, 2))
+    """
+
+    cells: int
+    bounds: tuple[int, ...]
+    periodic: bool
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that are no partition of the axis."""
+        ends_fit = len(self.bounds) >= 2 and (self.bounds[0], self.bounds[-1]) == (0, self.cells)
+        if not ends_fit or min(self.sizes) < 1:
+            raise DecompositionError(
+                f"bounds: expected to rise from 0 to {self.cells}, at least one cell a part, "
+                f"got {self.bounds}"
+            )
+
+    @classmethod
+    def even(cls, cells: int, parts: int, periodic: bool) -> AxisPartition:
+        """Cut into parts of equal size, the first ``cells % parts`` one cell larger.
+
+        Raises
+        ------
+        DecompositionError
+            If ``cells < parts``; names the largest usable ``parts``.
+            If ``parts`` is less than one.
+        """
+        _check_parts(cells, parts)
+        starts = (owned_range(cells, parts, part)[0] for part in range(parts))
+        return cls(cells, (*starts, cells), periodic)
+
+    @classmethod
+    def from_blocks(cls, blocks: Sequence[int], periodic: bool) -> AxisPartition:
+        """Cut into parts of the given sizes.
+
+        Raises
+        ------
+        DecompositionError
+            If there are no blocks, or one has less than one cell.
+
+        Examples
+        --------
+        >>> AxisPartition.from_blocks([4, 1, 5], periodic=False).bounds
+        (0, 4, 5, 10)
+        """
+        if not blocks or min(blocks) < 1:
+            raise DecompositionError(
+                f"blocks: expected at least one block, each of one cell or more, got {blocks!r}"
+            )
+        return cls(sum(blocks), (0, *accumulate(blocks)), periodic)
+
+    @property
+    def parts(self) -> int:
+        """Number of parts."""
+        return len(self.bounds) - 1
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Cells per part."""
+        return tuple(
+            stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
+        )
+
+    @cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Cells of the smallest part, and the first part of that size."""
+        size = min(self.sizes)
+        return size, self.sizes.index(size)
+
+    def owned(self, part: int) -> tuple[int, int]:
+        """Half-open range of the cells that ``part`` owns."""
+        return self.bounds[part], self.bounds[part + 1]
+
+    def closes(self, part: int) -> bool:
+        """Whether ``part`` ends at the far end of an axis that is not periodic.
+
+        A staggered field has its one extra point there.
+        """
+        return not self.periodic and part == self.parts - 1
+
+    def points(self, staggered: bool) -> int:
+        """Distinct points of a field along the axis.
+
+        A staggered field has one more point than cells; on a periodic axis that point is the
+        first one again.
+        """
+        return self.cells + (staggered and not self.periodic)
+
+    def owned_points(self, part: int, staggered: bool) -> tuple[int, int]:
+        """Half-open range of the points of a field that ``part`` owns.
+
+        Examples
+        --------
+        >>> axis = AxisPartition.even(10, 2, periodic=False)
+        >>> axis.owned_points(0, staggered=True), axis.owned_points(1, staggered=True)
+        ((0, 5), (5, 11))
+        """
+        start, stop = self.owned(part)
+        return start, stop + (staggered and self.closes(part))
+
+    def width_limits(self, staggered: bool = False) -> tuple[WidthLimit | None, WidthLimit | None]:
+        """Widest low and high halo for which every neighbour owns enough points.
+
+        Parameters
+        ----------
+        staggered : bool
+            For a field with one more point along the axis. Its parts store the first point of
+            the next part as well, which takes one point from what is left for the halo.
+
+        Returns
+        -------
+        low, high : WidthLimit or None
+            None on an axis along which nothing is exchanged.
+
+        Examples
+        --------
+        >>> low, high = AxisPartition.even(10, 4, periodic=True).width_limits()
+        >>> low
+        WidthLimit(width=2, part=2)
+        >>> AxisPartition.even(10, 1, periodic=False).width_limits()
+        (None, None)
+        """
+        if self.parts == 1 and not self.periodic:
+            return None, None
+        # A low halo is filled by the part below, a high halo by the part above.
+        first, last = (0, self.parts) if self.periodic else (1, self.parts - 1)
+        low = min(zip(self.sizes[:last], range(last), strict=True))
+        high_sizes = list(self.sizes[first:])
+        if staggered:
+            high_sizes = [size - 1 for size in high_sizes]
+            high_sizes[-1] += self.closes(self.parts - 1)
+        high = min(zip(high_sizes, range(first, self.parts), strict=True))
+        return WidthLimit(*low), WidthLimit(*high)
+
+
+def _check_parts(n: int, parts: int) -> None:
+    if parts < 1:
+        raise DecompositionError(f"parts: expected at least 1, got {parts}")
+    if n < parts:
+        raise DecompositionError(
+            f"parts: {parts} parts need at least {parts} cells, got an axis of {n}; "
+            f"use at most {n} parts"
+        )

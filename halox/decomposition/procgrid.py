@@ -1,0 +1,260 @@
+"""The process grid: how many ranks along each axis, so that little has to be sent.
+
+A rank whose block has ``n`` cells along an axis fills ``w`` halo cells along it for the parts
+below and above. Over all directions, corners included, it sends ``prod(n + w) - prod(n)``
+cells. Those that it sends to itself, along periodic axes of one rank, are copies and no
+messages: ``prod(n + w where one rank, n elsewhere) - prod(n)``. What remains,
+
+    prod(n + w) - prod(n + w where one rank, n elsewhere),
+
+is what the process grid should make small for the rank that sends most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from halox.decomposition.normalise import (
+    Halo,
+    normalise_blocks,
+    normalise_grid_shape,
+    normalise_halo,
+    normalise_periodic,
+    normalise_proc_shape,
+    normalise_ranks,
+)
+from halox.decomposition.partition import AxisPartition
+from halox.errors import DecompositionError
+
+# How many workable process grids an error suggests.
+_SUGGESTIONS = 3
+
+
+def choose_proc_shape(
+    ranks: int,
+    grid_shape: int | Sequence[int],
+    halo: object = 0,
+    periodic: bool | Sequence[bool] = False,
+    proc_shape: int | Sequence[int | None] | None = None,
+    blocks: Sequence[Sequence[int] | None] | None = None,
+) -> tuple[int, ...]:
+    """Ranks per axis that minimise what the busiest rank sends to other ranks.
+
+    Ties go to fewer cells copied within a rank, then to more ranks along the outermost axes,
+    whose faces lie in memory in the longest runs.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    grid_shape : int or sequence of int
+        Cells of the global grid per axis.
+    halo, periodic
+        As ``normalise_halo`` and ``normalise_periodic`` take them. A halo of 0 everywhere
+        counts as 1 when process grids are compared: fields may bring halos of their own.
+    proc_shape : None, int or sequence
+        0 or None for an axis to be chosen; other axes are taken as given.
+    blocks : sequence, optional
+        Per axis None, or the cells of each part, where an even division is not wanted.
+
+    Returns
+    -------
+    tuple of int
+        Ranks per axis; they multiply up to ``ranks``, and every block is at least as wide as
+        the halos that it fills.
+
+    Raises
+    ------
+    DecompositionError
+        If ``ranks`` is less than one, or an argument is malformed.
+        If ``proc_shape`` does not multiply up to ``ranks``; lists workable process grids.
+        If a block would be empty, or narrower than a halo that it fills; lists workable process
+        grids near the one given, or workable numbers of ranks near ``ranks``.
+
+    Notes
+    -----
+    Not collective; touches no device. Deterministic.
+
+    Examples
+    --------
+    >>> choose_proc_shape(8, (512, 512, 512), halo=1, periodic=True)
+    (2, 2, 2)
+    >>> choose_proc_shape(6, (100, 600), halo=1)
+    (1, 6)
+    >>> choose_proc_shape(12, (64, 64, 64), halo=1, proc_shape=(None, 1, 0))
+    (6, 1, 2)
+    """
+    shape = normalise_grid_shape(grid_shape)
+    widths = normalise_halo(halo, len(shape))
+    wraps = normalise_periodic(periodic, len(shape))
+    given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
+    ranks = normalise_ranks(ranks)
+    cuts = normalise_blocks(blocks, shape)
+    axes = tuple(map(_Axis, range(len(shape)), shape, widths, counted_halo(widths), wraps, cuts))
+
+    fewest = [1 if axis.blocks is None else len(axis.blocks) for axis in axes]
+    obstacle = next(filter(None, map(_Axis.obstacle, axes, fewest)), None)
+    if obstacle:  # The widest blocks that there can be are too narrow, whatever the ranks.
+        raise DecompositionError(f"halo={widths}: {obstacle}; use a narrower halo")
+    best = min(_workable(axes, ranks, given), key=lambda procs: _cost(axes, procs), default=None)
+    if best is None:
+        raise DecompositionError(_refusal(axes, ranks, given))
+    return best
+
+
+def counted_halo(halo: Halo) -> Halo:
+    """Halo widths by which decompositions are compared: 1 everywhere if all are 0.
+
+    Examples
+    --------
+    >>> counted_halo(((0, 0), (0, 0)))
+    ((1, 1), (1, 1))
+    """
+    return halo if any(map(any, halo)) else ((1, 1),) * len(halo)
+
+
+class _Load(NamedTuple):
+    """What a part weighs along one axis."""
+
+    owned: int
+    reached: int  # owned cells and the halo cells that they fill, on this rank and others
+    local: int  # owned cells and the halo cells that they fill on this rank
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One grid axis, to be cut evenly into any number of parts, or as ``blocks`` say."""
+
+    index: int
+    cells: int
+    halo: tuple[int, int]
+    counted: tuple[int, int]
+    periodic: bool
+    blocks: tuple[int, ...] | None = None
+
+    def cut(self, parts: int) -> AxisPartition:
+        """Cut into ``parts``."""
+        if self.blocks is not None:
+            return AxisPartition.from_blocks(self.blocks, self.periodic)
+        return AxisPartition.even(self.cells, parts, self.periodic)
+
+    def obstacle(self, parts: int) -> str | None:
+        """Say what speaks against cutting into ``parts``; None if nothing does."""
+        cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
+        if self.blocks is not None and parts != len(self.blocks):
+            return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
+        if parts > self.cells:
+            return f"axis {self.index} has {cells}, too few for {parts} ranks"
+        limits = [limit and limit.width for limit in self.cut(parts).width_limits()]
+        if all(
+            limit is None or width <= limit for width, limit in zip(self.halo, limits, strict=True)
+        ):
+            return None
+        return (
+            f"along axis {self.index} the halo is {self.halo} cells wide (low, high), and "
+            f"{cells} on {parts} rank{'s' * (parts > 1)} can fill at most {tuple(limits)}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _fits(axis: _Axis, parts: int) -> bool:
+    """Whether the axis can be cut into ``parts``."""
+    even = axis.blocks is None
+    if even and axis.cells // parts >= max(1, *axis.halo):
+        return True
+    if even and parts > 1 and axis.cells // parts + 1 < max(axis.halo):
+        return False
+    return axis.obstacle(parts) is None
+
+
+@lru_cache(maxsize=4096)
+def _loads(axis: _Axis, parts: int) -> tuple[_Load, ...]:
+    """List the loads of the parts, less those that another part exceeds in every respect."""
+    low, high = axis.counted
+    found = set()
+    for part, size in enumerate(axis.cut(parts).sizes):
+        is_below = axis.periodic or part < parts - 1  # it fills the low halo of the part above
+        is_above = axis.periodic or part > 0
+        found.add((size, low * is_below + high * is_above))
+    return tuple(
+        _Load(size, size + width, size + width if parts == 1 else size)
+        for size, width in sorted(found)
+        if not any(size <= n and width <= w for n, w in found - {(size, width)})
+    )
+
+
+def _workable(
+    axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    """Every process grid for ``ranks`` that agrees with ``given`` and can be used."""
+    if not axes:
+        if ranks == 1:
+            yield ()
+        return
+    axis, *others = axes
+    choices = [given[0]] if given[0] else range(1, min(ranks, axis.cells) + 1)
+    for parts in choices:
+        if ranks % parts == 0 and _fits(axis, parts):
+            for rest in _workable(others, ranks // parts, given[1:]):
+                yield (parts, *rest)
+
+
+def _cost(axes: Sequence[_Axis], procs: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Return what to minimise: cells the busiest rank sends, cells copied, then inner cuts."""
+    sent = copied = 0
+    for loads in product(*(_loads(axis, parts) for axis, parts in zip(axes, procs, strict=True))):
+        local = math.prod(load.local for load in loads)
+        sent = max(sent, math.prod(load.reached for load in loads) - local)
+        copied = max(copied, local - math.prod(load.owned for load in loads))
+    return sent, copied, tuple(-parts for parts in procs)
+
+
+def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
+    """Say why no process grid fits, and what would."""
+    grid_shape = tuple(axis.cells for axis in axes)
+    free = (0,) * len(axes)
+    others = sorted(
+        _workable(axes, ranks, free), key=lambda procs: (_distance(procs, given), procs)
+    )[:_SUGGESTIONS]
+    if others:
+        remedy = f"workable for {ranks} ranks: {', '.join(map(str, others))}"
+    else:
+        near = [n for n in (_near(axes, ranks, -1), _near(axes, ranks, +1)) if n]
+        examples = " or ".join(f"{n} (proc_shape={next(_workable(axes, n, free))})" for n in near)
+        remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
+    if not any(given):
+        cuts = [len(axis.blocks) if axis.blocks else None for axis in axes]
+        given_blocks = f" with blocks for {cuts} ranks per axis" if any(cuts) else ""
+        return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{given_blocks}; {remedy}"
+    return f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given)}; {remedy}"
+
+
+def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
+    fixed = math.prod(parts for parts in given if parts)
+    if 0 not in given and fixed != ranks:
+        return f"it multiplies up to {fixed}, expected {ranks}"
+    if ranks % fixed:
+        return f"the axes given multiply up to {fixed}, expected a divisor of {ranks}"
+    for axis, parts in zip(axes, given, strict=True):
+        obstacle = axis.obstacle(parts) if parts else None
+        if obstacle:
+            return obstacle
+    return f"{ranks // fixed} ranks cannot be divided among the axes left free"
+
+
+def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:
+    return sum(abs(have - want) for have, want in zip(procs, given, strict=True) if want)
+
+
+def _near(axes: Sequence[_Axis], ranks: int, step: int) -> int | None:
+    """Next workable number of ranks below or above; None above twice as many."""
+    free = (0,) * len(axes)
+    fixed = math.prod(len(axis.blocks) for axis in axes if axis.blocks is not None)
+    most = 2 * max(ranks, fixed)
+    candidates = range(ranks - 1, 0, -1) if step < 0 else range(ranks + 1, most + 1)
+    return next((n for n in candidates if next(_workable(axes, n, free), None)), None)

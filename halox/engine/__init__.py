@@ -1,0 +1,1 @@
+"""The datatype engine: memory, kernels and packers on host and device."""

@@ -1,0 +1,96 @@
+"""Kernels from the package's ``.cu`` files, compiled at first use.
+
+CuPy compiles with NVRTC and keeps the result on disk, by a digest of the source; here functions
+are kept per process and device on top of that.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from halox.engine.cuda import cupy
+from halox.errors import DeviceError
+
+OPTIONS = ("-std=c++17",)
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+@cache
+def source(name: str) -> str:
+    """Text of a kernel file, with the shared text it includes spliced in.
+
+    Parameters
+    ----------
+    name : str
+        A file of ``halox/engine/kernels`` without its ``.cu``.
+
+    Returns
+    -------
+    str
+
+    Notes
+    -----
+    Not collective. Spliced rather than included, because a compile cache that hashes the kernel's
+    text alone would serve a stale binary after a change in an included file.
+
+    Examples
+    --------
+    >>> '#include "' in source("strided_copy")
+    False
+    """
+    return _INCLUDE.sub(lambda match: _read(match[1]), _read(f"{name}.cu"))
+
+
+def _read(file: str) -> str:
+    return files("halox.engine").joinpath("kernels", file).read_text(encoding="utf-8")
+
+
+def preamble(defines: tuple[tuple[str, str], ...]) -> str:
+    """Return the ``#define`` lines that set a kernel's parameters."""
+    return "".join(f"#define {name} {value}\n" for name, value in defines)
+
+
+@cache
+def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()) -> Any:
+    """Load a kernel on a device, compiling it if that has not been done before.
+
+    Parameters
+    ----------
+    name : str
+        A file of ``halox/engine/kernels`` without its ``.cu``.
+    function : str
+        An ``extern "C"`` function of that file.
+    device : int
+        Ordinal of the GPU.
+    defines : tuple of (str, str)
+        Parameters of the kernel, as names and values of a ``#define`` preamble.
+
+    Returns
+    -------
+    cupy.cuda.function.Function
+        Its ``ptr`` is what the driver launches; it keeps its module loaded.
+
+    Raises
+    ------
+    DeviceError
+        If there is no GPU, or the kernel cannot be compiled or loaded there.
+
+    Notes
+    -----
+    Not collective. Blocks while it compiles; creates a context on the device. Not for use while a
+    stream is being captured.
+    """
+    cp = cupy()
+    try:
+        with cp.cuda.Device(device):
+            module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
+            return module.module.get_function(function)
+    except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
+        raise DeviceError(
+            f"kernel {function!r} of {name}.cu cannot be compiled or loaded on device {device}: "
+            f"{error}"
+        ) from error

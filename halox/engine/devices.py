@@ -1,0 +1,70 @@
+"""Where a rank's arrays live: on the host, or on one GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from halox.errors import DeviceError
+
+
+def choose_device(wanted: str, node_rank: int) -> int | None:
+    """Choose this rank's GPU and make it current.
+
+    Parameters
+    ----------
+    wanted : {"auto", "cpu", "gpu"}
+        "auto" takes a GPU where CuPy and a GPU are found.
+    node_rank : int
+        Place of the rank on its node; the node's GPUs are taken in turn.
+
+    Returns
+    -------
+    int or None
+        Number of the GPU, None for the host.
+
+    Raises
+    ------
+    DeviceError
+        If ``wanted`` is "gpu" and there is none, or is none of the three.
+    """
+    if wanted not in ("auto", "cpu", "gpu"):
+        raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {wanted!r}')
+    if wanted == "cpu":
+        return None
+    from halox.engine.cuda import cupy, gpu_count, why_no_gpu
+
+    reason = why_no_gpu()
+    if reason is not None:
+        if wanted == "gpu":
+            raise DeviceError(f'device="gpu" was asked for, but {reason}; or say device="cpu"')
+        return None
+    device = node_rank % gpu_count()
+    cupy().cuda.Device(device).use()
+    return device
+
+
+def array_module(device: int | None) -> Any:
+    """Return ``numpy`` for the host, ``cupy`` for a GPU."""
+    if device is None:
+        return np
+    from halox.engine.cuda import cupy
+
+    return cupy()
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -> Any:
+    """Return an array with undefined contents on the host or a GPU."""
+    if device is None:
+        return np.empty(shape, dtype)
+    from halox.engine.cuda import cupy
+
+    with cupy().cuda.Device(device):
+        return cupy().empty(shape, dtype)
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
+    get = getattr(array, "get", None)
+    return np.asarray(get() if get is not None else array)

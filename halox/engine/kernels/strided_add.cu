@@ -1,0 +1,86 @@
+// strided_add: target += source over a table of regions, elements of one type, in one launch.
+//
+// ELEMENT is the C type of an element: double, float, an unsigned integer (signed ones add alike, modulo
+// 2^bits), or Half. A complex number is two elements. A word holds one or more whole elements, which the
+// planner guarantees; strided_body.cu states the table, the index order, the launch shape. Bytes moved: two
+// reads and one write an element. Targets of one launch must not overlap: there are no atomics here, so
+// that equal inputs give equal bits; the launcher puts overlapping regions into launches one after another.
+
+#include "strided_body.cu"
+
+// IEEE half precision without cuda_fp16.h, which is not on every machine that has NVRTC.
+struct Half {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ Half operator+(Half a, Half b)
+{
+    Half sum;
+#ifdef __CUDA_ARCH__
+    asm("add.rn.f16 %0, %1, %2;" : "=h"(sum.bits) : "h"(a.bits), "h"(b.bits));
+#else
+    sum.bits = add_half_on_host(a.bits, b.bits);
+#endif
+    return sum;
+}
+
+#ifndef ELEMENT
+#define ELEMENT double
+#endif
+
+struct Add {
+    template <class Word>
+    static __device__ __forceinline__ Word take(const Word* source, const Word* target)
+    {
+        union Lanes {
+            Word word;
+            ELEMENT element[sizeof(Word) / sizeof(ELEMENT)];
+        };
+        Lanes sum, addend;
+        sum.word = *target;
+        addend.word = *source;
+#pragma unroll
+        for (int i = 0; i < int(sizeof(Word) / sizeof(ELEMENT)); ++i)
+            sum.element[i] = (ELEMENT)(sum.element[i] + addend.element[i]);
+        return sum.word;
+    }
+};
+
+// Words narrower than an element do not occur; they are left out at compile time.
+template <class Word, bool holds_elements>
+struct AddWords {
+    static __device__ __forceinline__ void run(const Region& region, u32 first, u32 last)
+    {
+        move_words<Add, Word>(region, first, last);
+    }
+};
+
+template <class Word>
+struct AddWords<Word, false> {
+    static __device__ __forceinline__ void run(const Region&, u32, u32) {}
+};
+
+struct AddWork {
+    template <class Word>
+    static __device__ __forceinline__ void add(const Region& region, u32 first, u32 last)
+    {
+        AddWords<Word, (sizeof(Word) >= sizeof(ELEMENT))>::run(region, first, last);
+    }
+
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
+    {
+        switch (region.word_bytes) {
+        case 16: add<Word16>(region, first, last); break;
+        case 8: add<u64>(region, first, last); break;
+        case 4: add<u32>(region, first, last); break;
+        case 2: add<unsigned short>(region, first, last); break;
+        default: add<unsigned char>(region, first, last); break;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) strided_add(
+    const Region* regions, const u32* chunk_region, u32 chunks, u32 chunk_words)
+{
+    for_each_chunk(regions, chunk_region, chunks, chunk_words, AddWork());
+}

@@ -1,0 +1,1 @@
+"""Packers: strategies that move what a datatype describes."""

@@ -1,0 +1,155 @@
+"""Arrays of any library on a GPU, as the packers see them: an address and the memory around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.datatypes import contiguous
+from halox.engine.cuda import cupy, is_device_array
+from halox.errors import DeviceError, FieldError
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """An array's first element and the bytes around it that belong to its allocation.
+
+    Attributes
+    ----------
+    name : str
+        What the caller calls it, for errors.
+    pointer : int
+        Address of element [0, ..., 0].
+    low, high : int
+        Half-open range of addresses that may be touched.
+    device : int
+    """
+
+    name: str
+    pointer: int
+    low: int
+    high: int
+    device: int
+
+    def check_bounds(self, datatype: Datatype, count: int = 1) -> None:
+        """Raise if ``count`` items of a datatype touch bytes outside the allocation.
+
+        Raises
+        ------
+        FieldError
+            With the byte ranges asked for and allowed, relative to the first element.
+        """
+        items = contiguous(count, datatype)
+        if items.size == 0:
+            return
+        first, end = items.true_lb, items.true_lb + items.true_extent
+        if self.pointer + first < self.low or self.pointer + end > self.high:
+            raise FieldError(
+                f"{self.name}: {count} item(s) of the datatype touch bytes [{first}, {end}) from "
+                f"the array's first element, but its memory is bytes [{self.low - self.pointer}, "
+                f"{self.high - self.pointer}); use a smaller count or a datatype made for this "
+                "array"
+            )
+
+
+def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArray:
+    """Describe an array that offers ``__cuda_array_interface__``.
+
+    Parameters
+    ----------
+    array : object
+        A CuPy array may be touched anywhere in its allocation, others between their own first and
+        last byte.
+    name : str
+        For errors.
+    writable : bool
+        Whether it will be written to.
+
+    Raises
+    ------
+    FieldError
+        If it is no device array, or read-only and to be written to.
+    DeviceError
+        If there is no GPU.
+
+    Notes
+    -----
+    Not collective. CuPy's current stream is made to wait for the stream that a foreign array names.
+    """
+    cp = cupy()
+    if not is_device_array(array):
+        raise FieldError(f"{name}: got {type(array).__name__}, needs an array in device memory")
+    if isinstance(array, cp.ndarray):
+        memory = array.data.mem
+        low, high = int(memory.ptr), int(memory.ptr) + int(memory.size)
+        return DeviceArray(name, int(array.data.ptr), low, high, int(array.device.id))
+    interface = array.__cuda_array_interface__
+    pointer, read_only = interface["data"]
+    if writable and read_only:
+        raise FieldError(f"{name}: is read-only and would be written to; pass a writable array")
+    strides = interface.get("strides")
+    below, above = extent(interface["shape"], strides, np.dtype(interface["typestr"]).itemsize)
+    _wait_for_producer(cp, interface.get("stream"))
+    device = int(cp.cuda.runtime.pointerGetAttributes(pointer).device) if pointer else 0
+    return DeviceArray(name, int(pointer), pointer - below, pointer + above, device)
+
+
+def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: bool = False) -> int:
+    """Address of a packed buffer, after a check that it is one.
+
+    Raises
+    ------
+    FieldError
+        If it is not a contiguous one-dimensional uint8 array of at least ``nbytes`` bytes.
+    DeviceError
+        If it lies on another GPU.
+    """
+    described = device_array(array, name, writable=writable)
+    interface = array.__cuda_array_interface__
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    fits = len(shape) == 1 and np.dtype(interface["typestr"]) == np.uint8 and shape[0] >= nbytes
+    if not fits or (strides is not None and shape[0] > 1 and tuple(strides) != (1,)):
+        raise FieldError(
+            f"{name}: got shape {shape}, dtype {interface['typestr']}, strides {strides}; needs a "
+            f"contiguous one-dimensional uint8 array of at least {nbytes} bytes"
+        )
+    if nbytes and described.device != device:
+        raise DeviceError(
+            f"{name}: lies on device {described.device} and the array on device {device}; both "
+            "must lie on the same device"
+        )
+    return described.pointer
+
+
+def extent(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
+) -> tuple[int, int]:
+    """Bytes of an array before and after the address of its first element.
+
+    Examples
+    --------
+    >>> extent((3, 4), (-32, 8), 8)
+    (64, 32)
+    """
+    if 0 in shape:
+        return 0, 0
+    if strides is None:
+        return 0, int(np.prod(shape, dtype=np.int64)) * itemsize
+    reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + itemsize
+
+
+def _wait_for_producer(cp: Any, stream: int | None) -> None:
+    """Order CuPy's current stream after the stream an array names, if it names one."""
+    if stream is None or int(stream) == int(cp.cuda.get_current_stream().ptr):
+        return
+    # The interface's numbers 1 and 2 are the legacy and the per-thread default stream, as CUDA's
+    # are.
+    event = cp.cuda.Event(disable_timing=True)
+    cp.cuda.runtime.eventRecord(event.ptr, int(stream))
+    cp.cuda.runtime.streamWaitEvent(cp.cuda.get_current_stream().ptr, event.ptr)

@@ -1,0 +1,260 @@
+"""Strided copies between two layouts, brought to common levels.
+
+A :class:`Copy` names bytes twice, by a source and by a target, each as strided blocks of its own.
+A loop can walk both at once only where both have the same counts; :func:`pieces` finds the few
+loops that do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from halox.datatypes import StridedBlocks, contiguous
+from halox.errors import DatatypeError
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+
+class Side(NamedTuple):
+    """One side of a copy: strided blocks whose offset counts from an address."""
+
+    pointer: int
+    strided: StridedBlocks
+
+
+class Copy(NamedTuple):
+    """Bytes to move from one side to the other; both sides have equally many, in packed order."""
+
+    source: Side
+    target: Side
+
+
+class Level(NamedTuple):
+    """One loop over both sides; strides in bytes."""
+
+    steps: int
+    source_stride: int
+    target_stride: int
+
+
+class Piece(NamedTuple):
+    """A loop nest over bytes, outermost level first, from one address to another."""
+
+    source: int
+    target: int
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One side's bytes: an address and (count, stride) levels down to the single byte."""
+
+    pointer: int
+    levels: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(count for count, _ in self.levels)
+
+    def range(self, start: int, nbytes: int) -> Iterator[_Run]:
+        """Bytes ``[start, start + nbytes)`` in packed order, as few runs as levels demand."""
+        if nbytes == 0:
+            return
+        if nbytes == self.nbytes:
+            yield self
+            return
+        (_, stride), inner = self.levels[0], self.levels[1:]
+        inner_nbytes = prod(count for count, _ in inner)
+        item, skipped = divmod(start, inner_nbytes)
+        if skipped:
+            head = min(nbytes, inner_nbytes - skipped)
+            yield from _Run(self.pointer + item * stride, inner).range(skipped, head)
+            item += 1
+            nbytes -= head
+        whole, tail = divmod(nbytes, inner_nbytes)
+        if whole:
+            yield _Run(self.pointer + item * stride, _levels([(whole, stride), *inner]))
+        yield from _Run(self.pointer + (item + whole) * stride, inner).range(0, tail)
+
+
+def _levels(levels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple(level for level in levels if level[0] != 1)
+
+
+def contiguous_side(pointer: int, nbytes: int) -> Side:
+    """Return a side of ``nbytes`` bytes without gaps."""
+    return Side(pointer, StridedBlocks(0, (), (), nbytes))
+
+
+def sides(pointer: int, datatype: Datatype, count: int = 1) -> list[tuple[int, Side]]:
+    """Strided sides that make up ``count`` items of a datatype at an address.
+
+    Parameters
+    ----------
+    pointer : int
+        Address of the element at displacement 0.
+    datatype : Datatype
+    count : int
+        Items, one extent apart.
+
+    Returns
+    -------
+    list of (int, Side)
+        For each side the offset of its first byte in the packed stream. One side for a strided
+        type, none for an empty one; an irregular type falls apart into one side for each stretch
+        of equal blocks at equal distances.
+
+    Notes
+    -----
+    Not collective; touches no device.
+    """
+    strided = (datatype if count == 1 else contiguous(count, datatype)).strided
+    if strided is not None:
+        return [(0, Side(pointer, strided))] if strided.block_bytes else []
+    blocks = datatype.blocks(count)
+    lengths = np.asarray(blocks.lengths)
+    packed = np.concatenate([[0], np.cumsum(lengths)])
+    return [
+        (
+            int(packed[first]),
+            Side(
+                pointer,
+                StridedBlocks(
+                    int(blocks.offsets[first]),
+                    () if n == 1 else (n,),
+                    () if n == 1 else (step,),
+                    int(lengths[first]),
+                ),
+            ),
+        )
+        for first, n, step in _regular_stretches(np.asarray(blocks.offsets), lengths)
+    ]
+
+
+def _regular_stretches(offsets: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """(first, number, distance) of greedy stretches of equal blocks at equal distances."""
+    steps = np.diff(offsets)
+    joined = lengths[1:] == lengths[:-1]
+    # same_until[i]: last pair that continues pair i, both its distance and its block length.
+    changes = np.flatnonzero((steps[1:] != steps[:-1]) | ~joined[1:] | ~joined[:-1])
+    ends = np.append(changes, len(steps) - 1)
+    same_until = ends[np.searchsorted(ends, np.arange(len(steps)))]
+    block = 0
+    while block < len(offsets):
+        if block < len(steps) and joined[block]:
+            n = int(same_until[block]) - block + 2
+            yield block, n, int(steps[block])
+        else:
+            n = 1
+            yield block, 1, 0
+        block += n
+
+
+def pieces(copy: Copy) -> list[Piece]:
+    """Loop nests that together perform a copy.
+
+    Parameters
+    ----------
+    copy : Copy
+
+    Returns
+    -------
+    list of Piece
+        The last level of each walks single bytes, both strides 1; counts above 1 otherwise,
+        neighbouring levels merged where both sides allow it. One piece where the two sides'
+        levels fit together, as they do for a pack, an unpack and boxes of equal shape; more where
+        blocks of different lengths meet.
+
+    Raises
+    ------
+    DatatypeError
+        If the two sides have different numbers of bytes.
+
+    Notes
+    -----
+    Not collective; touches no device. Copies whose block lengths have no common pattern cost one
+    piece a block.
+    """
+    source, target = _run(copy.source), _run(copy.target)
+    if copy.source.strided.nbytes != copy.target.strided.nbytes:
+        raise DatatypeError(
+            f"copy: the source has {copy.source.strided.nbytes} bytes and the target "
+            f"{copy.target.strided.nbytes}; both sides must have the same number"
+        )
+    if copy.source.strided.nbytes == 0:
+        return []
+    return [
+        Piece(first.pointer, second.pointer, _merged(levels))
+        for first, second, levels in _refine(source, target, ())
+    ]
+
+
+def _run(side: Side) -> _Run:
+    blocks = side.strided
+    levels = [*zip(blocks.counts, blocks.strides, strict=True), (blocks.block_bytes, 1)]
+    return _Run(side.pointer + blocks.offset, _levels(levels))
+
+
+def _refine(
+    source: _Run, target: _Run, outer: tuple[Level, ...]
+) -> Iterator[tuple[_Run, _Run, tuple[Level, ...]]]:
+    """Peel levels off two runs of equal size, outermost first."""
+    if not source.levels:  # then the target has none left either: a single byte
+        yield source, target, outer
+        return
+    (n_source, s_stride), *s_inner = source.levels
+    (n_target, t_stride), *t_inner = target.levels
+    common = gcd(n_source, n_target)
+    if common > 1:
+        s_left, t_left = n_source // common, n_target // common
+        yield from _refine(
+            _Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
+            _Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
+            (*outer, Level(common, s_stride * s_left, t_stride * t_left)),
+        )
+        return
+    # The outermost counts have no common factor: no level fits both. The side with fewer, larger
+    # items falls apart into them, the other into the ranges that match.
+    if n_source < n_target:
+        first = [_Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
+        yield from _match(first, [target], outer)
+    else:
+        second = [_Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
+        yield from _match([source], second, outer)
+
+
+def _match(
+    sources: list[_Run], targets: list[_Run], outer: tuple[Level, ...]
+) -> Iterator[tuple[_Run, _Run, tuple[Level, ...]]]:
+    """Cut two sequences of runs at each other's ends and refine the pairs."""
+    sources, targets = sources[::-1], targets[::-1]  # stacks: the next run is the last
+    while sources:
+        source, target = sources.pop(), targets.pop()
+        extra = source.nbytes - target.nbytes
+        if extra == 0:
+            yield from _refine(source, target, outer)
+            continue
+        longer, shorter = (source, target) if extra > 0 else (target, source)
+        cut = [*longer.range(0, shorter.nbytes), *longer.range(shorter.nbytes, abs(extra))]
+        longer_stack, shorter_stack = (sources, targets) if extra > 0 else (targets, sources)
+        longer_stack.extend(reversed(cut))
+        shorter_stack.append(shorter)
+
+
+def _merged(levels: tuple[Level, ...]) -> tuple[Level, ...]:
+    """Merge neighbouring levels that are one on both sides; end in a level of single bytes."""
+    merged = [] if levels and levels[-1][1:] == (1, 1) else [Level(1, 1, 1)]
+    for level in reversed(levels):
+        if merged:
+            below = merged[-1]
+            if level[1:] == (below.steps * below.source_stride, below.steps * below.target_stride):
+                merged[-1] = below._replace(steps=below.steps * level.steps)
+                continue
+        merged.append(level)
+    return tuple(reversed(merged))

@@ -1,0 +1,47 @@
+"""Every error that halox raises on purpose."""
+
+from __future__ import annotations
+
+
+class HaloxError(Exception):
+    """Base of all errors of this package."""
+
+
+class DatatypeError(HaloxError, ValueError):
+    """A datatype's arguments break MPI's rules, or a type does not fit its use."""
+
+
+class DecompositionError(HaloxError, ValueError):
+    """A grid cannot be divided as asked: shapes, process grid, halo widths."""
+
+
+class FieldError(HaloxError, ValueError):
+    """An array does not fit its grid or datatype: shape, strides, dtype, memory, device."""
+
+
+class MismatchError(HaloxError, ValueError):
+    """Ranks that must agree do not: arguments, datatype signatures, message lists."""
+
+
+class PathError(HaloxError, ValueError):
+    """A data path was asked for that cannot be used here; the text says why."""
+
+
+class DeviceError(HaloxError, RuntimeError):
+    """No GPU, no CuPy, or an array on another device than the grid's."""
+
+
+class MissingPackageError(HaloxError, ImportError):
+    """An optional package is needed and not installed; the text names the extra that brings it."""
+
+
+class ClosedError(HaloxError, RuntimeError):
+    """A grid or plan was used after ``close()``."""
+
+
+class StateError(HaloxError, RuntimeError):
+    """Calls came in an order that has no meaning, such as ``finish`` without ``start``."""
+
+
+class ExchangeTimeoutError(HaloxError, TimeoutError):
+    """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not come."""

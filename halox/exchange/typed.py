@@ -1,0 +1,179 @@
+"""Typed messages: what grids, transposes and benchmarks stand on, for users who have no grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from halox.datatypes import as_datatype
+from halox.engine.arrays import describe
+from halox.errors import FieldError, MismatchError
+from halox.exchange.plan import Draft, Plan, make_plan
+from halox.messages import Direction, Message, Part, fuse
+from halox.transports.arena import SharedArena
+from halox.transports.base import Surroundings
+from halox.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from halox.exchange.report import Report
+
+
+@dataclass(frozen=True)
+class Send:
+    """``count`` items of ``datatype``, at the first element of ``array``, to rank ``dest``.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or array on a GPU
+        Displacements of the datatype count from its element [0, ..., 0].
+    datatype : Datatype or dtype
+    dest : int
+        Rank in the exchange's communicator; may be this rank.
+    count : int
+    tag : int
+        Tells several messages between two ranks apart.
+    """
+
+    array: Any
+    datatype: Any
+    dest: int
+    count: int = 1
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Recv:
+    """``count`` items of ``datatype``, at the first element of ``array``, from rank ``source``.
+
+    The type may differ from the sender's if its signature is the same. Parameters as of `Send`.
+    """
+
+    array: Any
+    datatype: Any
+    source: int
+    count: int = 1
+    tag: int = 0
+
+
+class Exchange:
+    """A persistent exchange of typed messages.
+
+    Parameters
+    ----------
+    sends : sequence of Send
+    receives : sequence of Recv
+        Those with the same peer and tag travel as one message, matched in the order given.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks; ``MPI.COMM_WORLD`` by default.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, if a send has no receive or their signatures differ.
+    DatatypeError, FieldError
+        On all ranks, if a datatype reaches outside its array, or an array does not fit.
+
+    Notes
+    -----
+    Collective over ``comm``, and so is `close`. Call it, or `start` and `finish` it, on all ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from halox import Exchange, Recv, Send, datatypes
+    >>> matrix, column = np.arange(6.0).reshape(2, 3), np.zeros(2)
+    >>> with Exchange([Send(matrix, datatypes.vector(2, 1, 3, "f8"), 0)],
+    ...               [Recv(column, datatypes.contiguous(2, "f8"), 0)], comm=MPI.COMM_SELF) as exchange:
+    ...     exchange()
+    >>> column
+    array([0., 3.])
+    """
+
+    def __init__(
+        self,
+        sends: Sequence[Send],
+        receives: Sequence[Recv],
+        *,
+        comm: MPI.Intracomm | None = None,
+    ) -> None:
+        self._world = World(comm)
+        self._arena = SharedArena(self._world)
+        try:
+            self._plan: Plan = make_plan(
+                Surroundings(self._world, self._arena),
+                lambda: _draft(tuple(sends), tuple(receives), self._world.size),
+                0,
+            )
+        except MismatchError:
+            self._arena.close()
+            self._world.close()
+            raise
+
+    def __call__(self) -> None:
+        """Run the exchange once."""
+        self._plan()
+
+    def start(self) -> None:
+        """Begin an exchange; see `Plan.start`."""
+        self._plan.start()
+
+    def finish(self) -> None:
+        """End it; see `Plan.finish`."""
+        self._plan.finish()
+
+    def explain(self) -> Report:
+        """Return, for each message, its path and why."""
+        return self._plan.explain()
+
+    def close(self) -> None:
+        """Free everything; collective, and harmless when repeated."""
+        if not self._world.closed:
+            self._plan.close()
+            self._arena.close()
+            self._world.close()
+
+    def __enter__(self) -> Exchange:
+        """Return the exchange."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close it, unless an error is on its way: other ranks may not come along then."""
+        if kind is None:
+            self.close()
+
+
+def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
+    arrays: list[Any] = []
+    numbers: dict[int, int] = {}
+
+    def part(item: Send | Recv, name: str) -> Part:
+        found = describe(item.array, f"{name}.array")
+        if not isinstance(item.count, int) or item.count < 0:
+            raise FieldError(f"{name}.count must be an int >= 0, got {item.count!r}")
+        if id(item.array) not in numbers:
+            numbers[id(item.array)] = len(arrays)
+            arrays.append(item.array)
+        del found
+        return Part(numbers[id(item.array)], as_datatype(item.datatype), item.count)
+
+    def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
+        parts = []
+        for number, item in enumerate(items):
+            role = "dest" if isinstance(item, Send) else "source"
+            name = f"{'sends' if isinstance(item, Send) else 'receives'}[{number}]"
+            peer = getattr(item, role)
+            if not isinstance(peer, int) or not 0 <= peer < size:
+                raise MismatchError(
+                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {peer!r}"
+                )
+            parts.append((peer, item.tag, part(item, name)))
+        return fuse(direction, parts)
+
+    outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
+    devices = {describe(array).device for array in arrays}
+    device = next(iter(devices - {None}), None)
+    return Draft(tuple(arrays), outgoing, incoming, "copy", device)

@@ -1,0 +1,690 @@
+"""The grid: what a user declares once and calls every step.
+
+This module is the public face of the layers below and holds no algorithm of its own; it is longer than others
+because every public method's docstring stands here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from halox.collectives.reductions import (
+    check_numeric,
+    check_op,
+    check_ordered,
+    reduce_array,
+    reduce_scalar,
+)
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, decompose, infer_spec, normalise_halo
+from halox.engine.arrays import Described, describe
+from halox.engine.devices import allocate, array_module, choose_device, to_host
+from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
+from halox.exchange.cache import PlanCache
+from halox.exchange.halo import halo_draft
+from halox.exchange.plan import Plan, make_plan
+from halox.exchange.report import Report
+from halox.transports.arena import SharedArena
+from halox.transports.base import Operation, Surroundings
+from halox.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_GATHER_TAG = 2
+
+
+class Grid:
+    """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
+
+    Parameters
+    ----------
+    grid_shape : int or sequence of int
+        Global number of cells per axis, halos not counted. Need not divide evenly.
+    halo : int, or one per axis, or (low, high) per axis
+        Cells of the neighbours that each rank keeps a copy of.
+    periodic : bool or one per axis
+        Whether the last cell's upper neighbour is the first cell.
+    proc_shape : sequence of int, optional
+        Ranks per axis; 0 or None for axes that halox chooses. By default it chooses all, for the fewest halo bytes.
+    blocks : sequence, optional
+        Per axis None, or the number of cells of each part, where an even division is not wanted.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks; ``MPI.COMM_WORLD`` by default. The grid works on a private duplicate.
+    corners : bool
+        Whether exchanges fill edges and corners of the halo too.
+    device : {"auto", "cpu", "gpu"}
+        Where fields live: NumPy or CuPy arrays. "auto" is "gpu" where CuPy and a GPU are found. Ranks of one
+        node take its GPUs in turn.
+    placement : bool
+        Whether blocks are given to ranks so that the largest faces stay within nodes.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and how many there are.
+    comm : mpi4py.MPI.Intracomm
+        The private duplicate.
+    grid_shape, rank_shape, padded_shape : tuple of int
+        Cells of the whole grid; owned by this rank; with halo.
+    proc_shape, coords : tuple of int
+        Ranks per axis, and this rank's place among them.
+    halo : tuple of (int, int)
+        Low and high width per axis.
+    periodic : tuple of bool
+    owned : tuple of slice
+        Global indices of this rank's cells.
+    device : {"cpu", "gpu"}
+    device_id : int or None
+        Number of this rank's GPU.
+    xp : module
+        ``numpy`` or ``cupy``.
+
+    Raises
+    ------
+    DecompositionError
+        If the grid cannot be divided as asked, or a halo is wider than a block.
+    MismatchError
+        If ranks give different arguments.
+    DeviceError
+        If ``device="gpu"`` and there is none, or ranks would differ.
+    MissingPackageError
+        If there is no mpi4py or no MPI library.
+
+    Notes
+    -----
+    Collective over ``comm``, as are `close`, the field factories, the reductions and everything that exchanges.
+    All errors are raised on all ranks or on none.
+
+    Examples
+    --------
+    >>> import halox
+    >>> grid = halox.Grid((8, 8), halo=1, periodic=True, device="cpu")
+    >>> u = grid.ones("f8")
+    >>> grid.exchange(u)
+    >>> float(u.sum()) == u.size, grid.sum(u)
+    (True, np.float64(64.0))
+    >>> grid.close()
+    """
+
+    def __init__(
+        self,
+        grid_shape: int | Sequence[int],
+        *,
+        halo: Any = 1,
+        periodic: Any = False,
+        proc_shape: Any = None,
+        blocks: Sequence[Sequence[int] | None] | None = None,
+        comm: MPI.Intracomm | None = None,
+        corners: bool = True,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
+        placement: bool = True,
+    ) -> None:
+        self._world = world = World(comm)
+        self._arena = SharedArena(world)
+        self._surroundings = Surroundings(world, self._arena)
+        self._plans = PlanCache()
+        self._layouts: dict[int, tuple[weakref.ref[Any], FieldLayout]] = {}
+        self._plan_number = 0
+        try:
+
+            def build() -> tuple[Decomposition, FieldLayout, int | None]:
+                decomposition = decompose(
+                    grid_shape,
+                    world.size,
+                    halo=halo,
+                    periodic=periodic,
+                    proc_shape=proc_shape,
+                    blocks=blocks,
+                    nodes=world.nodes if placement else None,
+                )
+                spec = FieldSpec(normalise_halo(halo, decomposition.ndim))
+                layout = FieldLayout(decomposition, world.rank, spec)
+                layout.check_widths()
+                return decomposition, layout, choose_device(device, world.node_rank)
+
+            self._decomposition, self._layout, self.device_id = world.guarded(
+                build, "the making of a grid"
+            )
+            self.corners = bool(corners)
+            self._compare_arguments()
+        except HaloxError:
+            world.close()
+            raise
+        self.comm: MPI.Intracomm = world.comm
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self.grid_shape: tuple[int, ...] = self._decomposition.grid_shape
+        self.proc_shape: tuple[int, ...] = self._decomposition.proc_shape
+        self.periodic: tuple[bool, ...] = self._decomposition.periodic
+        self.coords: tuple[int, ...] = self._decomposition.coords_of(self.rank)
+        self.halo: tuple[tuple[int, int], ...] = self._layout.spec.halo
+        self.padded_shape: tuple[int, ...] = self._layout.padded_shape
+        self.rank_shape: tuple[int, ...] = self._decomposition.rank_shape(self.rank)
+        self.owned: tuple[slice, ...] = self._layout.owned
+        self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
+        self.xp: Any = array_module(self.device_id)
+
+    def _compare_arguments(self) -> None:
+        """Raise on all ranks if their grids differ; names the argument."""
+        world, decomposition = self._world, self._decomposition
+        mine = {
+            "grid_shape": decomposition.grid_shape,
+            "halo": self._layout.spec.halo,
+            "periodic": decomposition.periodic,
+            "proc_shape": decomposition.proc_shape,
+            "blocks": tuple(axis.bounds for axis in decomposition.axes),
+            "corners": self.corners,
+            "device": "cpu" if self.device_id is None else "gpu",
+            "placement": decomposition.placement.coords,
+        }
+        first = world.comm.bcast(mine)
+        differs = next((name for name in mine if mine[name] != first[name]), None)
+        error = None
+        if differs is not None:
+            hint = (
+                '; say device="cpu" or device="gpu"' if differs == "device" else "; give the same on all ranks"
+            )
+            error = MismatchError(
+                f"{differs} differs between ranks: rank 0 has {first[differs]}, rank {world.rank} has "
+                f"{mine[differs]}{hint}"
+            )
+        world.agree(error, "the making of a grid")
+
+    # Fields
+
+    def zeros(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field of zeros, halo included.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Any dtype of fixed size.
+        components : int or sequence of int
+            Extents of axes in front of the grid axes.
+        components_after : int or sequence of int
+            Extents of axes behind the grid axes.
+        staggered : int or sequence of int
+            Grid axes along which the field has one more point than cells.
+        halo : int, or one per axis, or (low, high) per axis
+            Widths of this field, the grid's by default.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it lies
+            in memory that they share, so that neighbours can read halos in place.
+
+        Raises
+        ------
+        FieldError, DecompositionError
+            On all ranks, if the dtype or the layout is impossible.
+
+        Notes
+        -----
+        Collective. The array stays valid after `close`.
+        """
+        return self._new(dtype, 0, layout)
+
+    def ones(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field of ones; see `zeros`."""
+        return self._new(dtype, 1, layout)
+
+    def full(self, value: Any, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field filled with ``value``; see `zeros`."""
+        return self._new(dtype, value, layout)
+
+    def empty(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field with undefined contents; see `zeros`."""
+        return self._new(dtype, None, layout)
+
+    def declare(self, array: Any, **layout: Any) -> Any:
+        """Tell how the axes of an array that you allocated are to be read.
+
+        Needed only where its shape alone leaves that open, or its halo is not the grid's.
+
+        Parameters
+        ----------
+        array : numpy.ndarray or array on this rank's GPU
+        **layout
+            ``components``, ``components_after``, ``staggered``, ``halo`` as of `zeros`.
+
+        Returns
+        -------
+        array
+            The same object.
+
+        Raises
+        ------
+        FieldError
+            If the array does not have the shape that this layout gives on this rank.
+
+        Notes
+        -----
+        Local. Holds for this array object; views of it are read by their own shapes.
+        """
+        self._world.check_open()
+        field = self._field_layout(layout)
+        self._check_place(describe(array))
+        if tuple(array.shape) != field.padded_shape:
+            raise FieldError(
+                f"array: shape {tuple(array.shape)} is not the {field.padded_shape} that this layout has on rank "
+                f"{self.rank}; allocate with grid.zeros to get it right"
+            )
+        self._remember(array, field)
+        return array
+
+    def layout(self, field: Any) -> FieldLayout:
+        """Return where the cells of a field lie: its shape, interior, owned points, regions; local."""
+        entry = self._layouts.get(id(field))
+        if entry is not None and entry[0]() is field:
+            return entry[1]
+        self._check_place(describe(field, "field"))
+        spec = infer_spec(self._decomposition, self.rank, field.shape, self.halo)
+        found = FieldLayout(self._decomposition, self.rank, spec)
+        self._remember(field, found)
+        return found
+
+    def interior(self, field: Any) -> Any:
+        """Return a view of a field without its halo: the cells this rank owns; local."""
+        return field[self.layout(field).interior]
+
+    def indices(self, *, halo: bool = False) -> tuple[Any, ...]:
+        """Return the global indices of this rank's cells, one array an axis, ready to broadcast.
+
+        Parameters
+        ----------
+        halo : bool
+            With those of the halo, which run below 0 and beyond the grid's end.
+
+        Returns
+        -------
+        tuple of ndarray
+            On the grid's device; the shape is 1 along all axes but one.
+        """
+        ranges = (
+            [
+                (first, first + n)
+                for first, n in zip(self._layout.origin, self.padded_shape, strict=True)
+            ]
+            if halo
+            else [(s.start, s.stop) for s in self.owned]
+        )
+        return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
+
+    def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
+        """Bring the owned cells of all ranks together.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The whole field on the host of rank ``root``, None on the others.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+        world = self._world
+        world.check_open()
+        layout: FieldLayout = world.guarded(lambda: self.layout(field), "a gather")
+        mine = np.ascontiguousarray(to_host(field[layout.interior]))
+        if self.rank != root:
+            world.comm.Send(mine.view(np.uint8).reshape(-1), root, _GATHER_TAG)
+            return None
+        whole = np.empty(layout.global_shape, mine.dtype)
+        for rank in range(self.size):
+            other = FieldLayout(self._decomposition, rank, layout.spec)
+            before = (slice(None),) * len(layout.spec.components_before)
+            target = whole[(*before, *other.owned)]
+            if rank == root:
+                target[...] = mine
+                continue
+            received = np.empty(target.shape, mine.dtype)
+            world.comm.Recv(received.view(np.uint8).reshape(-1), rank, _GATHER_TAG)
+            target[...] = received
+        return whole
+
+    def dataarray(self, field: Any, **options: Any) -> Any:
+        """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
+        from halox.xarray import dataarray
+
+        return dataarray(self, field, **options)
+
+    # Exchanges
+
+    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
+        """Fill the halos of fields with the neighbours' cells.
+
+        Parameters
+        ----------
+        *fields : array
+            Made by this grid, or arrays of its padded shape on its device; any dtypes. All travel together, in one
+            message a neighbour.
+        corners : bool, optional
+            With edges and corners; the grid's setting by default.
+
+        Raises
+        ------
+        FieldError
+            If an array does not fit the grid: shape, device, read-only.
+        MismatchError
+            If the ranks' fields do not match.
+        ExchangeTimeoutError
+            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+
+        Notes
+        -----
+        Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks.
+        Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
+        """
+        key = corners if corners is not None else self.corners
+        plan = self._plans.find(key, fields)
+        if plan is None:
+            plan = self._cached("copy", fields, key, key)
+        plan()
+
+    def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
+        """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
+
+        Parameters and errors as of `exchange`; values are added in an order that does not change between runs.
+
+        Raises
+        ------
+        FieldError
+            Also if a field is not of numbers.
+        """
+        key = ("add", corners if corners is not None else self.corners)
+        plan = self._plans.find(key, fields)
+        if plan is None:
+            plan = self._cached("add", fields, bool(key[1]), key)
+        plan()
+
+    def plan(self, *fields: Any, corners: bool | None = None) -> Plan:
+        """Make the persistent form of an exchange of these fields.
+
+        Returns
+        -------
+        Plan
+            ``plan()`` exchanges; ``plan.start()`` and ``plan.finish()`` allow interior work in between.
+
+        Notes
+        -----
+        Collective. Parameters and errors as of `exchange`.
+        """
+        with_corners = self.corners if corners is None else bool(corners)
+        return self._plan("copy", fields, with_corners, keep=True)
+
+    def explain(self, *fields: Any) -> Report | str:
+        """Tell how the grid is divided; given fields, tell how their exchange travels.
+
+        Returns
+        -------
+        str or Report
+            Print either. With fields it is collective the first time, as `exchange` is.
+        """
+        if not fields:
+            return self._describe()
+        plan = self._plans.find(self.corners, fields)
+        if plan is None:
+            plan = self._cached("copy", fields, self.corners, self.corners)
+        return plan.explain()
+
+    def _cached(self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable) -> Plan:
+        plan = self._plan(operation, fields, corners, keep=False)
+        self._plans.add(key, fields, plan)
+        return plan
+
+    def _plan(
+        self, operation: Operation, fields: tuple[Any, ...], corners: bool, *, keep: bool
+    ) -> Plan:
+        self._world.check_open()
+        self._plans.sweep()
+        self._plan_number += 1
+
+        def draft() -> Any:
+            if not fields:
+                raise FieldError("no field given; pass one or more arrays of this grid")
+            layouts = [self.layout(field) for field in fields]
+            for field, layout in zip(fields, layouts, strict=True):
+                found = describe(field)
+                self._check_place(found)
+                if not found.writable:
+                    raise FieldError("field is read-only; its halo cannot be filled")
+                if operation == "add" and found.dtype.kind not in "iufc":
+                    raise FieldError(
+                        f"accumulate has no meaning for dtype {found.dtype}; use numbers"
+                    )
+                layout.check_widths()
+            return halo_draft(
+                fields, layouts, operation=operation, corners=corners, device=self.device_id
+            )
+
+        return make_plan(self._surroundings, draft, self._plan_number, keep=keep)
+
+    # Reductions over owned cells
+
+    def sum(self, field: Any) -> Any:
+        """Return the sum over the whole field, components included.
+
+        Floats are added in float64, integers in 64 bits. Collective; blocks; the same bits on every rank. For all
+        reductions: FieldError if the dtype has no such operation, MismatchError if the ranks' dtypes differ.
+        """
+        return self._reduce(field, "sum", lambda xp, a: xp.sum(a, dtype=_wide(a.dtype)))
+
+    def min(self, field: Any) -> Any:
+        """Return the smallest value of a real field; NaN if there is one. Collective; blocks."""
+        return self._reduce(field, "min", lambda xp, a: xp.min(a))
+
+    def max(self, field: Any) -> Any:
+        """Return the largest value of a real field; NaN if there is one. Collective; blocks."""
+        return self._reduce(field, "max", lambda xp, a: xp.max(a))
+
+    def norm(self, field: Any) -> Any:
+        """Return the Euclidean norm, in float64. Collective; blocks."""
+        squares = self._reduce(
+            field,
+            "sum",
+            lambda xp, a: xp.sum(xp.square(xp.abs(a.astype(_wide(a.dtype), copy=False)), dtype="f8")),
+        )
+        return np.sqrt(squares)
+
+    def dot(self, field: Any, other: Any) -> Any:
+        """Return the sum of ``conj(field) * other``, in float64 or complex128. Collective; blocks."""
+
+        def local(xp: Any, a: Any) -> Any:
+            layout = self.layout(other)
+            if layout.spec != self.layout(field).spec:
+                raise FieldError(
+                    f"dot needs two fields of one layout, got shapes {field.shape} and {other.shape}"
+                )
+            b = other[layout.interior]
+            check_numeric(b.dtype, "dot")
+            product = xp.conj(a) * b
+            return xp.sum(product, dtype=_wide(product.dtype))
+
+        return self._reduce(field, "sum", local)
+
+    def allreduce(self, array: Any, op: str = "sum") -> Any:
+        """Combine arrays that are not fields, element by element, over all ranks.
+
+        Parameters
+        ----------
+        array : scalar, numpy.ndarray or cupy.ndarray
+            Of one shape and dtype on all ranks.
+        op : {"sum", "prod", "min", "max"}
+
+        Returns
+        -------
+        scalar or array
+            A new array where ``array`` is.
+        """
+        self._world.check_open()
+
+        def prepare() -> np.ndarray[Any, Any]:
+            check_op(op)
+            host = np.ascontiguousarray(to_host(array))
+            check_numeric(host.dtype, op)
+            check_ordered(host.dtype, op)
+            return host
+
+        host = self._world.guarded(prepare, "an allreduce")
+        result = reduce_array(self._world, host.reshape(np.shape(array)), op)
+        if isinstance(array, np.ndarray) or np.isscalar(array):
+            return result if isinstance(array, np.ndarray) else result[()]
+        return self.xp.asarray(result)
+
+    def _reduce(self, field: Any, op: str, local: Callable[[Any, Any], Any]) -> Any:
+        self._world.check_open()
+
+        def value() -> Any:
+            owned = field[self.layout(field).interior]
+            check_numeric(owned.dtype, op)
+            check_ordered(owned.dtype, op)
+            return to_host(local(self.xp, owned))
+
+        return reduce_scalar(self._world, value, op)
+
+    # Life
+
+    def close(self) -> None:
+        """Free plans, staging memory and communicators.
+
+        Collective, and harmless when repeated. Fields stay valid; the grid's methods raise `ClosedError` after it.
+        """
+        if not self._world.closed:
+            self._plans.clear()
+            self._arena.close()
+            self._world.close()
+
+    def __enter__(self) -> Grid:
+        """Return the grid."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close the grid, unless an error is on its way: other ranks may not come along then."""
+        if kind is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        """Return the grid's shape and division."""
+        return (
+            f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, "
+            f"periodic {self.periodic}, {self.device}>"
+        )
+
+    def _describe(self) -> str:
+        decomposition = self._decomposition
+        sizes = [sorted({b - a for a, b in zip(x.bounds, x.bounds[1:], strict=False)}) for x in decomposition.axes]
+        blocks = " x ".join("/".join(map(str, s)) for s in sizes)
+        nodes = len(set(self._world.nodes))
+        return "\n".join(
+            [
+                f"grid {self.grid_shape}, halo {self.halo}, periodic {self.periodic}, device {self.device}",
+                f"process grid {self.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
+                decomposition.placement.summary(),
+                f"rank {self.rank}: coords {self.coords}, owns {self.rank_shape}, stores {self.padded_shape}, "
+                f"{len(decomposition.neighbours(self.rank, self.corners))} neighbours",
+            ]
+        )
+
+    # Helpers
+
+    def _field_layout(self, options: dict[str, Any]) -> FieldLayout:
+        known = {"components", "components_after", "staggered", "halo"}
+        if unknown := set(options) - known:
+            raise FieldError(
+                f"unknown argument(s) {sorted(unknown)}; a field takes {sorted(known)}"
+            )
+        ndim = self._decomposition.ndim
+        halo = options.get("halo")
+        spec = FieldSpec(
+            self._layout.spec.halo if halo is None else normalise_halo(halo, ndim),
+            _extents(options.get("components", ()), "components"),
+            _extents(options.get("components_after", ()), "components_after"),
+            _staggering(options.get("staggered", ()), ndim),
+        )
+        layout = FieldLayout(self._decomposition, self._world.rank, spec)
+        layout.check_widths()
+        return layout
+
+    def _new(self, dtype: Any, value: Any, options: dict[str, Any]) -> Any:
+        self._world.check_open()
+
+        def build() -> tuple[FieldLayout, np.dtype[Any]]:
+            return self._field_layout(options), _fixed_dtype(dtype)
+
+        layout, found = self._world.guarded(build, "an allocation")
+        array = None
+        if self.device_id is None:
+            array = self._arena.array(layout.padded_shape, found)
+        if array is None:
+            array = allocate(layout.padded_shape, found, self.device_id)
+        if value is not None:
+            array[...] = np.zeros((), found) if found.kind == "V" and value == 0 else value
+        self._remember(array, layout)
+        return array
+
+    def _remember(self, array: Any, layout: FieldLayout) -> None:
+        key = id(array)
+        known = self._layouts
+
+        def forget(gone: object) -> None:
+            entry = known.get(key)
+            if entry is not None and entry[0] is gone:
+                del known[key]
+
+        known[key] = (weakref.ref(array, forget), layout)
+
+    def _check_place(self, found: Described) -> None:
+        if (found.device is None) != (self.device_id is None):
+            where = "the host" if found.device is None else f"GPU {found.device}"
+            raise DeviceError(
+                f"field lies on {where}, the grid's fields on {self.device}; allocate with grid.zeros, or make the "
+                'grid with another device="cpu"|"gpu"'
+            )
+        if found.device is not None and found.device != self.device_id:
+            raise DeviceError(
+                f"field lies on GPU {found.device}, rank {self._world.rank} works on GPU {self.device_id}; allocate "
+                f"with grid.zeros, or under `with cupy.cuda.Device({self.device_id}):`"
+            )
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which sums over a dtype are formed."""
+    if dtype.kind == "c":
+        return np.result_type(dtype, "c16")
+    if dtype.kind == "f":
+        return np.result_type(dtype, "f8")
+    return np.dtype("u8" if dtype.kind == "u" else "i8")
+
+
+def _extents(value: Any, name: str) -> tuple[int, ...]:
+    extents = (value,) if isinstance(value, int) else tuple(value)
+    if not all(isinstance(n, int | np.integer) and n > 0 for n in extents):
+        raise FieldError(f"{name} must be an int or ints > 0, got {value!r}")
+    return tuple(map(int, extents))
+
+
+def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
+    axes = (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value)
+    if not all(
+        isinstance(a, int | np.integer) and not isinstance(a, bool) and -ndim <= a < ndim for a in axes
+    ):
+        raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {value!r}")
+    chosen = {int(a) % ndim for a in axes}
+    return tuple(axis in chosen for axis in range(ndim))
+
+
+def _fixed_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise FieldError(f"dtype: {dtype!r} is not a dtype that NumPy knows") from error
+    if found.hasobject or found.itemsize == 0:
+        raise FieldError(f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype")
+    return found
+
+

@@ -1,0 +1,154 @@
+"""Messages: what one rank sends to, or receives from, one peer in one exchange.
+
+A message is a list of parts, each a datatype placed at the start of one of the plan's arrays. Parts travel
+packed one behind the other, so that all fields and all directions between two ranks share one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from halox.datatypes import Datatype
+from halox.datatypes.signature import Signature
+from halox.errors import MismatchError
+
+Direction = Literal["send", "receive"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """``count`` items of a datatype at the first element of array number ``array``."""
+
+    array: int
+    datatype: Datatype
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part once packed."""
+        return self.datatype.size * self.count
+
+
+@dataclass(frozen=True)
+class Message:
+    """Everything that goes one way between this rank and ``peer`` under one tag."""
+
+    peer: int
+    direction: Direction
+    parts: tuple[Part, ...]
+    tag: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Direction, peer and tag: what tells the messages of a plan apart."""
+        return self.direction, self.peer, self.tag
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the whole message once packed, without padding."""
+        return sum(part.nbytes for part in self.parts)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each part starts in the packed message; parts are aligned to 16 bytes."""
+        offsets, end = [], 0
+        for part in self.parts:
+            offsets.append(end)
+            end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        return tuple(offsets)
+
+    @cached_property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed message, the alignment of its parts included."""
+        return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts)
+
+    @cached_property
+    def signatures(self) -> tuple[tuple[Signature, int], ...]:
+        """Signature and count of each part; equal on both ends of a valid message."""
+        return tuple((part.datatype.signature, part.count) for part in self.parts)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Length of the shortest contiguous run of any part: what decides between paths."""
+        return min((shortest_run(part.datatype) for part in self.parts if part.nbytes), default=0)
+
+    @cached_property
+    def block_count(self) -> int:
+        """Contiguous runs of all parts together."""
+        return sum(run_count(part.datatype) * part.count for part in self.parts)
+
+
+ALIGNMENT = 16
+"""Parts start at multiples of this in a packed message, so that 16-byte words can be used."""
+
+
+def shortest_run(datatype: Datatype) -> int:
+    """Bytes of the shortest contiguous run of one item of a datatype."""
+    if datatype.strided is not None:
+        return datatype.strided.block_bytes
+    return int(datatype.blocks().lengths.min(initial=datatype.size))
+
+
+def run_count(datatype: Datatype) -> int:
+    """Number of contiguous runs of one item of a datatype."""
+    if datatype.strided is not None:
+        return datatype.strided.n_blocks
+    return len(datatype.blocks().lengths)
+
+
+def fuse(
+    direction: Direction, parts: Iterable[tuple[int, int, Part]]
+) -> tuple[Message, ...]:
+    """Fuse parts into one message a peer and tag, keeping their order.
+
+    Parameters
+    ----------
+    direction : {"send", "receive"}
+        Which way the parts go.
+    parts : iterable of (peer, tag, Part)
+        Parts of no bytes are dropped.
+
+    Returns
+    -------
+    tuple of Message
+        In ascending order of (peer, tag).
+    """
+    groups: dict[tuple[int, int], list[Part]] = {}
+    for peer, tag, part in parts:
+        if part.nbytes:
+            groups.setdefault((peer, tag), []).append(part)
+    return tuple(
+        Message(peer, direction, tuple(group), tag)
+        for (peer, tag), group in sorted(groups.items(), key=lambda item: item[0])
+    )
+
+
+def check_match(rank: int, peer: int, received: Sequence[object], expected: Sequence[object]) -> None:
+    """Compare the signatures a peer announces for its message with those expected from it.
+
+    Raises
+    ------
+    MismatchError
+        If the number of parts or any signature differs; names both ranks and the first part
+        that differs.
+    """
+    if len(received) != len(expected):
+        raise MismatchError(
+            f"rank {peer} sends {len(received)} datatype(s) to rank {rank}, which receives "
+            f"{len(expected)} from it; give both ends the same fields in the same order"
+        )
+    for number, (theirs, ours) in enumerate(zip(received, expected, strict=True)):
+        if theirs != ours:
+            raise MismatchError(
+                f"datatype {number} of the message from rank {peer} to rank {rank} differs: sent "
+                f"{_readable(theirs)}, received as {_readable(ours)}; the same field needs the same "
+                "dtype, shape and halo on every rank"
+            )
+
+
+def _readable(part: object) -> str:
+    signature, count = part  # type: ignore[misc]
+    return f"{count} x ({signature})"

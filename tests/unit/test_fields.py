@@ -1,0 +1,408 @@
+"""Halo regions against a global array of unique numbers, exchanged box by box in plain NumPy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from halox.decomposition import (
+    AxisPartition,
+    Box,
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    Placement,
+    decompose,
+    infer_spec,
+    place,
+)
+from halox.errors import DecompositionError, FieldError
+
+POISON = -1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A grid as a list of block sizes per axis, and a field on it."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    periodic: tuple[bool, ...]
+    halo: tuple[tuple[int, int], ...]
+    staggered: tuple[bool, ...]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None  # rank of each block in C order; None: rank order
+
+    @property
+    def decomposition(self) -> Decomposition:
+        axes = tuple(map(AxisPartition.from_blocks, self.blocks, self.periodic))
+        shape = tuple(map(len, self.blocks))
+        if self.order is None:
+            return Decomposition(axes, Placement.by_rank(shape))
+        cells = list(product(*map(range, shape)))
+        coords = tuple(cells[self.order.index(rank)] for rank in range(len(cells)))
+        return Decomposition(axes, Placement(shape, coords, self.order, "shuffled", 1, 0, 0))
+
+    @property
+    def spec(self) -> FieldSpec:
+        return FieldSpec(self.halo, self.before, self.after, self.staggered)
+
+    def layouts(self) -> list[FieldLayout]:
+        decomposition = self.decomposition
+        return [FieldLayout(decomposition, r, self.spec) for r in range(decomposition.ranks)]
+
+
+class Reference:
+    """What every stored point must hold, worked out from block sizes alone."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.points = [
+            sum(blocks) + (staggered and not periodic)
+            for blocks, staggered, periodic in zip(
+                case.blocks, case.staggered, case.periodic, strict=True
+            )
+        ]
+        shape = (*case.before, *self.points, *case.after)
+        self.ids = np.arange(int(np.prod(shape))).reshape(shape)
+
+    def along(self, axis: int, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """Global index of each stored point (POISON if there is none), and whether it is owned."""
+        case = self.case
+        blocks, (low, high) = case.blocks[axis], case.halo[axis]
+        start, stop = sum(blocks[:part]), sum(blocks[: part + 1])
+        stored = np.arange(start - low, stop + case.staggered[axis] + high)
+        last = part == len(blocks) - 1 and not case.periodic[axis]
+        owned = (stored >= start) & (stored < stop + (case.staggered[axis] and last))
+        if case.periodic[axis]:
+            return stored % self.points[axis], owned
+        return np.where((stored >= 0) & (stored < self.points[axis]), stored, POISON), owned
+
+    def local(self, coords: tuple[int, ...], max_axes_outside: int) -> np.ndarray:
+        """The rank's array with every point filled that is outside its block on so few axes."""
+        stored = [self.along(axis, part) for axis, part in enumerate(coords)]
+        n_before, n_after = len(self.case.before), len(self.case.after)
+        index = np.ix_(
+            *map(range, self.case.before), *(g for g, _ in stored), *map(range, self.case.after)
+        )
+        values = self.ids[index].copy()
+        exists = np.ones([len(g) for g, _ in stored], dtype=bool)
+        outside = np.zeros(exists.shape, dtype=int)
+        for axis, (g, owned) in enumerate(stored):
+            along = [-1 if a == axis else 1 for a in range(len(stored))]
+            exists &= (g != POISON).reshape(along)
+            outside += (~owned).reshape(along)
+        keep = exists & (outside <= max_axes_outside)
+        keep = keep.reshape((1,) * n_before + keep.shape + (1,) * n_after)
+        return np.where(keep, values, POISON)
+
+
+def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], corners: bool) -> None:
+    """Copy box by box: what is sent in direction d is received from direction -d."""
+    mail: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
+    for layout, array in zip(layouts, arrays, strict=True):
+        for region in layout.regions(corners):
+            if region.send is not None:
+                key = (layout.rank, region.peer, region.direction)
+                assert key not in mail
+                mail[key] = array[region.send.slices].copy()
+                assert mail[key].shape == region.send.subsizes  # no slice was cut off at an edge
+    for layout, array in zip(layouts, arrays, strict=True):
+        for region in layout.regions(corners):
+            if region.recv is not None:
+                opposite = tuple(-d for d in region.direction)
+                message = mail.pop((region.peer, layout.rank, opposite))
+                assert message.shape == region.recv.subsizes
+                target = array[region.recv.slices]
+                assert target.shape == message.shape
+                assert (target == POISON).all()  # nothing is received twice, nothing owned
+                target[...] = message
+    assert not mail  # everything sent was received
+
+
+def check(case: Case) -> None:
+    reference = Reference(case)
+    layouts = case.layouts()
+    coords = [layout.decomposition.coords_of(layout.rank) for layout in layouts]
+    times_owned = np.zeros(reference.ids.shape, dtype=int)
+    for layout in layouts:
+        layout.check_widths()
+        assert layout.global_shape == reference.ids.shape
+        assert layout.grid_axes == tuple(
+            range(len(case.before), len(case.before) + len(case.blocks))
+        )
+        times_owned[(slice(None),) * len(case.before) + layout.owned] += 1
+    assert (times_owned == 1).all()
+    for corners in (True, False):
+        arrays = []
+        for layout, at in zip(layouts, coords, strict=True):
+            array = np.full(layout.padded_shape, POISON)
+            array[layout.interior] = reference.ids[(slice(None),) * len(case.before) + layout.owned]
+            assert np.array_equal(array, reference.local(at, max_axes_outside=0))
+            arrays.append(array)
+        exchange(layouts, arrays, corners)
+        for at, array in zip(coords, arrays, strict=True):
+            outside = len(case.blocks) if corners else 1
+            assert np.array_equal(array, reference.local(at, max_axes_outside=outside))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    ndim = draw(st.integers(1, 4))
+    largest = (9, 6, 4, 3)[ndim - 1]
+    budget = 8
+    blocks, periodic, halo, staggered = [], [], [], []
+    for _ in range(ndim):
+        parts = draw(st.integers(1, budget))
+        budget //= parts
+        sizes = tuple(draw(st.lists(st.integers(1, largest), min_size=parts, max_size=parts)))
+        wraps, shifted = draw(st.booleans()), draw(st.booleans())
+        blocks.append(sizes)
+        periodic.append(wraps)
+        staggered.append(shifted)
+        halo.append(tuple(draw(st.integers(0, width)) for width in widest(sizes, wraps, shifted)))
+    ranks = int(np.prod([len(sizes) for sizes in blocks]))
+    return Case(
+        tuple(blocks),
+        tuple(periodic),
+        tuple(halo),
+        tuple(staggered),
+        tuple(draw(st.lists(st.integers(1, 3), max_size=2))),
+        tuple(draw(st.lists(st.integers(1, 3), max_size=2))),
+        tuple(draw(st.permutations(range(ranks)))),
+    )
+
+
+def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int, int]:
+    """Widest low and high halo, by looking at every part and who is below and above it."""
+    parts = len(sizes)
+    low, high = 3, 3  # what a side without neighbours may have is free
+    for part in range(parts):
+        if part > 0 or periodic:
+            low = min(low, sizes[part - 1])
+        if part < parts - 1 or periodic:
+            above = (part + 1) % parts
+            extra_point = staggered and above == parts - 1 and not periodic
+            high = min(high, sizes[above] + extra_point - staggered)
+    return low, high
+
+
+@settings(max_examples=400, deadline=None, print_blob=True)
+@given(cases())
+def test_random_exchanges_fill_every_halo_point(case: Case) -> None:
+    event(f"{len(case.blocks)} axes")
+    event(f"{len(case.order)} ranks")
+    check(case)
+
+
+NAMED_CASES = {
+    "one rank, periodic": Case(((5,),), (True,), ((2, 3),), (False,)),
+    "one rank, periodic, staggered": Case(((5,),), (True,), ((2, 3),), (True,)),
+    "one rank, open: nothing moves": Case(((5,),), (False,), ((2, 9),), (False,)),
+    "two ranks, periodic: one peer on both sides": Case(((3, 4),), (True,), ((2, 3),), (False,)),
+    "two ranks, periodic, staggered": Case(((3, 4),), (True,), ((3, 2),), (True,)),
+    "two by two, periodic": Case(((2, 3), (3, 1)), (True, True), ((2, 1), (1, 1)), (False, False)),
+    "axes of one cell": Case(((1,), (1, 1), (1,)), (True,) * 3, ((1, 1),) * 3, (False,) * 3),
+    "axis of one cell, staggered, open": Case(((1, 1, 1),), (False,), ((1, 0),), (True,)),
+    "no halo": Case(((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (False, False)),
+    "no halo, staggered": Case(((2, 2), (2, 2)), (True, False), ((0, 0), (0, 0)), (True, True)),
+    "low sides only": Case(((2, 2), (2, 2)), (True, True), ((1, 0), (2, 0)), (False, False)),
+    "whole blocks": Case(((2, 2, 2),), (True,), ((2, 2),), (False,)),
+    "eight ranks, four axes": Case(
+        ((2, 1), (1, 2), (2, 2), (3,)), (True, False, True, True), ((1, 1),) * 4, (False,) * 4
+    ),
+    "link matrices": Case(((2, 3), (2,)), (True, True), ((1, 1),) * 2, (False,) * 2, (4,), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("case", NAMED_CASES.values(), ids=NAMED_CASES)
+def test_exchange_fills_every_halo_point(case: Case) -> None:
+    check(case)
+
+
+def test_the_check_notices_a_peer_matched_by_the_wrong_direction() -> None:
+    """With two periodic ranks, swapping the two messages of a peer must not go unseen."""
+    case = NAMED_CASES["two ranks, periodic: one peer on both sides"]
+    case = Case(case.blocks, case.periodic, ((2, 2),), case.staggered)
+    left, right = case.layouts()
+    below, above = left.regions()
+    assert below.peer == above.peer == right.rank
+    global_ids = np.arange(7)
+    array = np.full(right.padded_shape, POISON)
+    array[right.interior] = global_ids[right.owned]
+    sent = {region.direction: array[region.send.slices] for region in right.regions()}
+    assert sent[(1,)].tolist() == [5, 6]  # the points just below left's block: its low halo
+    assert sent[(-1,)].tolist() == [3, 4]
+    assert below.direction == (-1,) and below.recv == Box((0,), (2,))
+
+
+def test_layout_of_a_field_worked_by_hand() -> None:
+    domain = decompose((10, 8), 4, periodic=(True, False), proc_shape=(2, 2))
+    spec = FieldSpec(((1, 2), (2, 1)), (4,), (3,), (False, True))
+    layout = FieldLayout(domain, 2, spec)  # coords (1, 0)
+    assert layout.padded_shape == (4, 1 + 5 + 2, 2 + 4 + 1 + 1, 3)
+    assert layout.grid_axes == (1, 2)
+    assert layout.origin == (4, -2)
+    assert layout.interior == (slice(None), slice(1, 6), slice(2, 6), slice(None))
+    assert layout.owned == (slice(5, 10), slice(0, 4))
+    assert layout.global_shape == (4, 10, 9, 3)
+    regions = {region.direction: region for region in layout.regions()}
+    assert list(regions) == [(-1, 0), (-1, 1), (0, 1), (1, 0), (1, 1)]  # axis 1 ends below
+    assert regions[0, 1].peer == 3
+    assert regions[0, 1].send == Box((0, 1, 4, 0), (4, 5, 2, 3))  # its low halo: 2 wide
+    assert regions[0, 1].recv == Box((0, 1, 6, 0), (4, 5, 2, 3))  # 1 wide, and the shared point
+    assert regions[1, 1].recv == Box((0, 6, 6, 0), (4, 2, 2, 3))
+    upper = FieldLayout(domain, 3, spec)
+    assert upper.padded_shape == layout.padded_shape
+    assert upper.owned == (slice(5, 10), slice(4, 9))  # the last point is its own
+
+
+def test_regions_follow_the_neighbours_even_where_nothing_moves() -> None:
+    domain = decompose((6, 6), 4, periodic=True)
+    layout = FieldLayout(domain, 0, FieldSpec(((0, 0), (1, 0))))
+    for corners in (True, False):
+        regions = layout.regions(corners)
+        assert [(r.direction, r.peer) for r in regions] == [
+            (n.direction, n.rank) for n in domain.neighbours(0, corners)
+        ]
+    moved = {r.direction: (r.send is not None, r.recv is not None) for r in layout.regions()}
+    assert moved[(0, -1)] == (False, True) and moved[(0, 1)] == (True, False)
+    assert moved[(1, 0)] == moved[(1, 1)] == (False, False)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple), st.booleans(), st.booleans())
+def test_check_widths_allows_exactly_what_every_neighbour_can_fill(
+    sizes: tuple[int, ...], periodic: bool, staggered: bool
+) -> None:
+    allowed = widest(sizes, periodic, staggered)
+    exchanges = periodic or len(sizes) > 1
+    for low, high in product(range(4), repeat=2):
+        case = Case((sizes,), (periodic,), ((low, high),), (staggered,))
+        outcomes = set()
+        for layout in case.layouts():
+            try:
+                layout.check_widths()
+                outcomes.add(True)
+            except DecompositionError:
+                outcomes.add(False)
+        fits = not exchanges or (low <= allowed[0] and high <= allowed[1])
+        assert outcomes == {fits}  # alike on all ranks
+
+
+def test_a_halo_wider_than_a_block_names_axis_rank_block_and_widths() -> None:
+    axes = (
+        AxisPartition.from_blocks((4, 4), periodic=True),
+        AxisPartition.from_blocks((5, 2, 5), periodic=False),
+    )
+    domain = Decomposition(axes, Placement.by_rank((2, 3)))
+    layout = FieldLayout(domain, 5, FieldSpec(((1, 1), (3, 0))))
+    with pytest.raises(DecompositionError) as error:
+        layout.check_widths()
+    assert str(error.value) == (
+        "halo: the low halo along axis 1 asks for 3 points, but rank 1 owns 2 there and can fill "
+        "2 (grid_shape=(8, 12), proc_shape=(2, 3)); use a low halo of at most 2, or fewer ranks "
+        "along axis 1"
+    )
+    staggered = FieldLayout(domain, 0, FieldSpec(((1, 1), (1, 2)), staggered=(False, True)))
+    with pytest.raises(DecompositionError, match="2 there of a staggered field and can fill 1"):
+        staggered.check_widths()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"halo": ((1, -1),)}, "halo: expected .low, high. per grid axis, 0 or more"),
+        ({"halo": ((1, 1, 1),)}, "halo: expected .low, high. per grid axis"),
+        ({"halo": ((1, 1),), "components_after": (3, 0)}, "extents of 1 or more"),
+        ({"halo": ((1, 1),), "staggered": (True, False)}, "one entry per grid axis .1."),
+    ],
+)
+def test_a_spec_that_no_field_can_have_is_refused(arguments: dict, text: str) -> None:
+    with pytest.raises(DecompositionError, match=text):
+        FieldSpec(**arguments)
+
+
+def test_a_layout_refuses_a_spec_for_other_axes_and_ranks_that_do_not_exist() -> None:
+    domain = decompose((6, 6), 2)
+    with pytest.raises(DecompositionError, match=r"spec: expected halo widths for 2 grid axes"):
+        FieldLayout(domain, 0, FieldSpec(((1, 1),)))
+    with pytest.raises(DecompositionError, match=r"rank: expected 0 <= rank < 2, got 2"):
+        FieldLayout(domain, 2, FieldSpec(((1, 1),) * 2))
+
+
+@settings(deadline=None)
+@given(cases())
+def test_infer_spec_finds_the_field_or_says_that_it_cannot_tell(case: Case) -> None:
+    layout = case.layouts()[0]
+    plain = [
+        sum(halo) + blocks[layout.decomposition.coords_of(0)[axis]]
+        for axis, (halo, blocks) in enumerate(zip(case.halo, case.blocks, strict=True))
+    ]
+    shape = layout.padded_shape
+    fitting = [
+        first
+        for first in range(len(shape) - len(plain) + 1)
+        if all(shape[first + a] - plain[a] in (0, 1) for a in range(len(plain)))
+    ]
+    event(f"{min(len(fitting), 2)} readings")
+    if len(fitting) == 1:
+        assert infer_spec(layout.decomposition, 0, shape, case.halo) == case.spec
+    else:
+        with pytest.raises(FieldError, match=f"can be read in {len(fitting)} ways"):
+            infer_spec(layout.decomposition, 0, shape, case.halo)
+
+
+def test_infer_spec_errors_say_what_fits_and_how_to_declare() -> None:
+    domain = decompose((10, 8), 4, periodic=True, proc_shape=(2, 2))
+    halo = ((1, 1), (1, 1))
+    for shape in [(9, 9), (7,), (), (5, 4), (7, 6, 0), (6, 7)]:
+        with pytest.raises(FieldError, match=r"does not fit.*padded_shape=\(7, 6\).*declare\("):
+            infer_spec(domain, 0, shape, halo)
+    with pytest.raises(FieldError) as error:
+        infer_spec(domain, 0, (7, 7, 6), halo)
+    assert str(error.value) == (
+        "array: shape (7, 7, 6) can be read in 2 ways: components (6,) after, staggered along "
+        "axis 1; or components (7,) before; rank 0 with halo=((1, 1), (1, 1)) has "
+        "padded_shape=(7, 6); tell with grid.declare(array, components=..., staggered=...)"
+    )
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_placement_decides_who_the_neighbours_are(order: tuple[int, ...]) -> None:
+    case = Case(((2, 3, 4),), (False,), ((1, 1),), (False,), order=order)
+    domain = case.decomposition
+    middle = order[1]
+    assert [n.rank for n in domain.neighbours(middle)] == [order[0], order[2]]
+    assert domain.rank_shape(middle) == (3,) and domain.owned(middle) == ((2, 5),)
+
+
+def test_decomposition_refuses_what_does_not_fit() -> None:
+    axes = (AxisPartition.even(6, 2, True), AxisPartition.even(6, 3, True))
+    with pytest.raises(DecompositionError, match=r"placement: expected one for proc_shape=\(2, 3"):
+        Decomposition(axes, Placement.by_rank((3, 2)))
+    domain = Decomposition(axes, place((2, 3), (True, True), (1, 1), [0, 1] * 3))
+    with pytest.raises(DecompositionError, match=r"coords: expected one per grid axis \(2\)"):
+        domain.rank_at((0,))
+    for rank in range(6):
+        assert domain.rank_at(domain.coords_of(rank)) == rank
+        assert domain.rank_at([c - 6 for c in domain.coords_of(rank)]) == rank
+
+
+def test_a_layout_with_eighty_neighbours_is_cheap() -> None:
+    domain = decompose((32,) * 4, 81, halo=1, periodic=True)
+    spec = FieldSpec(((1, 1),) * 4, (3,), (3,))
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        layout = FieldLayout(domain, 40, spec)
+        layout.check_widths()
+        assert len(layout.regions()) == 80
+        return time.perf_counter() - began
+
+    assert min(seconds() for _ in range(30)) < 2e-3

@@ -1,0 +1,340 @@
+"""The kernels' logic, compiled as C++ and run on the CPU, against NumPy and MPI."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.datatypes import StridedBlocks
+from halox.engine.packers.ordering import rounds
+from halox.engine.packers.refine import Copy, Side, contiguous_side, sides
+from halox.engine.packers.strided import _ELEMENTS, addition_element
+from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, REGION, THREADS, plan
+from tests.support import require
+from tests.unit.cpu_kernels import aligned, compiled, run
+
+require("cxx")
+
+GUARD = 0xA5
+SMS = 4
+
+
+def copy_on_cpu(copies, *, backwards=False, **options):
+    run(compiled("strided_copy"), plan(copies, sms=SMS, **options), backwards=backwards)
+
+
+def coded(array: np.ndarray) -> np.ndarray:
+    """Fill with bytes that differ from place to place and never equal the guard."""
+    flat = array.reshape(-1).view(np.uint8)
+    flat[:] = (np.arange(flat.size) * 7 + np.arange(flat.size) // 251) % 251 % GUARD
+    return array
+
+
+def field(shape, dtype, offset=0):
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    return aligned(nbytes, offset).view(dtype).reshape(shape)
+
+
+def pack(array, datatype, count=1, offset=0, **options):
+    """Pack through the kernel into a guarded buffer and check the guards."""
+    nbytes = count * datatype.size
+    guarded = aligned(nbytes + 64, offset)
+    guarded[:] = GUARD
+    at = guarded.ctypes.data + 32
+    copy_on_cpu(
+        [
+            Copy(side, contiguous_side(at + packed, side.strided.nbytes))
+            for packed, side in sides(array.ctypes.data, datatype, count)
+        ],
+        **options,
+    )
+    assert (guarded[:32] == GUARD).all() and (guarded[32 + nbytes :] == GUARD).all()
+    return guarded[32 : 32 + nbytes]
+
+
+BOXES = [
+    ((10,), (3,), (4,)),
+    ((7, 9), (0, 8), (7, 1)),
+    ((7, 9), (6, 0), (1, 9)),
+    ((5, 6, 7), (0, 0, 6), (5, 6, 1)),
+    ((5, 6, 7), (1, 2, 3), (3, 3, 3)),
+    ((5, 6, 7), (0, 5, 0), (5, 1, 7)),
+    ((3, 4, 5, 6), (1, 1, 1, 1), (2, 2, 3, 4)),
+    ((3, 4, 5, 6, 3), (1, 1, 1, 1, 0), (2, 2, 3, 4, 2)),
+    ((1, 1, 1), (0, 0, 0), (1, 1, 1)),
+    ((40, 40, 40), (1, 1, 1), (38, 38, 38)),
+]
+DTYPES = ["u1", "f2", "f4", "f8", "c8", "c16", "S3", [("a", "f8"), ("b", "i4")]]
+
+
+class TestCopy:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("box", BOXES, ids=lambda box: "x".join(map(str, box[2])))
+    def test_packs_a_box_as_numpy_slices_it(self, box, dtype):
+        shape, starts, subsizes = box
+        array = coded(field(shape, dtype))
+        slices = tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))
+        expected = array[slices].tobytes()
+        datatype = dt.subarray(shape, subsizes, starts, np.dtype(dtype))
+        assert pack(array, datatype).tobytes() == expected
+
+    @pytest.mark.parametrize("offset", [0, 1, 2, 4, 8])
+    def test_packs_to_any_alignment(self, offset):
+        array = coded(field((5, 6, 7), "f8"))
+        datatype = dt.subarray((5, 6, 7), (4, 3, 2), (1, 2, 3), "f8")
+        assert pack(array, datatype, offset=offset).tobytes() == array[1:5, 2:5, 3:5].tobytes()
+
+    @pytest.mark.parametrize("offset", [1, 2, 4, 8])
+    def test_packs_from_any_alignment(self, offset):
+        array = coded(aligned(5 * 6 * 7 * 16, offset)).reshape(5, 6, 7 * 16)
+        datatype = dt.subarray((5, 6, 7), (4, 3, 2), (1, 2, 3), "c16")
+        packed = pack(array, datatype)
+        assert packed.tobytes() == array[1:5, 2:5, 48:80].tobytes()
+
+    def test_unpack_writes_the_box_and_nothing_else(self):
+        array = field((6, 7, 8), "f4", offset=4)
+        array.view("u1")[:] = GUARD
+        expected = array.copy()
+        packed = coded(field((4, 5, 1), "f4"))
+        expected[1:5, 1:6, 7:] = packed
+        datatype = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f4")
+        ((_, side),) = sides(array.ctypes.data, datatype)
+        assert (expected != array).any()
+        copy_on_cpu([Copy(contiguous_side(packed.ctypes.data, packed.nbytes), side)])
+        assert expected.tobytes() == array.tobytes()
+
+    @pytest.mark.parametrize("backwards", [False, True])
+    def test_one_launch_fills_all_26_periodic_halos_of_several_fields(self, backwards):
+        """One rank, periodic on all sides: halos come from the array itself, corners included."""
+        shape, halo, copies, arrays = (6, 5, 4), (1, 2, 1), [], []
+        for dtype in ("f8", "f4", "u1", "c16"):
+            inner = coded(np.zeros(shape, dtype))
+            padded = field([n + 2 * h for n, h in zip(shape, halo, strict=True)], dtype)
+            padded.view("u1")[:] = GUARD
+            padded[1:-1, 2:-2, 1:-1] = inner
+            arrays.append((padded, np.pad(inner, [(h, h) for h in halo], mode="wrap")))
+            for direction in np.ndindex(3, 3, 3):
+                if direction == (1, 1, 1):
+                    continue
+                n_by_axis = list(zip(direction, shape, halo, strict=True))
+                subsizes = [n if d == 1 else h for d, n, h in n_by_axis]
+                recv = [{0: 0, 1: h, 2: h + n}[d] for d, n, h in n_by_axis]
+                send = [{0: n, 1: h, 2: h}[d] for d, n, h in n_by_axis]
+                ((_, source),) = sides(
+                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, send, dtype)
+                )
+                ((_, target),) = sides(
+                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, recv, dtype)
+                )
+                copies.append(Copy(source, target))
+        assert all((padded.view("u1") != expected.view("u1")).any() for padded, expected in arrays)
+        copy_on_cpu(copies, backwards=backwards)
+        for padded, expected in arrays:
+            assert padded.tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize("max_blocks", [1, 2, 7, None])
+    @pytest.mark.parametrize("words", [1, 127, 128, 129, 511, 513, 5000])
+    def test_every_word_moves_once_whatever_the_grid(self, words, max_blocks):
+        array = coded(field((words, 3), "f8"))
+        datatype = dt.vector(words, 1, 3, "f8")
+        assert pack(array, datatype, max_blocks=max_blocks).tobytes() == array[:, 0].tobytes()
+
+    def test_regions_cut_for_their_size_are_the_whole(self):
+        array = coded(field((9, 8, 7), "f8"))
+        datatype = dt.subarray((9, 8, 7), (7, 6, 5), (1, 1, 1), "f8")
+        for max_words in (1, 4, 5, 29, 30, 31, 64, 209):
+            packed = pack(array, datatype, max_words=max_words)
+            assert packed.tobytes() == array[1:8, 1:7, 1:6].tobytes()
+
+    def test_six_levels(self):
+        shape = (3, 4, 3, 4, 3, 4, 3)
+        array = coded(field(shape, "f2"))
+        box = tuple(slice(0, n - 1) for n in shape)
+        datatype = dt.subarray(shape, [n - 1 for n in shape], [0] * 7, "f2")
+        assert len(datatype.strided.counts) == 6
+        assert pack(array, datatype).tobytes() == array[box].tobytes()
+
+    def test_irregular_type_falls_apart(self):
+        array = coded(field((200,), "f4"))
+        lengths, starts = [3, 3, 3, 1, 2, 2, 5, 1], [0, 10, 20, 25, 30, 34, 50, 199]
+        datatype = dt.indexed(lengths, starts, "f4")
+        assert datatype.strided is None
+        expected = np.concatenate([array[s : s + n] for s, n in zip(starts, lengths, strict=True)])
+        assert pack(array, datatype).tobytes() == expected.tobytes()
+
+    def test_negative_strides(self):
+        array = coded(field((9, 4), "f8"))
+        last = array[::-1]
+        datatype = dt.hvector(9, 1, last.strides[0], dt.contiguous(2, "f8"))
+        assert pack(last, datatype).tobytes() == last[:, :2].tobytes()
+
+    @pytest.mark.parametrize("counts", [(12, 8), (8, 12), (6, 10), (35, 24), (1, 24), (24, 1)])
+    def test_block_lengths_that_do_not_divide(self, counts):
+        """A sender's blocks of m elements meet a receiver's of n."""
+        m, n = counts
+        total = m * n
+        source = coded(field((n, m + 3), "f4"))
+        target = field((m, n + 2), "f4")
+        target.view("u1")[:] = GUARD
+        expected = target.copy()
+        expected[:, :n] = source[:, :m].reshape(m, n)
+        ((_, a),) = sides(source.ctypes.data, dt.vector(n, m, m + 3, "f4"))
+        ((_, b),) = sides(target.ctypes.data, dt.vector(m, n, n + 2, "f4"))
+        assert a.strided.nbytes == b.strided.nbytes == 4 * total
+        copy_on_cpu([Copy(a, b)])
+        assert target.tobytes() == expected.tobytes()
+
+    def test_agrees_with_mpi_pack(self):
+        require("mpi")
+        from mpi4py import MPI
+
+        array = coded(field((6, 7, 8), "f8"))
+        theirs = MPI.DOUBLE.Create_subarray((6, 7, 8), (4, 5, 3), (1, 1, 2)).Commit()
+        datatype = dt.subarray((6, 7, 8), (4, 5, 3), (1, 1, 2), "f8")
+        expected = np.zeros(datatype.size, np.uint8)
+        theirs.Pack(array, expected, 0, MPI.COMM_SELF)
+        theirs.Free()
+        assert pack(array, datatype).tobytes() == expected.tobytes()
+
+
+@st.composite
+def layouts(draw, nbytes_factors):
+    """Disjoint strided blocks of a given size: each level steps over what is inside."""
+    factors = draw(st.permutations(nbytes_factors))
+    cuts = sorted(draw(st.lists(st.integers(0, len(factors)), max_size=3)))
+    groups = [factors[a:b] for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True)]
+    *outer, block = [prod(group) for group in groups]
+    span, strides = block, []
+    for count in reversed(outer):
+        step = span + draw(st.sampled_from([0, 0, 1, 2, 4, 8, 5]))
+        strides.insert(0, step)
+        span = step * count
+    return StridedBlocks.canonical(0, outer, strides, block), span
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_two_layouts_of_equal_size(data):
+    """Strided on both sides, whatever the counts; the oracle enumerates bytes one by one."""
+    factors = data.draw(st.lists(st.sampled_from([2, 2, 2, 3, 4, 5, 7, 8]), max_size=5))
+    (a, a_span), (b, b_span) = data.draw(layouts(factors)), data.draw(layouts(factors))
+    source = coded(aligned(a_span, data.draw(st.sampled_from([0, 1, 2, 4, 8]))))
+    target = aligned(b_span, data.draw(st.sampled_from([0, 1, 2, 4, 8])))
+    target[:] = GUARD
+    expected = target.copy()
+    expected[bytes_of(b)] = source[bytes_of(a)]
+    copy_on_cpu(
+        [Copy(Side(source.ctypes.data, a), Side(target.ctypes.data, b))],
+        max_words=data.draw(st.sampled_from([1, 7, 2**31 - 4096])),
+        backwards=data.draw(st.booleans()),
+    )
+    assert target.tobytes() == expected.tobytes()
+
+
+def bytes_of(blocks: StridedBlocks) -> np.ndarray:
+    """Offsets of all bytes in packed order, by NumPy broadcasting."""
+    offsets = np.array([blocks.offset])
+    for count, stride in zip(blocks.counts, blocks.strides, strict=True):
+        offsets = (offsets[:, None] + np.arange(count) * stride).ravel()
+    return (offsets[:, None] + np.arange(blocks.block_bytes)).ravel()
+
+
+class TestAdd:
+    @pytest.mark.parametrize("dtype", list(_ELEMENTS))
+    @pytest.mark.parametrize("start", [0, 1])
+    def test_adds_as_numpy_does(self, dtype, start):
+        rng = np.random.default_rng(5)
+        source, target = field((6, 7, 8), dtype), field((6, 7, 8), dtype)
+        for array in (source, target):
+            values = rng.integers(0, 2000, array.shape).astype(dtype)
+            array[:] = values / np.array(3, "f4").astype(dtype)
+        expected = target.copy()
+        box = (slice(1, 5), slice(2, 7), slice(start, start + 4))
+        expected[box] += source[box]
+        assert (expected != target).any()
+        datatype = dt.subarray((6, 7, 8), (4, 5, 4), (1, 2, start), dtype)
+        self.add(source, target, datatype)
+        assert target.tobytes() == expected.tobytes()
+
+    def add(self, source, target, datatype):
+        ((_, a),), ((_, b),) = (sides(x.ctypes.data, datatype) for x in (source, target))
+        element, nbytes = addition_element(target.dtype)
+        library = compiled("strided_add", (("ELEMENT", element),))
+        for together in rounds([Copy(a, b)]):
+            run(library, plan(together, sms=SMS, element_bytes=nbytes))
+
+    def test_half_precision_is_ieee(self):
+        """Every exponent, subnormals, overflow to infinity, not-a-number."""
+        rng = np.random.default_rng(6)
+        source, target = (
+            rng.integers(0, 2**16, 4096, dtype=np.uint16).view("f2") for _ in range(2)
+        )
+        with np.errstate(all="ignore"):
+            expected = target + source
+        self.add(source, target, dt.contiguous(4096, "f2"))
+        assert np.isinf(expected).any() and np.isnan(expected).any()
+        np.testing.assert_array_equal(target, expected)
+
+    def test_overlapping_targets_add_in_the_order_given(self):
+        """In float32 the order shows: 1e8 + 1 - 1e8 depends on it."""
+        target = np.ones(8, "f4")
+        sources = [np.full(5, v, "f4") for v in (1e8, -1e8, 3.0)]
+        copies, expected = [], target.copy()
+        for first, source in zip((0, 2, 3), sources, strict=True):
+            expected[first : first + 5] += source
+            copies.append(
+                Copy(
+                    contiguous_side(source.ctypes.data, 20),
+                    contiguous_side(target.ctypes.data + 4 * first, 20),
+                )
+            )
+        dealt = rounds(copies)
+        library = compiled("strided_add", (("ELEMENT", "float"),))
+        for together in dealt:
+            run(library, plan(together, sms=SMS, element_bytes=4))
+        assert len(dealt) == 3
+        assert target.tobytes() == expected.tobytes()
+
+    def test_a_target_that_overlaps_itself(self):
+        """Windows of five, two apart: np.add.at is the oracle."""
+        target, source = np.ones(13, "f8"), np.arange(25, dtype="f8")
+        expected = target.copy()
+        np.add.at(expected, (np.arange(5)[:, None] * 2 + np.arange(5)).ravel(), source)
+        copies = [
+            Copy(
+                contiguous_side(source.ctypes.data, 200),
+                Side(target.ctypes.data, StridedBlocks(0, (5,), (16,), 40)),
+            )
+        ]
+        library = compiled("strided_add", (("ELEMENT", "double"),))
+        for together in rounds(copies):
+            run(library, plan(together, sms=SMS, element_bytes=8))
+        assert target.tobytes() == expected.tobytes()
+
+
+def test_the_tables_layout_is_the_kernels():
+    """Sizes and offsets that g++ gives the structs are those NumPy gives the table."""
+    members = {
+        "Region": ("source", "target", "words", "first_chunk", "word_bytes", "levels", "level"),
+        "Level": ("source_stride", "target_stride", "count", "magic", "shift", "unused"),
+    }
+    numbers = ", ".join(
+        f"sizeof({struct}), " + ", ".join(f"__builtin_offsetof({struct}, {m})" for m in names)
+        for struct, names in members.items()
+    )
+    extra = f'extern "C" {{ unsigned long layout[] = {{{numbers}, MAX_LEVELS, THREADS}}; }}'
+    library = compiled("strided_copy", (), extra)
+    dtypes = {"Region": REGION, "Level": LEVEL}
+    expected = [
+        number
+        for struct, names in members.items()
+        for number in (dtypes[struct].itemsize, *(dtypes[struct].fields[m][1] for m in names))
+    ]
+    found = (ctypes.c_ulong * (len(expected) + 2)).in_dll(library, "layout")
+    assert list(found) == [*expected, MAX_LEVELS, THREADS]

@@ -1,0 +1,76 @@
+"""The kernels compiled for real, by NVRTC, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from halox.engine.compiler import OPTIONS, preamble, source
+from halox.engine.packers.strided import _ELEMENTS
+from tests.support import require
+
+require("nvrtc")
+
+ARCHITECTURES = [80, 90]
+KERNELS = [
+    ("strided_copy", ()),
+    *(("strided_add", (("ELEMENT", element),)) for element in sorted(set(_ELEMENTS.values()))),
+]
+
+
+@cache
+def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> bytes:
+    """PTX or machine code of a kernel file for ``compute_NN`` or ``sm_NN``."""
+    from cuda.bindings import nvrtc
+
+    def call(result):
+        error, *values = result
+        assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
+        return values[0] if values else None
+
+    text = preamble(defines) + source(name)
+    program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
+    options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={target}")]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
+    call(nvrtc.nvrtcGetProgramLog(program, log))
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    assert not log.strip(b"\0\n "), f"compiler warnings:\n{log.decode()}"
+    kind = "CUBIN" if target.startswith("sm_") else "PTX"
+    code = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+    call(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
+    call(nvrtc.nvrtcDestroyProgram(program))
+    return bytes(code)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "defines"), KERNELS, ids=str)
+class TestKernels:
+    def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
+        code = compiled(name, defines, f"sm_{architecture}")
+        assert code.startswith(b"\x7fELF")
+        assert name.encode() + b"\0" in code, "the function keeps its name"
+
+    def test_keeps_words_in_registers(self, name, defines, architecture):
+        """Local memory would mean arrays that the compiler could not unroll away."""
+        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        assert ".local" not in ptx
+
+    def test_moves_16_bytes_at_once(self, name, defines, architecture):
+        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
+        # .nc loads are those of the table; inline assembly makes addresses generic.
+        assert re.search(rf"ld(\.global)?{wide}", ptx)
+        assert re.search(rf"st(\.global)?{wide}", ptx)
+
+    def test_divides_by_multiplying(self, name, defines, architecture):
+        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        assert "mul.hi.u32" in ptx
+        assert not re.search(r"\b(div|rem)\.", ptx)
+
+
+def test_a_broken_kernel_is_noticed():
+    with pytest.raises(AssertionError, match="no_such_name"):
+        compiled("strided_add", (("ELEMENT", "no_such_name"),), "sm_90")

@@ -1,0 +1,150 @@
+"""Imports go downward only, CuPy stays in its rooms, and what stands outside uses public names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The rooms, lowest floor first; the modules of one room may import each other. The longest name that a
+# module's name begins with decides. `halox` itself is what users import: it stands above the library,
+# whose modules name what they need in full, and below the command line, which is no part of the library.
+FLOORS: list[list[set[str]]] = [
+    [{"halox.errors"}, {"halox._version"}],
+    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}],
+    [{"halox.messages"}],
+    [{"halox.engine"}],
+    [{"halox.transports"}],
+    [{"halox.exchange"}, {"halox.collectives"}],
+    [{"halox.grid", "halox.xarray"}],
+    [{"halox"}],
+    [{"halox.cli"}],
+    [{"halox.__main__"}],
+]
+CUPY_ROOMS = ("halox.engine", "halox.transports")
+PUBLIC = ("halox", "halox.datatypes")
+
+
+def files_under(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def in_package(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def place(name: str) -> tuple[int, int]:
+    """The floor of a module (or of a name in it), and the number of its room there."""
+    known = {
+        module: (floor, number)
+        for floor, rooms in enumerate(FLOORS)
+        for number, room in enumerate(rooms)
+        for module in room
+    }
+    longest = max((module for module in known if in_package(name, module)), key=len)
+    if longest == "halox" and name != "halox":
+        # A name out of the package itself (`from halox import Grid`), unless it is a module, which
+        # then must be given a room.
+        path = ROOT / name.replace(".", "/")
+        assert not path.exists() and not path.with_suffix(".py").exists(), f"{name} has no room"
+    return known[longest]
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """All imports of a module, those inside functions and for type checking included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                anchor = module.split(".")
+                anchor = anchor[: len(anchor) - node.level + is_package]
+                base = ".".join([*anchor, *filter(None, [base])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    tree = ast.parse(path.read_text(), str(path))
+    return list(imports(tree, module_name(path), path.name == "__init__.py"))
+
+
+def runs_at_import(path: Path) -> list[str]:
+    """Names that a module imports as soon as it is imported: not those inside functions."""
+    names = []
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+        pending.extend(ast.iter_child_nodes(node))
+    return names
+
+
+@pytest.mark.parametrize("path", files_under("halox"), ids=module_name)
+def test_imports_go_downward(path: Path) -> None:
+    importer = place(module_name(path))
+    for line, name in imports_of(path):
+        if in_package(name, "halox"):
+            imported = place(name)
+            assert imported[0] < importer[0] or (imported == importer and name != "halox"), (
+                f"{path.relative_to(ROOT)}:{line}: floor {importer[0]} imports {name}, "
+                f"floor {imported[0]}"
+            )
+
+
+@pytest.mark.parametrize("path", files_under("halox"), ids=module_name)
+def test_cupy_stays_in_its_rooms_and_lazy(path: Path) -> None:
+    importer = module_name(path)
+    if not any(in_package(importer, room) for room in CUPY_ROOMS):
+        used = [entry for entry in imports_of(path) if entry[1].startswith("cupy")]
+        assert not used, f"{path.relative_to(ROOT)} imports CuPy: {used}"
+    eager = [name for name in runs_at_import(path) if name.startswith(("cupy", "cuda"))]
+    assert not eager, f"{path.relative_to(ROOT)} imports {eager} outside of a function"
+
+
+@pytest.mark.parametrize("path", files_under("apps") + files_under("examples"), ids=module_name)
+def test_apps_and_examples_use_public_names(path: Path) -> None:
+    import halox
+    import halox.datatypes
+
+    allowed = {f"halox.{name}" for name in halox.__all__}
+    allowed |= {f"halox.datatypes.{name}" for name in halox.datatypes.__all__}
+    for line, name in imports_of(path):
+        if in_package(name, "halox"):
+            assert name in allowed or name in PUBLIC, f"{path.relative_to(ROOT)}:{line}: {name}"
+        assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
+
+
+def test_datatypes_and_decomposition_need_no_mpi_to_import() -> None:
+    for path in files_under("halox/datatypes") + files_under("halox/decomposition"):
+        eager = [name for name in runs_at_import(path) if in_package(name, "mpi4py")]
+        assert not eager, f"{path.relative_to(ROOT)} imports mpi4py outside of a function"
+
+
+def test_the_checks_see_what_they_look_for() -> None:
+    source = "from ..grid import Grid\ndef f():\n    import cupy.cuda\nimport halox.engine as e\n"
+    found = [name for _, name in imports(ast.parse(source), "halox.engine.cuda", False)]
+    assert found == ["halox.grid.Grid", "halox.engine", "cupy.cuda"]
+    assert place("halox.errors.HaloxError") < place("halox.world") < place("halox.engine.cuda")
+    assert place("halox.grid.Grid") == place("halox.xarray") < place("halox.Grid") == place("halox")
+    with pytest.raises(AssertionError, match="has no room"):
+        place("halox.__init__")

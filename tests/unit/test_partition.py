@@ -1,0 +1,89 @@
+"""Axes cut into parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from halox.decomposition import AxisPartition, owned_range
+from halox.errors import DecompositionError
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 12, 13])
+def test_parts_cover_the_axis_once_in_order_and_evenly(n: int) -> None:
+    for parts in range(1, n + 1):
+        ranges = [range(*owned_range(n, parts, part)) for part in range(parts)]
+        assert [cell for cells in ranges for cell in cells] == list(range(n))
+        sizes = [len(cells) for cells in ranges]
+        assert sizes == sorted(sizes, reverse=True)
+        assert max(sizes) - min(sizes) <= 1
+        axis = AxisPartition.even(n, parts, periodic=False)
+        assert [range(*axis.owned(part)) for part in range(parts)] == ranges
+        assert axis.sizes == tuple(sizes) and axis.parts == parts
+        assert axis.smallest == (sizes[-1], sizes.index(sizes[-1]))
+
+
+def test_from_blocks_takes_sizes_as_they_are() -> None:
+    axis = AxisPartition.from_blocks([3, 1, 4], periodic=True)
+    assert (axis.cells, axis.bounds, axis.smallest) == (8, (0, 3, 4, 8), (1, 1))
+    assert axis == AxisPartition(8, (0, 3, 4, 8), True)
+
+
+@pytest.mark.parametrize(
+    ("periodic", "staggered", "points", "last"),
+    [(False, False, 8, 8), (True, False, 8, 8), (True, True, 8, 8), (False, True, 9, 9)],
+)
+def test_the_last_part_of_an_open_axis_owns_the_extra_point(
+    periodic: bool, staggered: bool, points: int, last: int
+) -> None:
+    axis = AxisPartition.from_blocks([3, 5], periodic)
+    assert axis.points(staggered) == points
+    assert axis.owned_points(0, staggered) == (0, 3)
+    assert axis.owned_points(1, staggered) == (3, last)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "periodic", "staggered", "low", "high"),
+    [
+        ((4, 2, 3), False, False, (2, 1), (2, 1)),
+        ((1, 5, 5), False, False, (1, 0), (5, 1)),  # part 0 fills no high halo
+        ((5, 5, 1), False, False, (5, 0), (1, 2)),  # part 2 fills no low halo
+        ((5, 5, 1), False, True, (5, 0), (1, 2)),  # but it owns the extra point
+        ((5, 5, 1), True, True, (1, 2), (0, 2)),
+        ((3,), True, False, (3, 0), (3, 0)),
+        ((3,), True, True, (3, 0), (2, 0)),
+    ],
+)
+def test_width_limits_come_from_the_smallest_block_that_fills_a_halo(
+    blocks: tuple[int, ...],
+    periodic: bool,
+    staggered: bool,
+    low: tuple[int, int],
+    high: tuple[int, int],
+) -> None:
+    assert AxisPartition.from_blocks(blocks, periodic).width_limits(staggered) == (low, high)
+
+
+def test_an_axis_that_does_not_exchange_has_no_limits() -> None:
+    assert AxisPartition.even(3, 1, periodic=False).width_limits() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: owned_range(3, 4, 0), "4 parts need at least 4 cells, got an axis of 3; use at"),
+        (lambda: owned_range(3, 0, 0), "parts: expected at least 1, got 0"),
+        (lambda: owned_range(3, 2, 2), "part: expected 0 <= part < 2, got 2"),
+        (lambda: owned_range(3, 2, -1), "part: expected 0 <= part < 2, got -1"),
+        (lambda: AxisPartition.even(3, 4, True), "use at most 3 parts"),
+        (lambda: AxisPartition.even(3, 0, True), "parts: expected at least 1, got 0"),
+        (lambda: AxisPartition.from_blocks([], True), "blocks: expected at least one block"),
+        (lambda: AxisPartition.from_blocks([2, 0], True), r"one cell or more, got \[2, 0\]"),
+        (lambda: AxisPartition(4, (0, 2, 5), True), r"bounds: expected to rise from 0 to 4"),
+        (lambda: AxisPartition(4, (0, 2, 2, 4), True), r"bounds: .*got \(0, 2, 2, 4\)"),
+        (lambda: AxisPartition(4, (0,), True), r"bounds: .*got \(0,\)"),
+        (lambda: AxisPartition(0, (0, 0), True), r"bounds: .*got \(0, 0\)"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_allowed(call, text: str) -> None:
+    with pytest.raises(DecompositionError, match=text):
+        call()

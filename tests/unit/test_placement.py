@@ -1,0 +1,190 @@
+"""Placement on nodes, against every assignment of few ranks and a plain-Python cost."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox.decomposition import Placement, place
+from halox.errors import DecompositionError
+
+
+def cost(shape, periodic, axis_bytes, node_at) -> int:
+    """Bytes between nodes, face by face; ``node_at`` maps coordinates to nodes."""
+    total = 0
+    for coords in product(*map(range, shape)):
+        for axis, face in enumerate(axis_bytes):
+            above = list(coords)
+            above[axis] += 1
+            if above[axis] == shape[axis]:
+                if not periodic[axis]:
+                    continue
+                above[axis] = 0
+            total += face * (node_at[coords] != node_at[tuple(above)])
+    return total
+
+
+def family(shape, nodes):
+    """Node of each block, for every way of placing that the module promises to try."""
+    ndim, ranks = len(shape), len(nodes)
+    by_node = sorted(range(ranks), key=lambda rank: (nodes[rank], rank))
+    sizes = {list(nodes).count(node) for node in nodes}
+    tiles = {shape} | {
+        tile
+        for tile in product(*(range(1, cells + 1) for cells in shape))
+        if all(cells % extent == 0 for cells, extent in zip(shape, tile, strict=True))
+        and math.prod(tile) in sizes
+    }
+    for tile, axes in product(tiles, permutations(range(ndim))):
+
+        def position(coords, tile=tile, axes=axes):
+            return (
+                [coords[axis] // tile[axis] for axis in axes],
+                [coords[axis] % tile[axis] for axis in axes],
+            )
+
+        blocks = sorted(product(*map(range, shape)), key=position)
+        yield {block: nodes[rank] for block, rank in zip(blocks, by_node, strict=True)}
+        if tile == shape:
+            yield {block: nodes[rank] for rank, block in enumerate(blocks)}
+
+
+def node_at(placement: Placement, nodes) -> dict:
+    return {coords: nodes[rank] for rank, coords in enumerate(placement.coords)}
+
+
+@st.composite
+def nodes_of_ranks(draw, filled_nodes: bool):
+    larger = [] if filled_nodes else [(2, 4), (3, 4), (2, 3, 2), (4, 4), (2, 2, 2, 2)]
+    shape = draw(
+        st.sampled_from(
+            [*larger, (1,), (4,), (6,), (2, 2), (2, 3), (3, 2), (1, 5), (2, 1, 3), (1, 2, 1, 2)]
+        )
+    )
+    ranks = math.prod(shape)
+    if filled_nodes:
+        size = draw(st.integers(1, ranks))  # all nodes have as many ranks, but for the last
+        nodes = draw(st.permutations([rank // size for rank in range(ranks)]))
+    else:
+        nodes = draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))
+    periodic = tuple(draw(st.booleans()) for _ in shape)
+    return shape, periodic, tuple(draw(st.integers(0, 9)) for _ in shape), nodes
+
+
+def assert_consistent(placement: Placement, shape, periodic, axis_bytes, nodes) -> None:
+    blocks = list(product(*map(range, shape)))
+    assert sorted(placement.coords) == blocks
+    assert [placement.coords[rank] for rank in placement.rank_of] == blocks
+    in_order = {block: nodes[rank] for rank, block in enumerate(blocks)}
+    by_rank = cost(shape, periodic, axis_bytes, in_order)
+    assert placement.bytes_between_nodes_by_rank_order == by_rank
+    assert placement.bytes_between_nodes == cost(
+        shape, periodic, axis_bytes, node_at(placement, nodes)
+    )
+
+
+@settings(max_examples=150, deadline=None, print_blob=True)
+@given(nodes_of_ranks(filled_nodes=False))
+def test_uneven_nodes_get_the_best_of_the_family(case) -> None:
+    shape, periodic, axis_bytes, nodes = case
+    placement = place(*case)
+    assert_consistent(placement, *case)
+    best = min(cost(shape, periodic, axis_bytes, where) for where in family(shape, nodes))
+    assert placement.bytes_between_nodes <= best <= placement.bytes_between_nodes_by_rank_order
+    assert place(*case) == placement
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@given(nodes_of_ranks(filled_nodes=True))
+def test_filled_nodes_get_the_best_of_all_assignments(case) -> None:
+    shape, periodic, axis_bytes, nodes = case
+    placement = place(*case)
+    assert_consistent(placement, *case)
+    blocks = list(product(*map(range, shape)))
+    best = min(
+        cost(shape, periodic, axis_bytes, dict(zip(blocks, assigned, strict=True)))
+        for assigned in set(permutations(nodes))
+    )
+    assert placement.bytes_between_nodes == best
+
+
+def test_tiles_cut_what_rank_order_sends_between_nodes() -> None:
+    nodes = [rank // 4 for rank in range(16)]
+    placement = place((4, 4), (False, False), (100, 100), nodes)
+    assert placement.bytes_between_nodes_by_rank_order == 12 * 100
+    assert placement.bytes_between_nodes == 8 * 100
+    where = node_at(placement, nodes)
+    assert [[where[i, j] for j in range(4)] for i in range(4)] == [
+        [0, 0, 1, 1],
+        [0, 0, 1, 1],
+        [2, 2, 3, 3],
+        [2, 2, 3, 3],
+    ]
+    assert placement.summary() == (
+        "16 ranks on 4 nodes, placed in tiles of 2x2 blocks: 800 bytes between nodes, 1200 in "
+        "rank order (33 % less)."
+    )
+
+
+def test_a_snake_serves_nodes_that_no_box_fits() -> None:
+    nodes = [0, 0, 1, 1, 2, 2]
+    placement = place((2, 3), (False, False), (1, 2), nodes)
+    assert placement.bytes_between_nodes == 6
+    assert placement.bytes_between_nodes_by_rank_order == 7
+    assert placement.summary().startswith("6 ranks on 3 nodes, placed node by node along a snake")
+
+
+def test_tiles_are_walked_in_every_order_where_the_last_node_is_smaller() -> None:
+    nodes = [rank // 8 for rank in range(36)]
+    case = (6, 6), (False, False), (4, 3), nodes
+    best = min(cost(*case[:3], where) for where in family((6, 6), nodes))
+    assert best == 60
+    assert place(*case).bytes_between_nodes <= best
+
+
+def test_the_fattest_faces_stay_on_the_node() -> None:
+    nodes = [0, 0, 1, 1]
+    placement = place((2, 2), (False, False), (9, 1), nodes)  # faces normal to axis 0 are fat
+    where = node_at(placement, nodes)
+    assert where[0, 0] == where[1, 0] and where[0, 1] == where[1, 1]
+    assert placement.bytes_between_nodes == 2
+
+
+def test_ranks_dealt_out_to_nodes_in_turn_are_gathered() -> None:
+    nodes = [0, 1, 0, 1]
+    placement = place((4,), (False,), (1,), nodes)
+    assert (placement.bytes_between_nodes, placement.bytes_between_nodes_by_rank_order) == (1, 3)
+    assert placement.coords == ((0,), (2,), (1,), (3,))
+
+
+@pytest.mark.parametrize("nodes", [[7] * 6, [0, 0, 0, 1, 1, 1]])
+def test_rank_order_is_kept_where_nothing_beats_it(nodes) -> None:
+    placement = place((2, 3), (False, False), (1, 1), nodes)
+    assert placement.coords == Placement.by_rank((2, 3)).coords
+    assert "rank order" in placement.summary() or placement.nodes == 2
+    assert "less" not in placement.summary()
+
+
+def test_one_rank_is_placed() -> None:
+    placement = place((1, 1), (True, True), (5, 5), [3])
+    assert placement == Placement.by_rank((1, 1))
+    assert placement.summary() == (
+        "1 rank on 1 node, placed in rank order: nothing crosses between nodes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((2, 2), (True, True), (1, 1), [0, 0]), r"nodes: expected 4 entries for proc_shape=\(2"),
+        (((2, 2), (True,), (1, 1), [0] * 4), "periodic: expected 2 entries"),
+        (((2, 2), (True, True), (1,), [0] * 4), "axis_bytes: expected 2 entries"),
+    ],
+)
+def test_arguments_of_the_wrong_length_are_refused(arguments, text) -> None:
+    with pytest.raises(DecompositionError, match=text):
+        place(*arguments)

@@ -1,0 +1,255 @@
+"""The process grid chosen, against every process grid measured by its halo regions."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from itertools import product
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from halox.decomposition import (
+    AxisPartition,
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    Placement,
+    choose_proc_shape,
+    counted_halo,
+    decompose,
+)
+from halox.errors import DecompositionError
+
+
+def measured(shape, halo, periodic, procs, blocks):
+    """Order of merit by counting the boxes of every rank; None if the grid cannot be used."""
+    axes = []
+    for cells, wraps, parts, cut in zip(shape, periodic, procs, blocks, strict=True):
+        if parts != len(cut) if cut else parts > cells:
+            return None
+        axes.append(
+            AxisPartition.from_blocks(cut, wraps)
+            if cut
+            else AxisPartition.even(cells, parts, wraps)
+        )
+    axes = tuple(axes)
+    domain = Decomposition(axes, Placement.by_rank(procs))
+    try:
+        FieldLayout(domain, 0, FieldSpec(halo)).check_widths()
+    except DecompositionError:
+        return None
+    sent, copied = [], []
+    for rank in range(domain.ranks):
+        totals = {True: 0, False: 0}
+        for region in FieldLayout(domain, rank, FieldSpec(counted_halo(halo))).regions():
+            if region.send:
+                totals[region.peer == rank] += math.prod(region.send.subsizes)
+        sent.append(totals[False])
+        copied.append(totals[True])
+    return max(sent), max(copied), tuple(-parts for parts in procs)
+
+
+@st.composite
+def grids(draw):
+    ndim = draw(st.integers(1, 4))
+    shape = tuple(draw(st.integers(1, 12)) for _ in range(ndim))
+    halo = tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in range(ndim))
+    return shape, halo, tuple(draw(st.booleans()) for _ in range(ndim))
+
+
+def assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks) -> bool:
+    divisors = [parts for parts in range(1, ranks + 1) if ranks % parts == 0]
+    merits = {
+        procs: merit
+        for procs in product(divisors, repeat=len(shape))
+        if math.prod(procs) == ranks
+        and all(want in (0, have) for want, have in zip(wanted, procs, strict=True))
+        and (merit := measured(shape, halo, periodic, procs, blocks)) is not None
+    }
+    if merits:
+        chosen = choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks)
+        assert chosen == min(merits, key=merits.__getitem__)
+        return True
+    with pytest.raises(DecompositionError):
+        choose_proc_shape(ranks, shape, halo, periodic, wanted, blocks)
+    return False
+
+
+@settings(max_examples=150, deadline=None, print_blob=True)
+@given(grids(), st.integers(1, 12), st.data())
+def test_the_choice_is_the_best_of_all_process_grids(grid, ranks, data) -> None:
+    shape, halo, periodic = grid
+    divisors = [parts for parts in range(1, ranks + 1) if ranks % parts == 0]
+    wanted = tuple(data.draw(st.sampled_from([0, 0, 0, *divisors])) for _ in shape)
+    blocks = tuple(data.draw(st.sampled_from([None] * 3 + cuts(cells))) for cells in shape)
+    works = assert_best_of_all(ranks, shape, halo, periodic, wanted, blocks)
+    event("workable" if works else "not workable")
+
+
+def cuts(cells: int) -> list[tuple[int, ...]]:
+    """Some uneven ways to cut an axis."""
+    return [cut for cut in [(cells - 1, 1), (1, cells - 1), (1, cells - 2, 1)] if min(cut) > 0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+@pytest.mark.parametrize("halo", [((1, 1), (1, 1)), ((0, 2), (1, 0)), ((3, 1), (1, 2))])
+def test_the_choice_is_the_best_on_every_small_plane(ranks, halo) -> None:
+    """Open axes, where the ends of an axis send less than its middle."""
+    outcomes = [
+        assert_best_of_all(ranks, shape, halo, (False, False), (0, 0), (None, None))
+        for shape in product(range(1, 9), repeat=2)
+    ]
+    assert any(outcomes) and not all(outcomes)
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@given(grids(), st.integers(2, 40))
+def test_what_an_error_suggests_works(grid, ranks) -> None:
+    shape, halo, periodic = grid
+    try:
+        choose_proc_shape(ranks, shape, halo, periodic)
+    except DecompositionError as error:
+        text = str(error)
+    else:
+        assume(False)
+    found = re.findall(r"(\d+) \(proc_shape=(\([\d, ]+\))\)", text)
+    event(f"{len(found)} suggestions")
+    if not found:
+        assert "use a narrower halo" in text
+        with pytest.raises(DecompositionError):
+            choose_proc_shape(1, shape, halo, periodic)
+        return
+    for count, procs in found:
+        numbers = tuple(map(int, re.findall(r"\d+", procs)))
+        assert choose_proc_shape(int(count), shape, halo, periodic, numbers) == numbers
+    below = max(int(count) for count, _ in found if int(count) < ranks)
+    for between in range(below + 1, ranks):
+        with pytest.raises(DecompositionError):
+            choose_proc_shape(between, shape, halo, periodic)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape", "arguments", "expected"),
+    [
+        (8, (64, 64, 64), {"halo": 1, "periodic": True}, (2, 2, 2)),
+        (4, (64, 64, 64), {"halo": 1}, (2, 2, 1)),  # of equals, the outermost axes are cut
+        (6, (600, 100), {"halo": 1}, (6, 1)),
+        (6, (100, 600), {"halo": 1}, (1, 6)),
+        (4, (64, 64), {"halo": ((4, 4), (0, 0))}, (1, 4)),  # cuts across axis 1 cost nothing
+        (7, (100, 100), {"halo": 1}, (7, 1)),
+        (5, 100, {"halo": 1}, (5,)),
+        (1, (1, 1, 1, 1), {"halo": 1, "periodic": True}, (1, 1, 1, 1)),
+        (4, (16, 15), {"halo": 1, "periodic": True}, (4, 1)),  # copies on a rank are free,
+        (4, (16, 16), {"halo": 1, "periodic": True}, (2, 2)),  # but decide between equals
+        (4, (64, 1, 64), {"halo": 1}, (2, 1, 2)),
+        (8, (64, 64), {}, (4, 2)),  # without halo, as with a halo of 1
+        (12, (64, 64), {"halo": 1, "proc_shape": (None, 3)}, (4, 3)),
+        (12, (64, 64), {"halo": 1, "proc_shape": (1, 12)}, (1, 12)),
+    ],
+)
+def test_choices_worked_by_hand(ranks, shape, arguments, expected) -> None:
+    assert choose_proc_shape(ranks, shape, **arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            (7, (4, 4), 1),
+            "ranks=7: grid_shape=(4, 4) cannot be divided; no process grid works for 7 ranks; "
+            "nearest numbers of ranks: 6 (proc_shape=(2, 3)) or 8 (proc_shape=(2, 4))",
+        ),
+        (
+            (8, (16, 16), 1, False, (3, 2)),
+            "proc_shape=(3, 2) with 8 ranks: it multiplies up to 6, expected 8; workable for 8 "
+            "ranks: (4, 2), (2, 4), (8, 1)",
+        ),
+        (
+            (8, (16, 16), 1, False, (3, 0)),
+            "proc_shape=(3, 0) with 8 ranks: the axes given multiply up to 3, expected a divisor "
+            "of 8; workable for 8 ranks: (2, 4), (4, 2), (1, 8)",
+        ),
+        (
+            (8, (16, 4), 1, False, (1, 8)),
+            "proc_shape=(1, 8) with 8 ranks: axis 1 has 4 cells, too few for 8 ranks; workable "
+            "for 8 ranks: (2, 4), (4, 2), (8, 1)",
+        ),
+        (
+            (8, (16, 4), 0, False, (1, 8)),
+            "proc_shape=(1, 8) with 8 ranks: axis 1 has 4 cells, too few for 8 ranks; workable "
+            "for 8 ranks: (2, 4), (4, 2), (8, 1)",
+        ),
+        (
+            (8, (16, 4), (1, 3), False, (4, 2)),
+            "proc_shape=(4, 2) with 8 ranks: along axis 1 the halo is (3, 3) cells wide (low, "
+            "high), and 4 cells on 2 ranks can fill at most (2, 2); workable for 8 ranks: (8, 1)",
+        ),
+        (
+            (4, (16, 2), (1, 1), False, (1, 0)),
+            "proc_shape=(1, 0) with 4 ranks: 4 ranks cannot be divided among the axes left free; "
+            "workable for 4 ranks: (2, 2), (4, 1)",
+        ),
+        (
+            (2, (16, 1), 2, True),
+            "halo=((2, 2), (2, 2)): along axis 1 the halo is (2, 2) cells wide (low, high), and "
+            "1 cell on 1 rank can fill at most (1, 1); use a narrower halo",
+        ),
+        (
+            (4, (16, 8), 1, False, (2, 2), (None, (2, 4, 2))),
+            "proc_shape=(2, 2) with 4 ranks: axis 1 is given as 3 blocks, not 2; no process grid "
+            "works for 4 ranks; nearest numbers of ranks: 3 (proc_shape=(1, 3)) or 6 "
+            "(proc_shape=(2, 3))",
+        ),
+        (
+            (1, (16, 8), 1, False, None, (None, (2, 4, 2))),
+            "ranks=1: grid_shape=(16, 8) cannot be divided with blocks for [None, 3] ranks per "
+            "axis; no process grid works for 1 ranks; nearest numbers of ranks: 3 "
+            "(proc_shape=(1, 3))",
+        ),
+        (
+            (3, (16, 8), 3, False, None, (None, (2, 4, 2))),
+            "halo=((3, 3), (3, 3)): along axis 1 the halo is (3, 3) cells wide (low, high), and 8 "
+            "cells on 3 ranks can fill at most (2, 2); use a narrower halo",
+        ),
+        ((0, (16,)), "ranks: expected at least 1, got 0"),
+        (
+            (2.0, (16,)),
+            "ranks: expected a number of ranks as an integer, got 2.0 of type float; write a "
+            "plain int",
+        ),
+    ],
+)
+def test_errors_say_what_was_given_and_what_works(arguments, text) -> None:
+    with pytest.raises(DecompositionError) as error:
+        choose_proc_shape(*arguments)
+    assert str(error.value) == text
+
+
+def test_decompose_puts_the_pieces_together() -> None:
+    domain = decompose((10, 9), 6, halo=1, periodic=(True, False), proc_shape=(0, 3))
+    assert domain.proc_shape == (2, 3)
+    assert domain.periodic == (True, False) and domain.grid_shape == (10, 9)
+    assert domain.placement == Placement.by_rank((2, 3))
+    # Cutting axis 0 moves rows of 64 cells, cutting axis 1 columns of 8: pairs keep the rows.
+    domain = decompose((8, 64), 4, halo=1, proc_shape=(2, 2), nodes=[0, 0, 1, 1])
+    assert domain.coords_of(0)[1] == domain.coords_of(1)[1]
+    assert domain.placement.bytes_between_nodes == 2 * 2 * 4 * 8
+
+
+def test_decompose_cuts_where_it_is_told() -> None:
+    domain = decompose((10, 9), 6, halo=1, blocks=[None, (2, 5, 2)])
+    assert domain.proc_shape == (2, 3)
+    assert [axis.sizes for axis in domain.axes] == [(5, 5), (2, 5, 2)]
+    # A wide halo that only wide blocks fill, though an even cut could not.
+    assert decompose(9, 3, halo=((4, 1),), blocks=[(4, 4, 1)]).rank_shape(2) == (1,)
+
+
+@pytest.mark.parametrize("ranks", [4096, 2520])
+def test_thousands_of_ranks_in_four_dimensions_are_quick(ranks: int) -> None:
+    began = time.perf_counter()
+    procs = choose_proc_shape(ranks, (512, 400, 300, 128), halo=2)
+    assert time.perf_counter() - began < 1
+    assert math.prod(procs) == ranks

@@ -1,0 +1,292 @@
+"""The stencil mini-app's parts on one rank: operator, problem, checks, options."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apps.stencil2d import options, verification
+from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
+from apps.stencil2d.problem import Problem, computed
+from tests import support
+
+STENCIL_CU = Path(options.__file__).with_name("stencil.cu")
+
+# Runs the device kernel as C++ on a thread after the other; stands for a launch.
+CPU_LAUNCH = """
+struct Three {{ unsigned x, y, z; }};
+static Three blockIdx, blockDim, threadIdx;
+#define __global__
+#define __restrict__
+#include "{source}"
+extern "C" void launch(unsigned bx, unsigned by, unsigned threads, const REAL* old, REAL* fresh,
+                       long long pitch, int top, int bottom, int left, int right,
+                       REAL a, REAL b, REAL c)
+{{
+    blockDim = {{threads, 1, 1}};
+    for (blockIdx.y = 0; blockIdx.y < by; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < bx; ++blockIdx.x)
+            for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x)
+                stencil_step(old, fresh, pitch, top, bottom, left, right, a, b, c);
+}}
+"""
+
+
+def by_loops(old: np.ndarray, w: Weights) -> np.ndarray:
+    """The operator's definition, point for point, in Python floats."""
+    new = np.zeros(old.shape)
+    for i in range(1, old.shape[0] - 1):
+        for j in range(1, old.shape[1] - 1):
+            cross = old[i - 1, j] + old[i + 1, j] + old[i, j - 1] + old[i, j + 1]
+            corners = old[i - 1, j - 1] + old[i - 1, j + 1] + old[i + 1, j - 1] + old[i + 1, j + 1]
+            new[i, j] = w.centre * old[i, j] + w.cardinal * cross + w.diagonal * corners
+    return new
+
+
+class TestOperator:
+    @pytest.mark.parametrize("shape", [(3, 3), (4, 9), (37, 5), (200, 301)])
+    @pytest.mark.parametrize(("dtype", "rtol"), [("f8", 1e-14), ("f4", 1e-6)])
+    def test_equals_naive_loop(self, shape: tuple[int, int], dtype: str, rtol: float) -> None:
+        rng = np.random.default_rng(1)
+        old = rng.random(shape).astype(dtype)
+        new = np.full_like(old, -7)
+        w = Weights(0.3, 0.2, 0.1)
+        Stencil(old, (1, shape[0] - 1), (1, shape[1] - 1), w)(old, new)
+        expected = by_loops(old.astype("f8"), w)
+        np.testing.assert_allclose(new[1:-1, 1:-1], expected[1:-1, 1:-1], rtol=rtol)
+        for edge in (new[0], new[-1], new[:, 0], new[:, -1]):
+            assert (edge == -7).all()
+
+    def test_does_not_depend_on_the_part(self) -> None:
+        old = np.random.default_rng(2).random((150, 90))
+        whole, parts = np.zeros_like(old), np.zeros_like(old)
+        Stencil(old, (1, 149), (1, 89), EXACT_WEIGHTS)(old, whole)
+        for rows in ((1, 40), (40, 41), (41, 149)):
+            for cols in ((1, 2), (2, 77), (77, 89)):
+                Stencil(old, rows, cols, EXACT_WEIGHTS)(old, parts)
+        assert np.array_equal(whole, parts)
+
+    def test_strips_meet(self) -> None:
+        # Wide enough for several strips, whose temporaries are used again and again.
+        old = np.random.default_rng(3).random((70, 20_000))
+        new = np.zeros_like(old)
+        Stencil(old, (1, 69), (1, 19_999), EXACT_WEIGHTS)(old, new)
+        w = EXACT_WEIGHTS
+        vertical = old[:-2] + old[2:]
+        expected = (
+            (old[1:-1, :-2] + old[1:-1, 2:] + vertical[:, 1:-1]) * w.cardinal
+            + (vertical[:, :-2] + vertical[:, 2:]) * w.diagonal
+            + old[1:-1, 1:-1] * w.centre
+        )
+        assert np.array_equal(new[1:-1, 1:-1], expected)
+
+    def test_weights_pass_through_float32(self) -> None:
+        assert weights(exact=False) == Weights(0.25, 0.15000000596046448, 0.05000000074505806)
+        assert weights(exact=True) == Weights(0.25, 0.15, 0.05)
+        assert EXACT_WEIGHTS.total == pytest.approx(1.05, rel=1e-15)
+
+
+@pytest.mark.parametrize(("real", "dtype"), [("float", "f4"), ("double", "f8")])
+@pytest.mark.parametrize("threads", [1, 32, 128])
+def test_device_kernel_as_cpp_equals_numpy(
+    real: str, dtype: str, threads: int, tmp_path: Path
+) -> None:
+    support.require("cxx")
+    import ctypes
+
+    (tmp_path / "kernel.cpp").write_text(CPU_LAUNCH.format(source=STENCIL_CU))
+    library = tmp_path / "kernel.so"
+    compile_line = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC"]
+    subprocess.run(
+        [*compile_line, f"-DREAL={real}", "-o", str(library), str(tmp_path / "kernel.cpp")],
+        check=True,
+        timeout=120,
+    )
+    scalar = ctypes.c_float if dtype == "f4" else ctypes.c_double
+    launch = ctypes.CDLL(str(library)).launch
+    launch.argtypes = [
+        *[ctypes.c_uint] * 3,
+        *[ctypes.c_void_p] * 2,
+        ctypes.c_longlong,
+        *[ctypes.c_int] * 4,
+        *[scalar] * 3,
+    ]
+    old = np.random.default_rng(4).random((45, 171)).astype(dtype)
+    rows, cols = (2, 43), (1, 169)
+    expected = np.full_like(old, -1)
+    Stencil(old, rows, cols, EXACT_WEIGHTS)(old, expected)
+    got = np.full_like(old, -1)
+    rows_per_thread = 16
+    launch(
+        -(-(cols[1] - cols[0]) // threads),
+        -(-(rows[1] - rows[0]) // rows_per_thread),
+        threads,
+        old.ctypes.data,
+        got.ctypes.data,
+        old.shape[1],
+        *rows,
+        *cols,
+        *(scalar(v) for v in (0.25, 0.15, 0.05)),
+    )
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_device_kernel_compiles(architecture: str, real: str) -> None:
+    support.require("nvrtc")
+    from cuda.bindings import nvrtc
+
+    source = STENCIL_CU.read_bytes()
+    error, program = nvrtc.nvrtcCreateProgram(source, b"stencil.cu", 0, [], [])
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    flags = [
+        f"-arch={architecture}".encode(),
+        b"-std=c++17",
+        b"-fmad=false",
+        f"-DREAL={real}".encode(),
+    ]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    size = nvrtc.nvrtcGetProgramLogSize(program)[1]
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(program)
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+
+
+class TestProblem:
+    def test_weak_scaling_repeats_the_local_values(self) -> None:
+        problem = Problem.make((3, 4), (2, 2), 1, strong=False)
+        assert problem.grid_shape == (6, 8)
+        assert problem.blocks == ((3, 3), (4, 4))
+        tile = np.outer(np.arange(3), np.arange(4))
+        assert np.array_equal(problem.initial(), np.tile(tile, (2, 2)))
+        assert np.array_equal(problem.initial((slice(3, 6), slice(0, 4))), tile)
+        assert not problem.is_original
+
+    def test_strong_scaling_counts_through(self) -> None:
+        problem = Problem.make((7, 5), (2, 3), 1, strong=True)
+        assert problem.blocks == ((4, 3), (2, 2, 1))
+        assert np.array_equal(problem.initial(), np.outer(np.arange(7), np.arange(5)))
+        assert problem.is_original
+
+    def test_wide_halo_adds_margins_at_the_outside(self) -> None:
+        problem = Problem.make((5, 6), (2, 1), 3, strong=False)
+        assert problem.blocks == ((7, 7), (10,))
+        assert problem.grid_shape == (14, 10)
+        start = problem.initial()
+        assert np.array_equal(start[2:7, 2:8], np.outer(np.arange(5), np.arange(6)))
+        assert not start[:2].any() and not start[-2:].any()
+        assert not start[:, :2].any() and not start[:, -2:].any()
+
+    def test_flops_follow_the_original_rule(self) -> None:
+        # (rows + 2h - 2) * (cols + 2h - 2) points on each of the ranks, 11 operations each.
+        assert (
+            Problem.make((512, 256), (2, 2), 1, strong=False).flops_per_step == 4 * 512 * 256 * 11
+        )
+        wide = Problem.make((512, 256), (2, 3), 4, strong=False)
+        assert wide.flops_per_step == 6 * 518 * 262 * 11
+
+    def test_computed_range(self) -> None:
+        assert computed(0, 8, 8, 10, 1) == (1, 9)
+        assert computed(0, 8, 16, 14, 3) == (3, 13)
+        assert computed(8, 16, 24, 14, 3) == (1, 13)
+        assert computed(16, 24, 24, 14, 3) == (1, 11)
+
+
+class TestVerification:
+    def test_sine_transform_is_its_definition(self) -> None:
+        n = 7
+        k = np.arange(1, n + 1)
+        matrix = np.sqrt(2 / (n + 1)) * np.sin(np.pi * np.outer(k, k) / (n + 1))
+        values = np.random.default_rng(5).random((4, n))
+        np.testing.assert_allclose(verification.sine_transform(values, 1), values @ matrix)
+        np.testing.assert_allclose(verification.sine_transform(values.T, 0), matrix @ values.T)
+
+    def test_sine_transform_in_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        values = np.random.default_rng(6).random((11, 9))
+        whole = verification.sine_transform(values, 1)
+        monkeypatch.setattr(verification, "_VALUES_AT_ONCE", 50)
+        assert np.array_equal(verification.sine_transform(values, 1), whole)
+
+    def test_solution_of_one_mode(self) -> None:
+        rows, cols, p, q, steps = 6, 9, 2, 5, 17
+        w = weights(exact=True)
+        a, b = np.pi * p / (rows + 1), np.pi * q / (cols + 1)
+        mode = np.outer(np.sin(a * np.arange(1, rows + 1)), np.sin(b * np.arange(1, cols + 1)))
+        growth = 0.25 + 2 * 0.15 * (np.cos(a) + np.cos(b)) + 4 * 0.05 * np.cos(a) * np.cos(b)
+        np.testing.assert_allclose(
+            verification.solution(mode, steps, w), growth**steps * mode, atol=1e-14
+        )
+
+    def test_far_from_the_edges_bilinear_values_only_grow(self) -> None:
+        steps, start = 8, np.outer(np.arange(30.0), np.arange(40.0))
+        exact = verification.solution(start, steps, weights(exact=True))
+        inside = (slice(steps, -steps), slice(steps, -steps))
+        np.testing.assert_allclose(exact[inside], 1.05**steps * start[inside], rtol=1e-11)
+
+    @pytest.mark.parametrize("steps", [1, 10, 100])
+    def test_reference_numbers(self, steps: int) -> None:
+        start = Problem.make((512, 512), (1, 1), 1, strong=True).initial()
+        field = verification.one_rank_run(start, steps, EXACT_WEIGHTS, "f8")
+        assert verification.matches_reference(field, steps) is True
+        inexact = verification.one_rank_run(start, steps, weights(exact=False), "f8")
+        assert verification.matches_reference(inexact, steps) is False
+
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    def test_one_rank_run_equals_the_solution(self, dtype: str) -> None:
+        start = Problem.make((40, 31), (1, 1), 4, strong=True).initial()
+        w = weights(exact=False)
+        got = verification.one_rank_run(start, 200, w, dtype)
+        exact = verification.solution(start, 200, w)
+        bound = verification.tolerance(dtype, 200)
+        assert verification.relative_error(got, exact) < bound
+        # A bound that a small mistake would pass is no check.
+        wrong = got.copy()
+        wrong[20, 15] *= 1 + 4 * bound
+        wrong[np.unravel_index(got.argmax(), got.shape)] *= 1 + 4 * bound
+        assert verification.relative_error(wrong, exact) > bound
+
+    def test_not_a_number_is_never_right(self) -> None:
+        assert verification.relative_error(np.array([np.nan]), np.array([1.0])) == float("inf")
+
+
+class TestOptions:
+    @staticmethod
+    def parse(*words: str) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        options.add_arguments(parser)
+        return parser.parse_args(words)
+
+    def test_defaults_are_the_originals(self) -> None:
+        got = options.settings(self.parse(), 6)
+        assert (got.tile, got.proc_shape, got.halo) == ((512, 512), (2, 3), 1)
+        assert (got.steps, got.passes, got.warmup_passes) == (1000, 10, 1)
+        assert got.dtypes == ("f4", "f8")
+        assert not got.exact_weights and not got.strong
+        assert options.settings(self.parse(), 1).proc_shape == (1, 1)
+        assert options.settings(self.parse(), 3).proc_shape == (1, 3)
+
+    @pytest.mark.parametrize(("number", "side"), [(1, 512), (2, 1024), (3, 2048), (4, 4096)])
+    def test_size_classes(self, number: int, side: int) -> None:
+        assert options.settings(self.parse("-s", str(number)), 1).tile == (side, side)
+
+    def test_custom_size_wins(self) -> None:
+        args = self.parse("-s", "2", "--custom-size", "30,7")
+        assert options.settings(args, 1).tile == (30, 7)
+
+    @pytest.mark.parametrize(
+        "words",
+        [["--custom-size", "3"], ["--custom-size", "0,4"], ["--num-iters", "0"], ["-s", "5"]],
+    )
+    def test_wrong_words_are_refused(
+        self, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as refused:
+            self.parse(*words)
+        assert refused.value.code == 2
+        assert words[0] in capsys.readouterr().err

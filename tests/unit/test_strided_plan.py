@@ -1,0 +1,264 @@
+"""Plans of strided copies: common levels, words, chunks and order, without running anything."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.datatypes import StridedBlocks
+from halox.engine.packers.ordering import rounds
+from halox.engine.packers.refine import Copy, Level, Side, contiguous_side, pieces, sides
+from halox.engine.packers.strided_plan import (
+    CHUNKS_PER_BLOCK,
+    MAX_LEVELS,
+    MAX_WORDS,
+    THREADS,
+    divisor,
+    plan,
+)
+from halox.errors import DatatypeError
+
+
+def pack_of(datatype, pointer=0, packed=1 << 40):
+    ((_, side),) = sides(pointer, datatype)
+    return Copy(side, contiguous_side(packed, side.strided.nbytes))
+
+
+def face(n, axis, dtype="f8"):
+    """A face of thickness one of an n^3 block with halo one."""
+    subsizes = [n] * 3
+    subsizes[axis] = 1
+    return dt.subarray([n + 2] * 3, subsizes, [1, 1, 1], dtype)
+
+
+class TestPieces:
+    def test_a_pack_is_one_piece(self):
+        (piece,) = pieces(pack_of(face(8, 0)))
+        assert piece.levels == (Level(8, 80, 64), Level(64, 1, 1))
+
+    def test_boxes_of_equal_shape_in_different_arrays_are_one_piece(self):
+        ((_, a),) = sides(0, dt.subarray((9, 9, 9), (4, 5, 6), (0, 0, 0), "f4"))
+        ((_, b),) = sides(1 << 30, dt.subarray((5, 5, 6), (4, 5, 6), (0, 0, 0), "f4"))
+        (piece,) = pieces(Copy(a, b))
+        assert piece.levels == (Level(4, 324, 120), Level(5, 36, 24), Level(24, 1, 1))
+
+    def test_contiguous_on_both_sides_is_one_run(self):
+        (piece,) = pieces(Copy(contiguous_side(64, 4000), contiguous_side(8192, 4000)))
+        assert piece == (64, 8192, (Level(4000, 1, 1),))
+
+    def test_single_byte(self):
+        (piece,) = pieces(Copy(contiguous_side(64, 1), contiguous_side(8192, 1)))
+        assert piece.levels == (Level(1, 1, 1),)
+
+    def test_blocks_of_8_and_12_bytes_repeat_after_24(self):
+        """Not one piece a block: the pattern of 24 bytes repeats."""
+        a = Side(0, StridedBlocks(0, (3000,), (16,), 8))
+        b = Side(1 << 30, StridedBlocks(0, (2000,), (20,), 12))
+        found = pieces(Copy(a, b))
+        assert len(found) == 4
+        assert {piece.levels[0] for piece in found} == {Level(1000, 48, 40)}
+        assert sum(prod(level.steps for level in piece.levels) for piece in found) == 24000
+
+    def test_nothing_to_move(self):
+        assert pieces(Copy(contiguous_side(0, 0), contiguous_side(8, 0))) == []
+
+    def test_sides_that_differ_are_an_error(self):
+        with pytest.raises(DatatypeError, match="8 bytes and the target 16"):
+            pieces(Copy(contiguous_side(0, 8), contiguous_side(64, 16)))
+
+
+class TestSides:
+    def test_one_for_a_strided_type(self):
+        datatype = face(4, 2)
+        assert sides(1000, datatype) == [(0, Side(1000, datatype.strided))]
+
+    def test_items_are_an_extent_apart(self):
+        datatype = dt.resized(dt.primitive("f8"), 0, 24)
+        ((_, side),) = sides(0, datatype, 5)
+        assert side.strided == StridedBlocks(0, (5,), (24,), 8)
+
+    def test_none_for_nothing(self):
+        assert sides(0, dt.contiguous(0, "f8")) == []
+        assert sides(0, dt.primitive("f8"), 0) == []
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6)),
+            min_size=1,
+            max_size=20,
+        )
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_stretches_of_an_irregular_type_are_its_blocks(self, runs):
+        """Runs of equal blocks at equal distances, in any sequence."""
+        lengths, starts, at = [], [], 0
+        for length, gap, repeats in runs:
+            for _ in range(repeats):
+                lengths.append(length)
+                starts.append(at)
+                at += length + gap
+        datatype = dt.indexed(lengths, starts, "u1")
+        found, packed = [], 0
+        for offset, side in sides(0, datatype):
+            assert offset == packed
+            packed += side.strided.nbytes
+            blocks = side.strided
+            firsts = np.arange(prod(blocks.counts)) * (blocks.strides[0] if blocks.strides else 0)
+            found += [(blocks.offset + int(f), blocks.block_bytes) for f in firsts]
+        assert found == list(zip(starts, lengths, strict=True))
+        assert len(sides(0, datatype)) <= 2 * len(runs)
+
+
+class TestWords:
+    @pytest.mark.parametrize("pointer", range(0, 17))
+    def test_the_widest_that_divides_the_addresses(self, pointer):
+        planned = plan([Copy(contiguous_side(pointer, 4096), contiguous_side(8192, 4096))], sms=4)
+        assert planned.regions["word_bytes"][0] == np.gcd(16, pointer) if pointer else 16
+
+    @pytest.mark.parametrize(("stride", "word"), [(48, 16), (40, 8), (36, 4), (-34, 2), (33, 1)])
+    def test_the_widest_that_divides_the_strides(self, stride, word):
+        side = Side(1 << 20, StridedBlocks(0, (7,), (stride,), 32))
+        planned = plan([Copy(side, contiguous_side(0, 224))], sms=4)
+        assert planned.regions["word_bytes"][0] == word
+        assert planned.regions["words"][0] == 224 // word
+
+    def test_additions_keep_whole_elements(self):
+        copies = [Copy(contiguous_side(4, 64), contiguous_side(1024, 64))]
+        assert plan(copies, sms=4, element_bytes=4).regions["word_bytes"][0] == 4
+        with pytest.raises(DatatypeError, match=r"multiples of 4 bytes.*8"):
+            plan(copies, sms=4, element_bytes=8)
+
+
+class TestChunks:
+    def test_64_kib_spread_over_many_blocks(self):
+        assert plan([pack_of(face(90, 2))], sms=132).blocks >= 60
+
+    def test_large_copies_keep_a_small_table(self):
+        nbytes = 1 << 34
+        copy = Copy(contiguous_side(0, nbytes), contiguous_side(1 << 40, nbytes))
+        planned = plan([copy], sms=132)
+        assert planned.table.nbytes < 32_000
+
+    @pytest.mark.parametrize("max_blocks", [1, 5, 16])
+    def test_max_blocks_caps_the_grid(self, max_blocks):
+        planned = plan(
+            [pack_of(face(n, a)) for n in (30, 60) for a in range(3)],
+            sms=132,
+            max_blocks=max_blocks,
+        )
+        assert planned.blocks == max_blocks
+        assert planned.chunks >= max_blocks
+
+    def test_chunks_cover_each_region_once(self):
+        copies = [pack_of(face(n, a), 0, (n + a) << 32) for n in (3, 20, 50) for a in range(3)]
+        planned = plan(copies, sms=8)
+        for index, region in enumerate(planned.regions):
+            (chunks,) = np.nonzero(planned.chunk_region == index)
+            assert chunks[0] == region["first_chunk"]
+            assert len(chunks) == -(-int(region["words"]) // planned.chunk_words)
+        assert planned.nbytes == sum(copy.source.strided.nbytes for copy in copies)
+
+    def test_nothing_to_do(self):
+        planned = plan([], sms=8)
+        assert (planned.chunks, planned.blocks, planned.nbytes, planned.table.size) == (0, 0, 0, 0)
+
+    def test_huge_regions_are_cut(self):
+        """9 GiB of bytes at odd addresses: more words than 32 bits count."""
+        nbytes = 9 << 30
+        copy = Copy(contiguous_side(1, nbytes), contiguous_side((1 << 40) + 2, nbytes))
+        planned = plan([copy], sms=132)
+        assert len(planned.regions) == 5
+        assert planned.regions["words"].max() <= MAX_WORDS
+        assert planned.nbytes == nbytes
+        ends = planned.regions["source"] + planned.regions["words"]
+        assert (ends[:-1] == planned.regions["source"][1:]).all()
+
+    def test_more_levels_than_a_region_has(self):
+        counts, strides = (3, 2, 5, 3, 2, 3), (10**6, 10**5, 10**4, 10**3, 100, 20)
+        side = Side(0, StridedBlocks(0, counts, strides, 16))
+        planned = plan([Copy(side, contiguous_side(1 << 40, side.strided.nbytes))], sms=4)
+        assert planned.regions["levels"].max() <= MAX_LEVELS
+        assert planned.nbytes == side.strided.nbytes
+        assert len(planned.regions) == 4, "the two shortest levels are unrolled"
+
+    def test_block_shape_constants(self):
+        assert THREADS % 32 == 0
+        assert CHUNKS_PER_BLOCK >= 1
+
+
+@given(st.integers(2, MAX_WORDS), st.integers(0, MAX_WORDS))
+@example(2, MAX_WORDS)
+@example(MAX_WORDS, MAX_WORDS)
+@example(3, 2**31 - 1)
+@example(2**30 + 1, 2**31 - 1)
+@settings(max_examples=1000, deadline=None)
+def test_division_by_multiplying(count, word):
+    magic, shift = divisor(count)
+    assert 0 < magic < 2**32
+    assert 0 <= shift < 32
+    for w in {word, word // count * count, max(0, word // count * count - 1)}:
+        assert (w * magic >> 32) >> shift == w // count
+
+
+class TestRounds:
+    def box(self, starts, subsizes, shape=(6, 6, 6), pointer=4096):
+        ((_, side),) = sides(pointer, dt.subarray(shape, subsizes, starts, "f8"))
+        return Copy(contiguous_side(1 << 30, side.strided.nbytes), side)
+
+    def test_disjoint_boxes_of_one_array_share_a_launch(self):
+        """Opposite faces: their byte ranges meet, their bytes do not."""
+        opposite = [self.box((0, 0, 0), (6, 6, 1)), self.box((0, 0, 5), (6, 6, 1))]
+        assert rounds(opposite) == [opposite]
+
+    def test_the_accumulation_of_26_halos_takes_few_launches(self):
+        """Halo values of face, edge and corner neighbours meet in the owner's outermost cells."""
+        copies = []
+        # Faces, edges, corners, and among those by axes: opposite ones share a launch. It would be
+        # 14 launches in lexicographic order.
+        in_order = sorted(np.ndindex(3, 3, 3), key=lambda d: (-d.count(1), [x == 1 for x in d]))
+        for direction in in_order:
+            if direction != (1, 1, 1):
+                starts = [{0: 1, 1: 1, 2: 4}[d] for d in direction]
+                copies.append(self.box(starts, [4 if d == 1 else 1 for d in direction]))
+        dealt = rounds(copies)
+        assert sum(map(len, dealt)) == 26
+        assert len(dealt) == 7
+        turn = {id(copy): i for i, together in enumerate(dealt) for copy in together}
+        cells = [set(map(tuple, self.cells(copy))) for copy in copies]
+        for i in range(26):
+            for j in range(i):
+                if cells[i] & cells[j]:
+                    assert turn[id(copies[j])] < turn[id(copies[i])]
+
+    def cells(self, copy):
+        blocks = copy.target.strided
+        array = np.arange(6**3 * 8, dtype=np.int64)
+        view = np.lib.stride_tricks.as_strided(
+            array[blocks.offset :], blocks.counts, [s * 8 for s in blocks.strides]
+        )
+        return [(int(first) + i,) for first in view.ravel() for i in range(blocks.block_bytes)]
+
+    def test_order_is_kept_through_a_third(self):
+        a, b, c = (self.box((i, 0, 0), (2, 6, 6)) for i in (0, 1, 2))
+        assert rounds([a, b, c]) == [[a], [b], [c]]
+        assert rounds([a, c, b]) == [[a, c], [b]]
+
+    def test_a_target_over_itself_is_taken_apart(self):
+        side = Side(4096, StridedBlocks(0, (6,), (8,), 16))
+        dealt = rounds([Copy(contiguous_side(1 << 30, 96), side)])
+        assert len(dealt) == 6
+        assert all(len(together) == 1 for together in dealt)
+
+    def test_too_many_launches_are_an_error(self):
+        side = Side(4096, StridedBlocks(0, (5000,), (0,), 8))
+        with pytest.raises(DatatypeError, match="overlaps itself so often"):
+            rounds([Copy(contiguous_side(1 << 30, 40000), side)])
+
+    def test_nothing(self):
+        assert rounds([]) == []
+        assert rounds([Copy(contiguous_side(0, 0), contiguous_side(0, 0))]) == []
