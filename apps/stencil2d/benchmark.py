@@ -68,7 +68,8 @@ class Field:
         )
         self._stencil = Stencil(self._fields[0], rows, cols, weights, grid.xp)
         self._start = np.zeros(grid.padded_shape, dtype)
-        grid.interior(self._start)[...] = problem.initial(grid.owned)
+        inside = slice(problem.halo, -problem.halo)
+        self._start[inside, inside] = problem.initial(grid.owned)
         self._host = np.empty_like(self._start)
 
     @property

@@ -77,4 +77,6 @@ def draw(
     axes.set_xlabel("column")
     axes.set_ylabel("row")
     figure.colorbar(image, ax=axes, label=f"value (largest {_DECADES} decades)")
-    figure.savefig(path)
+    # A file, since a mere name without a suffix would be given one.
+    with path.open("wb") as file:
+        figure.savefig(file, format="png")

@@ -9,7 +9,7 @@ from typing import Any
 
 from halox.cli import launcher
 
-WORKER = Path(__file__).with_name("exchange_worker.py")
+WORKER = Path(__file__).parents[1] / "exchange_worker.py"
 
 
 class Faces:

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -15,6 +16,7 @@ from halox.cli import launcher, report
 from halox.errors import HaloxError
 from halox.world import load_mpi
 
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _PACKAGES = ("numpy", "mpi4py", "cupy", "xarray", "matplotlib")
 
 
@@ -44,7 +46,7 @@ def collect() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "packages": {name: _version(name) or "not installed" for name in _PACKAGES},
         "mpi": _mpi(),
-        "gpu": {"works": why_no_gpu is None, "why not": why_no_gpu or "", "count": len(gpus)},
+        "gpu": {"works": why_no_gpu is None, "why_not": why_no_gpu, "count": len(gpus)},
         **({"gpus": gpus, "gpu_links": _links(len(gpus))} if gpus else {}),
         "paths": _paths(why_no_gpu),
     }
@@ -108,16 +110,20 @@ def _links(count: int) -> dict[str, Any]:
         f"gpu {i} reaches": [j for j in range(count) if i != j and reach(i, j)]
         for i in range(count)
     }
-    return matrix | {"topology": _topology()}
+    return matrix | {"topology": topology()}
 
 
-def _topology() -> str:
+def topology() -> str:
+    """Return the driver's matrix of the links between GPUs, as text."""
     if shutil.which("nvidia-smi") is None:
         return "nvidia-smi not found"
     said = subprocess.run(
         ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
     )
-    return said.stdout.strip() if said.returncode == 0 else said.stderr.strip()
+    if said.returncode != 0:
+        return said.stderr.strip()
+    matrix = said.stdout.partition("Legend")[0]
+    return "\n" + _TERMINAL_CODES.sub("", matrix).strip("\n").expandtabs(12)
 
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ converts from and to the datatypes of mpi4py. Nothing here needs MPI, a GPU or a
 
 from __future__ import annotations
 
+from halox.datatypes.boxes import slab, subarray
 from halox.datatypes.constructors import (
     contiguous,
     dup,
@@ -17,9 +18,7 @@ from halox.datatypes.constructors import (
     indexed_block,
     primitive,
     resized,
-    slab,
     struct,
-    subarray,
     vector,
 )
 from halox.datatypes.datatype import Datatype

@@ -1,14 +1,13 @@
 """Datatype constructors, by MPI's names and in MPI's argument orders.
 
 The old type stands last, as a datatype or anything ``numpy.dtype`` takes; ``resized`` alone has it
-first, as in MPI. None of them is collective, and none touches memory or a device.
+first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
+stands in :mod:`halox.datatypes.boxes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Literal
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from halox.datatypes.arguments import (
     count_of,
     integer,
     integer_array,
-    integer_tuple,
     same_lengths,
     scaled,
 )
@@ -338,68 +336,6 @@ def struct(
     return algebra.struct_of(("struct", (lengths, starts)), lengths, starts, olds)
 
 
-def subarray(
-    sizes: Sequence[int],
-    subsizes: Sequence[int],
-    starts: Sequence[int],
-    old: TypeLike,
-    order: Literal["C", "F"] = "C",
-) -> Datatype:
-    """Box of a contiguous array; the extent is that of the whole array.
-
-    Parameters
-    ----------
-    sizes, subsizes : sequence of int, length ndim
-        Shape of the array and of the box.
-    starts : sequence of int, length ndim
-        Index of the box's first element.
-    old : Datatype or dtype-like
-        The element type.
-    order : {"C", "F"}
-        Whether the last or the first index runs fastest.
-
-    Returns
-    -------
-    Datatype
-
-    Raises
-    ------
-    DatatypeError
-        If the lists differ in length or are empty.
-        If a size or subsize is below 1, or the box does not lie within the array.
-        If ``order`` is neither ``"C"`` nor ``"F"``.
-
-    Examples
-    --------
-    >>> subarray((4, 4, 4), (4, 4, 1), (0, 0, 3), "f8").strided
-    StridedBlocks(offset=24, counts=(16,), strides=(32,), block_bytes=8)
-    """
-    shape = integer_tuple("sizes", sizes)
-    box = integer_tuple("subsizes", subsizes)
-    corner = integer_tuple("starts", starts)
-    same_lengths(sizes=shape, subsizes=box, starts=corner)
-    if not shape:
-        raise DatatypeError("sizes must have one entry or more, got none")
-    for axis, (size, subsize, start) in enumerate(zip(shape, box, corner, strict=True)):
-        if size < 1 or subsize < 1 or start < 0 or start + subsize > size:
-            raise DatatypeError(
-                f"axis {axis}: the box from {start} of {subsize} elements must hold one element or "
-                f"more and lie within the array's {size}"
-            )
-    if order not in ("C", "F"):
-        raise DatatypeError(f"order must be 'C' or 'F', got {order!r}")
-    inner = as_datatype(old)
-    written = ("subarray", (shape, box, corner, order))
-    if not inner.size:
-        return algebra.nothing(written, inner)
-    steps = _contiguous_strides(shape, inner.extent, order)
-    offset = sum(start * step for start, step in zip(corner, steps, strict=True))
-    if order == "F":  # outermost first means the last axis first
-        box, steps = box[::-1], steps[::-1]
-    made = algebra.box_of(written, inner, box, steps, offset)
-    return made.with_bounds(made.bounds.resized(0, prod(shape) * inner.extent))
-
-
 def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
     """Give a type another lower bound and extent; the bytes stay.
 
@@ -450,65 +386,3 @@ def dup(old: TypeLike) -> Datatype:
     True
     """
     return algebra.dup_of(as_datatype(old))
-
-
-def slab(
-    shape: Sequence[int],
-    strides: Sequence[int],
-    starts: Sequence[int],
-    subsizes: Sequence[int],
-    dtype: TypeLike,
-) -> Datatype:
-    """Box of an array of any strides.
-
-    Parameters
-    ----------
-    shape, strides : sequence of int, length ndim
-        Shape and byte strides of the array, as NumPy states them; strides of any sign.
-    starts, subsizes : sequence of int, length ndim
-        Index of the box's first element, and its shape; a subsize of 0 means no bytes.
-    dtype : Datatype or dtype-like
-        The element type.
-
-    Returns
-    -------
-    Datatype
-        Displacements are relative to the array's element ``[0, ..., 0]``; elements stand in C
-        order of their indices whatever the strides.
-
-    Raises
-    ------
-    DatatypeError
-        If the lists differ in length, or the box does not lie within the array.
-
-    Examples
-    --------
-    >>> array = np.zeros((4, 6))[:, ::-1]
-    >>> slab(array.shape, array.strides, (0, 1), (4, 2), array.dtype).strided
-    StridedBlocks(offset=-8, counts=(4, 2), strides=(48, -8), block_bytes=8)
-    """
-    sizes = integer_tuple("shape", shape)
-    steps = integer_tuple("strides", strides)
-    corner = integer_tuple("starts", starts)
-    box = integer_tuple("subsizes", subsizes)
-    same_lengths(shape=sizes, strides=steps, starts=corner, subsizes=box)
-    for axis, (size, start, subsize) in enumerate(zip(sizes, corner, box, strict=True)):
-        if start < 0 or subsize < 0 or start + subsize > size:
-            raise DatatypeError(
-                f"axis {axis}: the box from {start} of {subsize} elements must lie within the "
-                f"array's {size}"
-            )
-    made = as_datatype(dtype)
-    for step, subsize in zip(reversed(steps), reversed(box), strict=True):
-        made = hvector(subsize, 1, step, made)
-    offset = sum(start * step for start, step in zip(corner, steps, strict=True))
-    return hindexed_block(1, [offset], made) if offset else made
-
-
-def _contiguous_strides(shape: tuple[int, ...], extent: int, order: str) -> tuple[int, ...]:
-    """Byte strides of a contiguous array."""
-    sizes = shape if order == "F" else shape[::-1]
-    steps = [extent]
-    for size in sizes[:-1]:
-        steps.append(steps[-1] * size)
-    return tuple(steps if order == "F" else steps[::-1])

@@ -228,8 +228,8 @@ class Datatype:
 
         Notes
         -----
-        Not collective. Primitives that MPI has no type for (``f2``, strings, datetimes, other byte
-        orders) travel as bytes.
+        Not collective. Primitives that MPI has no type for (strings, datetimes, other byte orders,
+        ``f2`` in most builds) travel as bytes, and :func:`from_mpi` reads them back as such.
         """
         from halox.datatypes.mpi import to_mpi
 

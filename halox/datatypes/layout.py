@@ -238,15 +238,15 @@ class BlockList:
         Notes
         -----
         Where one row of blocks ends exactly at the next one's beginning, as do the first and the
-        last column of an array, merging has joined these two blocks: all lengths are then one or
-        two block lengths, the first and the last one, and the joined ones are taken apart again.
+        last column of an array, merging has joined these two blocks: the first length is then the
+        block's, the others are one or two of it, and the joined ones are taken apart again.
         """
         if not self.n_blocks:
             return EMPTY
         offsets, lengths = self.offsets, self.lengths
         block = int(lengths[0])
         if not (lengths == block).all():
-            if int(lengths[-1]) != block or not np.isin(lengths, (block, 2 * block)).all():
+            if not np.isin(lengths, (block, 2 * block)).all():
                 return None
             offsets = _spread(offsets, lengths // block, block)
         levels = _regular_levels(offsets)

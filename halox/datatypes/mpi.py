@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halox.datatypes import constructors as make
+from halox.datatypes.boxes import subarray
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.numpy_types import as_datatype
 from halox.errors import DatatypeError, MissingPackageError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-_NAME = "halox primitive "  # names a run of bytes that stands for a primitive MPI lacks
 
 
 def to_mpi(datatype: Datatype) -> MPI.Datatype:
@@ -103,7 +102,6 @@ def _primitive_to_mpi(dtype: np.dtype, mpi: Any) -> MPI.Datatype:
         made = mpi.CHAR.Dup()
         return made
     made = mpi.BYTE.Create_contiguous(dtype.itemsize)
-    made.Set_name(_NAME + dtype.str)
     return made
 
 
@@ -140,9 +138,6 @@ def _byte_stride(datatype: Datatype) -> int:
 def _from_mpi(given: MPI.Datatype, mpi: Any) -> Datatype:
     if given.combiner == mpi.COMBINER_NAMED:
         return _from_named(given, mpi)
-    name = given.Get_name()
-    if name.startswith(_NAME):
-        return as_datatype(np.dtype(name.removeprefix(_NAME)))
     if given.is_predefined:  # Fortran's parametrised kinds
         return _from_type_string(given)
     base, _, described = given.decode()
@@ -189,7 +184,7 @@ def _readers(mpi: Any) -> dict[int, Callable[[dict[str, Any], list[Datatype]], D
             a["blocklength"], a["displacements"], old[0]
         ),
         mpi.COMBINER_STRUCT: lambda a, old: make.struct(a["blocklengths"], a["displacements"], old),
-        mpi.COMBINER_SUBARRAY: lambda a, old: make.subarray(
+        mpi.COMBINER_SUBARRAY: lambda a, old: subarray(
             a["sizes"],
             a["subsizes"],
             a["starts"],

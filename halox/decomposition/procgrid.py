@@ -143,21 +143,29 @@ class _Axis:
             return AxisPartition.from_blocks(self.blocks, self.periodic)
         return AxisPartition.even(self.cells, parts, self.periodic)
 
-    def obstacle(self, parts: int) -> str | None:
-        """Say what speaks against cutting into ``parts``; None if nothing does."""
+    def obstacle(self, parts: int, step: int | None = None) -> str | None:
+        """Say what speaks against cutting into ``parts``; None if nothing does.
+
+        ``step`` is the distance between the ranks of two parts, where that is known.
+        """
         cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
         if self.blocks is not None and parts != len(self.blocks):
             return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
         if parts > self.cells:
             return f"axis {self.index} has {cells}, too few for {parts} ranks"
-        limits = [limit and limit.width for limit in self.cut(parts).width_limits()]
-        if all(
-            limit is None or width <= limit for width, limit in zip(self.halo, limits, strict=True)
-        ):
+        found = self.cut(parts).width_limits()
+        narrow = [
+            limit
+            for width, limit in zip(self.halo, found, strict=True)
+            if limit is not None and width > limit.width
+        ]
+        if not narrow:
             return None
+        owner = "" if step is None else f" (rank {narrow[0].part * step} owns {narrow[0].width})"
         return (
             f"along axis {self.index} the halo is {self.halo} cells wide (low, high), and "
-            f"{cells} on {parts} rank{'s' * (parts > 1)} can fill at most {tuple(limits)}"
+            f"{cells} on {parts} rank{'s' * (parts > 1)} can fill at most "
+            f"{tuple(limit and limit.width for limit in found)}{owner}"
         )
 
 
@@ -240,8 +248,9 @@ def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
         return f"it multiplies up to {fixed}, expected {ranks}"
     if ranks % fixed:
         return f"the axes given multiply up to {fixed}, expected a divisor of {ranks}"
-    for axis, parts in zip(axes, given, strict=True):
-        obstacle = axis.obstacle(parts) if parts else None
+    for number, (axis, parts) in enumerate(zip(axes, given, strict=True)):
+        step = None if 0 in given else math.prod(given[number + 1 :])
+        obstacle = axis.obstacle(parts, step) if parts else None
         if obstacle:
             return obstacle
     return f"{ranks // fixed} ranks cannot be divided among the axes left free"

@@ -39,8 +39,8 @@ def source(name: str) -> str:
 
     Examples
     --------
-    >>> '#include "' in source("strided_copy")
-    False
+    >>> "struct __align__(16) Region" in source("strided_copy")
+    True
     """
     return _INCLUDE.sub(lambda match: _read(match[1]), _read(f"{name}.cu"))
 

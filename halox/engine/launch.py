@@ -13,8 +13,6 @@ from typing import Any
 
 from halox.errors import DeviceError
 
-_INVALID_CONTEXT = 201
-
 
 class PreparedLaunch:
     """A kernel, its launch shape and its arguments, ready to be launched again and again.
@@ -58,6 +56,7 @@ class PreparedLaunch:
             *(ctypes.addressof(arg) for arg in self.args)
         )
         self._call = driver.launchKernel
+        self._current_context = driver.ctxGetCurrent
         self._runtime = runtime
         self._before_stream = (function.ptr, *_three(grid), *_three(block), shared_bytes)
         self._after_stream = (ctypes.addressof(self._addresses), 0)
@@ -84,13 +83,18 @@ class PreparedLaunch:
         try:
             self._call(*self._before_stream, stream_ptr, *self._after_stream)
         except RuntimeError as error:
-            if getattr(error, "status", None) != _INVALID_CONTEXT:
-                raise DeviceError(f"kernel launch on device {self._device}: {error}") from error
-            # The first CUDA call of a thread: the runtime makes the context current, the driver
-            # does not.
+            if self._current_context():
+                raise self._refused(error) from error
+            # This thread has not used CUDA yet, and only the runtime makes contexts unasked.
             self._runtime.setDevice(self._device)
             self._runtime.free(0)
-            self._call(*self._before_stream, stream_ptr, *self._after_stream)
+            try:
+                self._call(*self._before_stream, stream_ptr, *self._after_stream)
+            except RuntimeError as second:
+                raise self._refused(second) from second
+
+    def _refused(self, error: RuntimeError) -> DeviceError:
+        return DeviceError(f"kernel launch on device {self._device}: {error}")
 
 
 def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:

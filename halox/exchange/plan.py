@@ -79,6 +79,7 @@ class Plan:
         self._channels = tuple(channels)
         self._starts = tuple(channel.start for channel in channels)
         self._finishes = tuple(channel.finish for channel in channels)
+        self._steps = _steps(channels)
         self._report = report
         self._check_open = check_open
         self._started = False
@@ -88,9 +89,14 @@ class Plan:
         self.messages_sent = len(sent)
 
     def __call__(self) -> None:
-        """Run one exchange."""
-        self.start()
-        self.finish()
+        """Run one exchange; errors as of `start` and `finish`."""
+        if self._started:
+            raise StateError("the exchange was started; call finish() before the next one")
+        self._check_open()
+        self._started = True
+        for step in self._steps:
+            step()
+        self._started = False
 
     def start(self) -> None:
         """Begin an exchange.
@@ -136,12 +142,18 @@ class Plan:
         """Give back buffers and requests; local, and harmless when repeated."""
         for channel in self._channels:
             channel.close()
-        self._channels = self._starts = self._finishes = ()
+        self._channels = self._starts = self._finishes = self._steps = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
         """Return a short description."""
         return f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
+
+
+def _steps(channels: Sequence[Channel]) -> tuple[Callable[[], None], ...]:
+    """Order the steps of an exchange in one call: all starts, then all finishes, the last channel's as one."""
+    *others, last = channels or [_NOTHING]
+    return (*(c.start for c in others), last.run, *(c.finish for c in others))
 
 
 def _raise_closed() -> None:
@@ -312,7 +324,7 @@ class _Builder:
     def channels(self) -> list[Channel]:
         world = self.surroundings.world
         link = self._link()
-        channels: list[Channel] = []
+        channels: list[Channel] = [] if link is None else [_LinkKeeper(link)]
         local = self._job("local", "copy")
         if local.sends:
             device = self.draft.device
@@ -325,14 +337,13 @@ class _Builder:
             return [channel for channel in found if channel is not None]
 
         # Page-locking and compiling can fail on one rank alone.
-        channels += world.guarded(carried, _MAKING)
+        packed = world.guarded(carried, _MAKING)
         direct = self._job("host", "direct")
         if link is not None and (direct.sends or direct.receives):
             windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in direct.receives}
             channels.append(DirectChannel(direct, self.surroundings.arena, link, windows))  # type: ignore[arg-type]
-        if link is not None:
-            channels.append(_LinkKeeper(link))
-        return channels
+        # The packed ones come last: they gain from being run in one step.
+        return channels + packed
 
     def _link(self) -> NodeLink | None:
         """Make the plan's shared block; where there is too little shared memory, turn to MPI instead."""
@@ -357,7 +368,9 @@ class _Builder:
             return tuple(m for m, route in routes if (route.path, route.way) == (path, way))
 
         draft = self.draft
-        return Job(self.arrays, chosen(draft.sends), chosen(draft.receives), draft.operation)
+        sends, receives = chosen(draft.sends), chosen(draft.receives)
+        fragmented = frozenset(m.key for m in (*sends, *receives) if self.routes[m.key][0].fragmented)
+        return Job(self.arrays, sends, receives, draft.operation, fragmented)
 
     def _carried(self, way: str, link: NodeLink | None) -> Channel | None:
         device = self.draft.device
@@ -384,11 +397,8 @@ class _Builder:
         return _FIRST_TAG + (self.number * _TAGS_PER_PLAN + tags.index(message.tag)) % most
 
 
-class _LinkKeeper(Channel):
-    """Holds a plan's shared block until the plan is closed."""
-
-    def __init__(self, link: NodeLink) -> None:
-        self._link = link
+class _Idle(Channel):
+    """A channel with nothing to do."""
 
     def start(self) -> None:
         """Do nothing."""
@@ -396,6 +406,16 @@ class _LinkKeeper(Channel):
     def finish(self) -> None:
         """Do nothing."""
 
+
+class _LinkKeeper(_Idle):
+    """Holds a plan's shared block until the plan is closed."""
+
+    def __init__(self, link: NodeLink) -> None:
+        self._link = link
+
     def close(self) -> None:
         """Give the block back."""
         self._link.close()
+
+
+_NOTHING = _Idle()

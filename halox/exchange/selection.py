@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halox.messages import Message
+from halox.messages import Message, Part
 from halox.transports.arena import SharedArena
 from halox.transports.direct import Window, window_of
 
@@ -19,10 +19,28 @@ Another core's cache lines are fetched one by one where runs are short, but in s
 (docs/performance/host.md has the measurements).
 """
 
+FRAGMENTED_BYTES = 1 << 18
+"""Messages at least this long are packed and unpacked in turns, so that unpacking finds cache lines that packing
+has just brought in."""
+
 
 @dataclass(frozen=True)
 class End:
-    """What one end says of a message when a plan is made."""
+    """What one end says of a message when a plan is made.
+
+    Attributes
+    ----------
+    node : int
+    memory : {"host", "gpu"}
+    block_bytes, nbytes : int
+        Bytes of the shortest run, and of the whole message.
+    signatures : tuple
+        Of each part.
+    window : Window or None
+        Where the parts lie in shared memory, if they do.
+    outer_counts : tuple of int
+        Count of each part's outermost level, 0 where it has none: along it a message is cut into fragments.
+    """
 
     node: int
     memory: Literal["host", "gpu"]
@@ -30,15 +48,17 @@ class End:
     nbytes: int
     signatures: tuple[Any, ...]
     window: Window | None
+    outer_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Route:
-    """The path of a message, how it goes there, and why."""
+    """The path of a message, how it goes there, why, and whether it is cut into fragments."""
 
     path: str
     way: Way
     reason: str
+    fragmented: bool = False
 
 
 def describe_end(message: Message, arrays: Sequence[Any], arena: SharedArena, node: int) -> End:
@@ -51,7 +71,13 @@ def describe_end(message: Message, arrays: Sequence[Any], arena: SharedArena, no
         message.nbytes,
         message.signatures,
         window_of(message, arrays, arena) if on_host else None,
+        tuple(map(_outer_count, message.parts)),
     )
+
+
+def _outer_count(part: Part) -> int:
+    strided = part.datatype.strided
+    return strided.counts[0] if part.count == 1 and strided is not None and strided.counts else 0
 
 
 def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -> Route:
@@ -74,13 +100,20 @@ def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -
         return Route(path, "mpi", where)
     if path == "staged":
         return Route(path, "shared", "same node, through host memory that both GPUs map")
+    shortest = min(sender.block_bytes, receiver.block_bytes)
     if not may_read:
         return Route(path, "shared", "same node, packed: accumulate needs a copy")
-    if not _in_windows(sender, receiver):
-        return Route(path, "shared", "same node, packed: arrays not allocated by the grid")
-    shortest = min(sender.block_bytes, receiver.block_bytes)
+    fragmented = (
+        sender.nbytes >= FRAGMENTED_BYTES
+        and sender.outer_counts == receiver.outer_counts
+        and min(sender.outer_counts) > 0
+    )
     if shortest < DIRECT_BYTES:
-        return Route(path, "shared", f"same node, packed: runs of {shortest} B < {DIRECT_BYTES} B")
+        why = f"same node, packed: runs of {shortest} B < {DIRECT_BYTES} B"
+        return Route(path, "shared", why, fragmented)
+    if not _in_windows(sender, receiver):
+        why = "same node, packed: arrays not in the grid's shared memory"
+        return Route(path, "shared", why, fragmented)
     return Route(path, "direct", f"same node, read in place: runs of {shortest} B")
 
 

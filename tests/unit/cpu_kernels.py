@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +19,7 @@ SHIM = Path(__file__).with_name("cpu_shim.h")
 
 # Misaligned or null accesses, overflows and bad shifts end the process loudly.
 FLAGS = [
-    *("-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
     *("-fsanitize=undefined", "-fno-sanitize-recover=all"),
 ]
@@ -65,6 +66,17 @@ def run(library: ctypes.CDLL, planned: Plan, *, backwards: bool = False) -> None
         ctypes.c_uint(planned.chunks),
         ctypes.c_uint(planned.chunk_words),
     )
+
+
+def before_a_forbidden_page(nbytes: int) -> np.ndarray:
+    """Bytes that end where a page begins whose every use ends the process."""
+    pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    array = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(array.ctypes.data + pages), mmap.PAGESIZE, 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return array[pages - nbytes : pages]
 
 
 def aligned(nbytes: int, offset: int = 0) -> np.ndarray:

@@ -20,8 +20,8 @@ MOST_BYTES = 1 << 13
 MOST_SPAN = 1 << 14  # counts of up to 3 must stay below 1 << 16
 
 # Zeros occur, but seldom enough that most types hold bytes.
-_COUNTS = st.sampled_from((1, 2, 3, 4, 2, 3, 4, 0))
-_LENGTHS = st.sampled_from((1, 2, 3, 1, 2, 3, 0))
+_COUNTS = st.sampled_from((1, 2, 3, 4, 2, 3, 4, 1, 2, 3, 4, 2, 3, 4, 0))
+_LENGTHS = st.sampled_from((1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 0))
 _BYTE_STEPS = st.integers(-64, 64)
 
 

@@ -27,7 +27,7 @@ def classes(module: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
             yield value
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in ("__init__", "exchange_worker")])
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__"])
 def test_benchmarks_run(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     support.require("mpi")
     ran = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import halox
-from halox.cli import catalogue, launcher, main, report
+from halox.cli import catalogue, info, launcher, main, report
 from halox.cli.progress import TerminalProgress
 from halox.errors import MissingPackageError
 
@@ -154,7 +154,7 @@ class TestCommand:
         assert found["halox"] == halox.__version__
         assert found["packages"]["numpy"][0].isdigit()
         assert found["paths"]["host"].startswith("possible")
-        assert found["gpu"]["works"] == (found["gpu"]["why not"] == "")
+        assert found["gpu"]["works"] == (found["gpu"]["why_not"] is None)
         assert main(["info"]) == 0
         assert "mpi4py: " in capsys.readouterr().out
 
@@ -244,3 +244,11 @@ class TestCommand:
         words = "run stencil2d --custom-size 9,9 --num-iters 5 --passes 1 --device cpu"
         assert main(words.split()) == 1
         assert "verified: NO" in capsys.readouterr().out
+
+
+def test_topology_is_a_plain_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"printf '\033[4mGPU0\tGPU1\033[0m\nGPU0\t X \tNV18\n\nLegend:\n  X = Self\n'"
+    script(tmp_path / "nvidia-smi", said)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    lines = info.topology().splitlines()
+    assert [line.split() for line in lines] == [[], ["GPU0", "GPU1"], ["GPU0", "X", "NV18"]]

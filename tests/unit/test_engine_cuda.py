@@ -112,17 +112,12 @@ def test_only_bytes_are_registered():
 class TestPreparedLaunch:
     """With the driver's entry replaced: what it would have been handed."""
 
-    def prepare(self, monkeypatch, failures=()):
+    def prepare(self, monkeypatch, failures=(), context=5):
         calls, failures = [], list(failures)
-
-        class DriverFailure(RuntimeError):
-            def __init__(self, status):
-                self.status = status
-                super().__init__(f"status {status}")
 
         def launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
             if failures:
-                raise DriverFailure(failures.pop())
+                raise RuntimeError(failures.pop())
             addresses = (ctypes.c_void_p * 2).from_address(params)
             values = (
                 ctypes.c_uint64.from_address(addresses[0]).value,
@@ -135,7 +130,8 @@ class TestPreparedLaunch:
         for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
         api = sys.modules["cupy_backends.cuda.api"]
-        api.driver, api.runtime = SimpleNamespace(launchKernel=launch_kernel), runtime
+        api.driver = SimpleNamespace(launchKernel=launch_kernel, ctxGetCurrent=lambda: context)
+        api.runtime = runtime
         args = (ctypes.c_void_p(2**47 + 3), ctypes.c_uint32(7))
         launch = PreparedLaunch(SimpleNamespace(ptr=99), 5, (32, 4), args, device=1)
         return launch, calls, woken
@@ -150,15 +146,18 @@ class TestPreparedLaunch:
         assert second == (99, (5, 1, 1), (32, 4, 1), 0, 0, (2**47 + 3, 8), 0)
 
     def test_the_first_launch_of_a_thread_makes_its_context(self, monkeypatch):
-        launch, calls, woken = self.prepare(monkeypatch, [201])
+        launch, calls, woken = self.prepare(monkeypatch, ["no context"], context=0)
         launch.launch(0)
         assert woken == [1, 0]
         assert len(calls) == 1
 
     def test_a_refused_launch_names_the_device(self, monkeypatch):
-        launch, _, _ = self.prepare(monkeypatch, [400])
-        with pytest.raises(DeviceError, match="device 1: status 400"):
-            launch.launch(0)
+        for failures, context in ((["bad"], 5), (["bad", "no context"], 0)):
+            launch, calls, woken = self.prepare(monkeypatch, failures, context)
+            with pytest.raises(DeviceError, match="kernel launch on device 1: bad"):
+                launch.launch(0)
+            assert not calls
+            assert bool(woken) == (context == 0), "a thread's device is left alone"
 
 
 class TestBounds:

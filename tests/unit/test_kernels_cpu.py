@@ -17,7 +17,7 @@ from halox.engine.packers.refine import Copy, Side, contiguous_side, sides
 from halox.engine.packers.strided import _ELEMENTS, addition_element
 from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, REGION, THREADS, plan
 from tests.support import require
-from tests.unit.cpu_kernels import aligned, compiled, run
+from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
 
 require("cxx")
 
@@ -144,6 +144,14 @@ class TestCopy:
         array = coded(field((words, 3), "f8"))
         datatype = dt.vector(words, 1, 3, "f8")
         assert pack(array, datatype, max_blocks=max_blocks).tobytes() == array[:, 0].tobytes()
+
+    @pytest.mark.parametrize("nbytes", [1, 6, 16, 2000, 2048, 2064, 20008, 20480])
+    def test_not_a_byte_past_the_end_is_touched(self, nbytes):
+        """Even a read would end the process, as it may on a GPU."""
+        source, target = coded(before_a_forbidden_page(nbytes)), before_a_forbidden_page(nbytes)
+        a, b = (contiguous_side(x.ctypes.data, nbytes) for x in (source, target))
+        copy_on_cpu([Copy(a, b)])
+        assert target.tobytes() == source.tobytes()
 
     def test_regions_cut_for_their_size_are_the_whole(self):
         array = coded(field((9, 8, 7), "f8"))

@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The rooms, lowest floor first; the modules of one room may import each other. The longest name that a
-# module's name begins with decides. `halox` itself is what users import: it stands above the library,
-# whose modules name what they need in full, and below the command line, which is no part of the library.
+# The rooms, lowest floor first; the modules of one room may import each other. The longest name
+# that a module's name begins with decides. `halox` itself is what users import: it stands above the
+# library, whose modules name what they need in full, and below the command line, which is no part
+# of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
     [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}],

@@ -47,6 +47,7 @@ def _mpi_type(recipe: Recipe, halves: bool) -> tuple[MPI.Datatype, bool]:
         return MPI.Datatype.fromcode(dtype.char).Dup(), False
     followed = [_mpi_type(old, halves) for old in olds]
     types = [old for old, _ in followed]
+    fitted = any(of_part for _, of_part in followed)
     if name == "struct":
         made = MPI.Datatype.Create_struct(*arguments, types)
     elif name == "dup":
@@ -60,11 +61,12 @@ def _mpi_type(recipe: Recipe, halves: bool) -> tuple[MPI.Datatype, bool]:
         row = types[0].Create_contiguous(blocklength)
         made = row.Create_hindexed_block(1, [-step for step in range(count)])
         row.Free()
+        fitted = True  # it is padded as an indexed type is
     else:
         made = getattr(types[0], f"Create_{name}")(*arguments)
     for old in types:
         old.Free()
-    return with_compared_bounds(recipe, made, any(fitted for _, fitted in followed))
+    return with_compared_bounds(recipe, made, fitted)
 
 
 def byte_stride(recipe: Recipe) -> int | None:
@@ -180,10 +182,29 @@ def mpi_unpack(packed: np.ndarray, single: MPI.Datatype, memory: Memory) -> None
 @given(recipe=recipes(), count=st.sampled_from((1, 2, 3, 0)))
 def test_random_datatypes_agree_with_mpi(recipe: Recipe, count: int) -> None:
     ours = build(recipe)
-    nbytes = ours.size * count
     theirs = mpi_type(recipe)
-    back = from_mpi(theirs)
+    assert from_mpi(theirs) == ours
     theirs.Free()
+    ours_for_mpi = ours.to_mpi()
+    assert from_mpi(ours_for_mpi) == ours
+    ours_for_mpi.Free()
+    if mpi_packs_rightly(ours):
+        compare_packing(recipe, count)
+
+
+def mpi_packs_rightly(datatype: Datatype) -> bool:
+    """Whether MPI can serve as the oracle.
+
+    MPICH 5.0 collapses contiguous types of contiguous types, and where an extent inside is
+    negative or zero packs bytes that the extents do not say; a struct with a part without bytes
+    makes it divide by zero.
+    """
+    return OPEN_MPI or all(part.extent > 0 and part.size for part in parts(datatype))
+
+
+def compare_packing(recipe: Recipe, count: int) -> None:
+    ours = build(recipe)
+    nbytes = ours.size * count
     to_pack = mpi_type(recipe, halves=OPEN_MPI)
     single = one_item(to_pack, count)
     to_pack.Free()
@@ -204,7 +225,7 @@ def test_random_datatypes_agree_with_mpi(recipe: Recipe, count: int) -> None:
         overlapping = np.unique(expected).size < nbytes
         assert ours.overlaps(count) == overlapping
         event("overlapping" if overlapping else "distinct")
-        event("without bytes" if nbytes == 0 else "with bytes")
+        event("with bytes" if nbytes else "without bytes")
         event("strided" if ours.strided is not None else "irregular")
         if not overlapping:  # MPI calls overlapping blocks erroneous here
             values = (np.arange(nbytes + GUARD) * 37 + 11).astype(np.uint8)
@@ -215,9 +236,3 @@ def test_random_datatypes_agree_with_mpi(recipe: Recipe, count: int) -> None:
             np.testing.assert_array_equal(mine.bytes, mpis.bytes)
     finally:
         single.Free()
-
-    assert back == ours
-    made = ours.to_mpi()
-    again = from_mpi(made)
-    made.Free()
-    assert again == ours

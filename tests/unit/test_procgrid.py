@@ -185,7 +185,7 @@ def test_choices_worked_by_hand(ranks, shape, arguments, expected) -> None:
         (
             (8, (16, 4), (1, 3), False, (4, 2)),
             "proc_shape=(4, 2) with 8 ranks: along axis 1 the halo is (3, 3) cells wide (low, "
-            "high), and 4 cells on 2 ranks can fill at most (2, 2); workable for 8 ranks: (8, 1)",
+            "high), and 4 cells on 2 ranks can fill at most (2, 2) (rank 0 owns 2); workable for 8 ranks: (8, 1)",
         ),
         (
             (4, (16, 2), (1, 1), False, (1, 0)),

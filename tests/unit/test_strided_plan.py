@@ -21,7 +21,7 @@ from halox.engine.packers.strided_plan import (
     divisor,
     plan,
 )
-from halox.errors import DatatypeError
+from halox.errors import DatatypeError, DeviceError
 
 
 def pack_of(datatype, pointer=0, packed=1 << 40):
@@ -153,6 +153,10 @@ class TestChunks:
         )
         assert planned.blocks == max_blocks
         assert planned.chunks >= max_blocks
+
+    def test_max_blocks_of_nothing(self):
+        with pytest.raises(DeviceError, match="max_blocks: got 0"):
+            plan([], sms=8, max_blocks=0)
 
     def test_chunks_cover_each_region_once(self):
         copies = [pack_of(face(n, a), 0, (n + a) << 32) for n in (3, 20, 50) for a in range(3)]

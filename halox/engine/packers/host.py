@@ -226,12 +226,12 @@ class _Sliced:
         ]
 
     def pack(self, out: Bytes) -> None:
-        target, source = memoryview(out), memoryview(self._memory)
+        target, source = out.data, self._memory.data
         for place, packed_place in self._places:
             target[packed_place] = source[place]
 
     def unpack(self, packed: Bytes) -> None:
-        target, source = memoryview(self._memory), memoryview(packed)
+        target, source = self._memory.data, packed.data
         for place, packed_place in self._places:
             target[place] = source[packed_place]
 

@@ -48,7 +48,7 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     """
     parts = [part for copy in copies for part in _without_self_overlap(copy)]
     views = [_view(part.target) for part in parts]
-    bounds = [np.lib.array_utils.byte_bounds(view) for view in views]
+    bounds = [_bounds(part.target) for part in parts]
     low, high = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
     turn = np.zeros(len(parts), dtype=np.int64)
     for i, view in enumerate(views):
@@ -66,6 +66,15 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     for part, position in zip(parts, turn, strict=True):
         dealt[position].append(part)
     return dealt
+
+
+def _bounds(side: Side) -> tuple[int, int]:
+    """Return the half-open range of addresses between a side's first and last byte."""
+    blocks = side.strided
+    first = side.pointer + blocks.offset
+    reach = [(n - 1) * stride for n, stride in zip(blocks.counts, blocks.strides, strict=True)]
+    below, above = (sum(r for r in reach if r * sign > 0) for sign in (-1, 1))
+    return first + below, first + above + blocks.block_bytes
 
 
 def _view(side: Side) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.engine.packers.refine import Copy, Level, pieces
-from halox.errors import DatatypeError
+from halox.errors import DatatypeError, DeviceError
 
 MAX_LEVELS = 5
 """Levels of a region: four, and the words of a block."""
@@ -129,6 +129,8 @@ def plan(
 
     Raises
     ------
+    DeviceError
+        If ``max_blocks`` is less than 1.
     DatatypeError
         If the two sides of a copy differ in bytes.
         If an address or a stride is not a multiple of ``element_bytes``.
@@ -137,6 +139,8 @@ def plan(
     -----
     Not collective; touches no device.
     """
+    if max_blocks is not None and max_blocks < 1:
+        raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
     rows = [row for copy in copies for row in _rows(copy, element_bytes, max_words)]
     words = np.array([row.words for row in rows], dtype=np.int64)
     slots = sms * CHUNKS_PER_SM

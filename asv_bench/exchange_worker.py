@@ -1,4 +1,4 @@
-"""Runs on the ranks for ``exchange.py``: ``exchange_worker.py N x|y|z REPETITIONS``, prints JSON."""
+"""Runs on the ranks for ``benchmarks/exchange.py``, with arguments N x|y|z REPETITIONS."""
 
 from __future__ import annotations
 

@@ -1,0 +1,23 @@
+PYTHON ?= python3
+
+.PHONY: test lint types docs gpu-check bench
+
+test:
+	$(PYTHON) -m pytest
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types:
+	$(PYTHON) -m mypy
+
+docs:
+	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+gpu-check:
+	$(PYTHON) -m tests.gpu.check
+
+bench:
+	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \
+	ASV_PYTHONPATH=$(CURDIR) $(PYTHON) -m asv run --quick --show-stderr --environment existing:$(shell command -v $(PYTHON))

@@ -1,0 +1,115 @@
+"""Packing the faces of cubes: GB/s of the strided kernel beside CuPy's slicing copy.
+
+``benchmarks()`` returns the figures; run as a script it prints them. GB/s is 1e9 bytes of payload a
+second, counted once, not read plus written. Times are medians of CUDA-event times after a warm-up;
+both sides of a ratio come from the same run and write to preallocated memory. Calls repeat on the
+same field, so that smaller faces come from the L2 cache, on both sides alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from halox import datatypes as dt
+from halox.engine.memory import pinned
+from halox.engine.packers.refine import Copy, contiguous_side, sides
+from halox.engine.packers.strided import StridedCopy
+
+SIZES = (64, 128, 256, 512)
+AXES = {
+    "z": 0,
+    "y": 1,
+    "x": 2,
+}
+
+
+def event_us(call: Callable[[], Any], repeats: int = 15, inner: int = 20) -> float:
+    """Median over ``repeats`` of the time of a call, each from ``inner`` calls between two events.
+
+    The stream is kept busy while the calls are enqueued, so that the GPU's time is measured and not
+    the host's launches.
+    """
+    import cupy as cp
+
+    busy = cp.zeros(1 << 25)  # 256 MiB: some 130 us a fill
+    start, stop = cp.cuda.Event(), cp.cuda.Event()
+    times = []
+    for _ in range(repeats + 3):
+        for _ in range(6):
+            busy.fill(0)
+        start.record()
+        for _ in range(inner):
+            call()
+        stop.record()
+        stop.synchronize()
+        times.append(cp.cuda.get_elapsed_time(start, stop) * 1e3 / inner)
+    return median(times[3:])
+
+
+def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
+    """Figures as dicts of name, value, unit and baseline, the same by CuPy slicing."""
+    import cupy as cp
+
+    found = []
+    for n in sizes:
+        field = cp.arange((n + 2) ** 3, dtype="f8").reshape((n + 2,) * 3)
+        for name, axis in AXES.items():
+            subsizes, where = [n, n, n], [slice(1, n + 1)] * 3
+            subsizes[axis], where[axis] = 1, slice(1, 2)
+            datatype = dt.subarray(field.shape, subsizes, [1, 1, 1], "f8")
+            face = field[tuple(where)]
+            out = cp.empty(subsizes)
+            host = pinned(datatype.size)
+            ((_, side),) = sides(int(field.data.ptr), datatype)
+            expected = cp.ascontiguousarray(face).get().tobytes()
+
+            def packer(pointer: int, side=side, nbytes=datatype.size) -> StridedCopy:
+                return StridedCopy([Copy(side, contiguous_side(pointer, nbytes))], device=0)
+
+            def slice_to_host(out=out, face=face, host=host) -> None:
+                out[...] = face
+                out.get(out=host.array.view("f8").reshape(out.shape), blocking=False)
+
+            for where_to, ours, theirs, read in (
+                (
+                    "device",
+                    packer(int(out.data.ptr)).launch,
+                    lambda out=out, face=face: cp.copyto(out, face),
+                    lambda out=out: out.get().tobytes(),
+                ),
+                (
+                    "pinned",
+                    packer(host.device_pointer).launch,
+                    slice_to_host,
+                    lambda host=host: host.array.tobytes(),
+                ),
+            ):
+                out.fill(0)
+                host.array[:] = 0
+                cp.cuda.runtime.deviceSynchronize()
+                ours()
+                cp.cuda.runtime.deviceSynchronize()
+                if read() != expected:
+                    raise AssertionError(f"wrong bytes: {name}-face of {n}^3 to {where_to}")
+                rates = [datatype.size / 1e3 / event_us(call) for call in (ours, theirs)]
+                found.append(
+                    {
+                        "name": f"pack {name}-face of {n}^3 f8 to {where_to}",
+                        "value": round(rates[0], 2),
+                        "unit": "GB/s",
+                        "baseline": round(rates[1], 2),
+                    }
+                )
+            host.close()
+        del field
+    return found
+
+
+if __name__ == "__main__":
+    for figure in benchmarks():
+        us = np.round(figure["value"] / max(figure["baseline"], 1e-9), 2)
+        print(f"{figure['name']:40} {figure['value']:9} {figure['unit']}  {us} of CuPy's slicing")

@@ -1,0 +1,185 @@
+"""The GPU check: the whole GPU suite and the headline benchmarks, written to docs/performance/gpu-check.json.
+
+``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
+pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
+RANKS = (1, 2, 4)
+STEP_LIMIT_S = 150
+
+
+def sources_sha256(root: Path = ROOT) -> str:
+    """Digest of every file under halox/: path, one zero byte, content, in the order of the paths."""
+    digest = hashlib.sha256()
+    paths = [p.relative_to(root) for p in (root / "halox").rglob("*") if p.is_file()]
+    for path in sorted(paths, key=lambda p: p.as_posix()):
+        if "__pycache__" not in path.parts:
+            digest.update(path.as_posix().encode() + b"\0" + (root / path).read_bytes())
+    return digest.hexdigest()
+
+
+def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
+    """Run a Python command in the checkout, on several ranks if asked; return its exit status and output."""
+    sys.path.insert(0, str(ROOT))
+    from halox.cli import launcher
+
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30")
+    if ranks is not None:
+        environment |= launcher.environment(ranks)
+        command = [launcher.find().path, "-n", str(ranks), sys.executable, "-m", "mpi4py", *command]
+    else:
+        command = [sys.executable, *command]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=STEP_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else ""
+        return 124, said + f"\ntook longer than {STEP_LIMIT_S} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def suite(folder: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+    """Run the tests in a folder and return the outcome of each."""
+    report = scratch / f"{folder.replace('/', '-')}-{ranks}.xml"
+    # Every rank writes a report; those of ranks beyond the first are named apart by the test plugin below.
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.junit", folder]
+    os.environ["HALOX_JUNIT"] = str(report)
+    status, said = run([*command, *(["--ignore=tests/gpu/ranks"] if ranks is None else [])], ranks)
+    where = f"{ranks or 1} rank(s)"
+    outcomes: list[dict[str, Any]] = []
+    if report.exists():
+        for case in ElementTree.parse(report).iter("testcase"):
+            bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+            outcomes.append(
+                {
+                    "test": f"{case.get('classname')}::{case.get('name')}",
+                    "ranks": ranks or 1,
+                    "outcome": {"failure": "failed", "error": "error", "skipped": "skipped"}[bad[0]]
+                    if bad
+                    else "passed",
+                }
+            )
+    if status != 0 or not outcomes:
+        outcomes.append(
+            {"test": f"{folder} on {where}", "ranks": ranks or 1, "outcome": f"exit status {status}"}
+        )
+        print(said[-6000:])
+    print(f"{folder} on {where}: {sum(o['outcome'] == 'passed' for o in outcomes)} of {len(outcomes)} passed")
+    return outcomes
+
+
+def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+    """Run a benchmark module and return its figures."""
+    result = scratch / f"{module}-{ranks}.json"
+    status, said = run(["-m", module, str(result)], ranks)
+    if status != 0 or not result.exists():
+        print(said[-4000:])
+        return [{"name": f"{module} on {ranks or 1} rank(s)", "failed": f"exit status {status}"}]
+    found: list[dict[str, Any]] = json.loads(result.read_text())
+    for row in found:
+        print(f"{row['name']}: {row['value']} {row['unit']}; {row.get('baseline_name', '')} {row.get('baseline')}")
+    return found
+
+
+def app(ranks: int) -> dict[str, Any]:
+    """Run the stencil on GPUs through the command line and return what it found."""
+    command = ["-m", "halox", "run", "stencil2d", "--device", "gpu", "--json", "--size", "4"]
+    command += ["--num-iters", "200", "--passes", "3", "--precision", "double"]
+    started = time.monotonic()
+    status, said = run(command, ranks)
+    try:
+        figures = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    except ValueError:
+        figures = {"output": said[-2000:]}
+    print(f"stencil2d on {ranks} rank(s): exit status {status}, verified {figures.get('verified')}")
+    return {
+        "app": "stencil2d",
+        "ranks": ranks,
+        "exit_status": status,
+        "seconds": round(time.monotonic() - started, 1),
+        "figures": figures,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What ran the check."""
+    import cupy
+    import mpi4py
+    import numpy
+    from mpi4py import MPI
+
+    runtime = cupy.cuda.runtime
+    gpus = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    return {
+        "gpus": [gpu["name"].decode() for gpu in gpus],
+        "gpu_memory_bytes": [gpu["totalGlobalMem"] for gpu in gpus],
+        "cores": len(os.sched_getaffinity(0)),
+        "cuda_driver": runtime.driverGetVersion(),
+        "cuda_runtime": runtime.runtimeGetVersion(),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "cupy": cupy.__version__,
+        "mpi4py": mpi4py.__version__,
+        "mpi": MPI.Get_library_version().strip().splitlines()[0].rstrip("\0"),
+    }
+
+
+def main() -> int:
+    """Run everything, write the result, and return the exit status."""
+    started = time.monotonic()
+    result: dict[str, Any] = {
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "sources_sha256": sources_sha256(),
+        "machine": machine(),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        tests = suite("tests/gpu", None, scratch)
+        for ranks in RANKS:
+            tests += suite("tests/gpu/ranks", ranks, scratch)
+        figures = measure("tests.gpu.bench_strided", None, scratch)
+        for ranks in (2, 4):
+            figures += measure("tests.gpu.bench_exchange", ranks, scratch)
+        apps = [app(ranks) for ranks in (1, 2)]
+    failed = [t for t in tests if t["outcome"] != "passed"]
+    broken = [f for f in figures if "failed" in f] + [a for a in apps if a["exit_status"]]
+    result |= {
+        "passed": len(tests) - len(failed),
+        "failed": len(failed),
+        "seconds": round(time.monotonic() - started, 1),
+        "benchmarks": figures,
+        "apps": apps,
+        "tests": tests,
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['passed']} passed, {result['failed']} failed in {result['seconds']} s; {RESULT}")
+    return 1 if failed or broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

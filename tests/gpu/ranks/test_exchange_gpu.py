@@ -1,0 +1,176 @@
+"""The exchange on GPU arrays against the same references as on the CPU, and its order with the user's stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from tests.mpi.conftest import agree
+from tests.mpi.reference import Case, Field, expected, random_case, same_bytes
+from tests.mpi.test_exchange import SEED, make_fields, make_grid
+from tests.support import require
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
+NUMERIC = ["f8", "f4", "c16", "i4", "i8"]
+
+
+def check(case: Case, comm: MPI.Intracomm, rounds: int = 3) -> None:
+    with make_grid(case, comm, "gpu") as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        fields = make_fields(grid, case, [w.before for w in wanted])
+        for _ in range(rounds):
+            for u, w in zip(fields, wanted, strict=True):
+                u[...] = cupy.asarray(w.before)
+            comm.Barrier()
+            grid.exchange(*fields)
+            right = [same_bytes(u.get(), w.after) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), (SEED, case, right)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng([SEED, comm.size, number])
+    check(random_case(rng, comm.size, DTYPES), comm)
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_random_grid_by_mpi(
+    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    rng = np.random.default_rng([SEED, 3, comm.size, number])
+    check(random_case(rng, comm.size, DTYPES), comm)
+
+
+@pytest.mark.parametrize("n", [64, 130])
+@pytest.mark.parametrize("periodic", [True, False])
+def test_large_faces(n: int, periodic: bool, comm: MPI.Intracomm) -> None:
+    """Faces of thousands of blocks, on every axis, with corners."""
+    procs = MPI.Compute_dims(comm.size, 3)
+    shape = tuple(n * p for p in procs)
+    one = ((1, 1),) * 3
+    fields = [Field(np.dtype("f8"), one, (), (), (False,) * 3, False)]
+    check(Case(shape, tuple(procs), (periodic,) * 3, one, True, fields), comm)
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_accumulate_equals_that_on_the_cpu(number: int, comm: MPI.Intracomm) -> None:
+    rng = np.random.default_rng([SEED, 5, comm.size, number])
+    case = random_case(rng, comm.size, NUMERIC)
+    mine = np.random.default_rng([SEED, number, comm.rank])
+    with make_grid(case, comm, "gpu") as gpu, make_grid(case, comm, "cpu") as cpu:
+        wanted = [expected(case, f, gpu.coords, k) for k, f in enumerate(case.fields)]
+        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        a, b = make_fields(gpu, case, start), make_fields(cpu, case, start)
+        gpu.accumulate(*a)
+        cpu.accumulate(*b)
+        right = [bool(np.array_equal(x.get(), y)) for x, y in zip(a, b, strict=True)]
+        assert agree(all(right), comm), (SEED, case, right)
+
+
+def stall(milliseconds: float = 20.0) -> None:
+    """Keep the current stream busy, so that what is not ordered after it comes too early."""
+    kernel = cupy.RawKernel(
+        r"""extern "C" __global__ void stall(long long cycles) {
+            long long start = clock64();
+            while (clock64() - start < cycles) { }
+        }""",
+        "stall",
+    )
+    kernel((1,), (1,), (np.int64(milliseconds * 1.5e6),))
+
+
+def numbered(grid: halox.Grid, step: int) -> cupy.ndarray:
+    """Values that differ between steps, ranks and cells."""
+    x, y, z = grid.indices()
+    return (x * 10000 + y * 100 + z + step * 1e7).astype("f8")
+
+
+def halo_is_right(u: cupy.ndarray, grid: halox.Grid, step: int) -> bool:
+    x, y, z = grid.indices(halo=True)
+    nx, ny, nz = grid.grid_shape
+    wanted = (x % nx) * 10000 + (y % ny) * 100 + z % nz + step * 1e7
+    return bool((u == wanted).all())
+
+
+@pytest.mark.parametrize("non_blocking", [False, True])
+def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
+    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
+        u = grid.zeros("f8")
+        with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
+            for step in range(4):
+                stall()
+                grid.interior(u)[...] = numbered(grid, step)
+                grid.exchange(u)
+                assert agree(halo_is_right(u, grid, step), comm)
+            stream.synchronize()
+
+
+def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
+    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
+        u = grid.zeros("f8")
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+        for step in range(6):
+            with streams[step % 2] as stream:
+                stall(5)
+                grid.interior(u)[...] = numbered(grid, step)
+                grid.exchange(u)
+                right = halo_is_right(u, grid, step)
+                stream.synchronize()
+                assert agree(right, comm)
+
+
+def test_start_and_finish_around_work(comm: MPI.Intracomm) -> None:
+    with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
+        u, other = grid.zeros("f8"), cupy.zeros(1000)
+        plan = grid.plan(u)
+        for step in range(5):
+            grid.interior(u)[...] = numbered(grid, step)
+            plan.start()
+            other += 1
+            plan.finish()
+            assert agree(halo_is_right(u, grid, step), comm)
+
+
+def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
+    with halox.Grid((9, 10, 7 * comm.size), comm=comm, device="gpu") as grid:
+        u = grid.zeros("f4")
+        u[...] = cupy.nan
+        grid.interior(u)[...] = numbered(grid, 0)
+        i, j, k = np.ix_(*(np.arange(n) for n in grid.grid_shape))
+        whole = (i * 10000 + j * 100 + k).astype("f4")
+        gathered = grid.gather(u)
+        if comm.rank == 0:
+            assert gathered is not None and np.array_equal(gathered, whole)
+        assert grid.sum(u) == whole.sum(dtype="f8")
+        assert (grid.min(u), grid.max(u)) == (whole.min(), whole.max())
+        assert np.isclose(grid.norm(u), np.linalg.norm(whole.astype("f8")), rtol=1e-12)
+        assert np.isclose(grid.dot(u, u), grid.norm(u) ** 2, rtol=1e-6)
+        assert float(grid.allreduce(cupy.asarray([1.0]))[0]) == comm.size
+
+
+def test_field_on_the_host_is_refused(comm: MPI.Intracomm) -> None:
+    with (
+        halox.Grid((8, 8 * comm.size), comm=comm, device="gpu") as grid,
+        pytest.raises(halox.errors.DeviceError, match=r"lies on the host.*grid\.zeros"),
+    ):
+        grid.exchange(np.zeros(grid.padded_shape))
+
+
+def test_plans_of_many_fields_die_with_them(comm: MPI.Intracomm) -> None:
+    with halox.Grid((8, 8, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
+        for step in range(50):
+            u = grid.zeros("f8")
+            grid.interior(u)[...] = numbered(grid, step)
+            grid.exchange(u)
+            assert agree(halo_is_right(u, grid, step), comm)
+        grid._plans.sweep()
+        assert len(grid._plans._by_layout) <= 1

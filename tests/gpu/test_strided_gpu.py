@@ -1,0 +1,536 @@
+"""The strided packer on a GPU, against NumPy, with guard bytes around every target."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from halox.datatypes import StridedBlocks
+from tests.support import require
+
+pytestmark = pytest.mark.gpu
+require("gpu")
+
+import cupy as cp  # noqa: E402
+
+from halox.engine.compiler import kernel  # noqa: E402
+from halox.engine.launch import PreparedLaunch  # noqa: E402
+from halox.engine.memory import pinned, register  # noqa: E402
+from halox.engine.packers.refine import Copy, Side, contiguous_side, sides  # noqa: E402
+from halox.engine.packers.strided import (  # noqa: E402
+    StridedAdd,
+    StridedCopy,
+    pack_device,
+    unpack_device,
+)
+from halox.errors import DatatypeError, DeviceError, FieldError  # noqa: E402
+
+DEVICE = 0
+GUARD = 0xA5
+
+
+@pytest.fixture(autouse=True)
+def finished():
+    """A kernel's failure belongs to the test that launched it."""
+    yield
+    cp.cuda.runtime.deviceSynchronize()
+
+
+def coded(shape, dtype) -> np.ndarray:
+    """Bytes that differ from place to place and never equal the guard, on the host."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    flat = ((np.arange(nbytes) * 7 + np.arange(nbytes) // 251) % 251 % GUARD).astype(np.uint8)
+    return flat.view(dtype).reshape(shape)
+
+
+class Guarded:
+    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
+
+    def __init__(self, nbytes, offset=0, margin=256):
+        self.memory = cp.full(nbytes + 2 * margin + 16, GUARD, np.uint8)
+        self.start, self.stop = margin + offset, margin + offset + nbytes
+        self.pointer = int(self.memory.data.ptr) + self.start
+
+    @property
+    def array(self):
+        return self.memory[self.start : self.stop]
+
+    def get(self) -> np.ndarray:
+        everything = self.memory.get()
+        assert (everything[: self.start] == GUARD).all(), "bytes before the target were written"
+        assert (everything[self.stop :] == GUARD).all(), "bytes after the target were written"
+        return everything[self.start : self.stop]
+
+
+def on_device(array: np.ndarray, offset=0) -> Guarded:
+    guarded = Guarded(array.nbytes, offset)
+    guarded.array[:] = cp.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return guarded
+
+
+def packing(pointer, packed, datatype, count=1):
+    return [
+        Copy(side, contiguous_side(packed + at, side.strided.nbytes))
+        for at, side in sides(pointer, datatype, count)
+    ]
+
+
+def unpacking(pointer, packed, datatype, count=1):
+    return [Copy(b, a) for a, b in packing(pointer, packed, datatype, count)]
+
+
+def stall():
+    """Keep CuPy's current stream busy for some milliseconds."""
+    large = cp.ones(1 << 25)
+    for _ in range(30):
+        cp.sqrt(large, out=large)
+
+
+BOXES = [
+    ((100000,), (3,), (90001,)),
+    ((70, 90), (0, 89), (70, 1)),
+    ((70, 90), (69, 0), (1, 90)),
+    ((33, 34, 35), (0, 0, 34), (33, 34, 1)),
+    ((33, 34, 35), (1, 33, 0), (31, 1, 35)),
+    ((33, 34, 35), (1, 2, 3), (30, 29, 28)),
+    ((9, 8, 7, 6), (1, 1, 1, 1), (7, 6, 5, 4)),
+    ((5, 4, 5, 4, 5), (1, 1, 1, 1, 1), (3, 2, 3, 2, 3)),
+    ((3, 3, 3, 3, 3, 3, 3), (0, 0, 0, 0, 0, 0, 0), (2, 2, 2, 2, 2, 2, 2)),
+    ((1, 1, 1), (0, 0, 0), (1, 1, 1)),
+]
+NAMES = ["x".join(map(str, box[2])) for box in BOXES]
+
+
+def slices_of(box):
+    return tuple(slice(start, start + n) for start, n in zip(box[1], box[2], strict=True))
+
+
+class TestCopy:
+    @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16", "S3"])
+    @pytest.mark.parametrize("box", BOXES, ids=NAMES)
+    def test_packs_and_unpacks_boxes(self, box, dtype):
+        shape, starts, subsizes = box
+        host = coded(shape, dtype)
+        datatype = dt.subarray(shape, subsizes, starts, np.dtype(dtype))
+        source, packed = on_device(host), Guarded(datatype.size)
+        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
+        assert packed.get().tobytes() == host[slices_of(box)].tobytes()
+
+        target = Guarded(host.nbytes)
+        StridedCopy(unpacking(target.pointer, packed.pointer, datatype), device=DEVICE).launch()
+        expected = np.full(host.nbytes, GUARD, np.uint8).view(dtype).reshape(shape)
+        expected[slices_of(box)] = host[slices_of(box)]
+        assert target.get().tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize("to", [0, 1, 2, 4, 8])
+    @pytest.mark.parametrize("at", [0, 1, 2, 4, 8])
+    def test_any_alignment(self, at, to):
+        host = coded((20, 21, 22), "c16")
+        datatype = dt.subarray(host.shape, (18, 19, 20), (1, 1, 1), "c16")
+        source, packed = on_device(host, at), Guarded(datatype.size, to)
+        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
+        assert packed.get().tobytes() == host[1:19, 1:20, 1:21].tobytes()
+
+    @pytest.mark.parametrize("n", [1, 2, 31, 127, 128, 129, 1023, 1025, 65537, 3_000_001])
+    def test_any_size(self, n):
+        host = coded((n, 2), "f4")
+        source, packed = on_device(host), Guarded(4 * n)
+        datatype = dt.vector(n, 1, 2, "f4")
+        StridedCopy(packing(source.pointer, packed.pointer, datatype), device=DEVICE).launch()
+        assert packed.get().tobytes() == host[:, 0].tobytes()
+
+    @pytest.mark.parametrize("max_blocks", [1, 3, 16, 100_000])
+    def test_any_number_of_blocks(self, max_blocks):
+        host = coded((64, 65, 66), "f8")
+        datatype = dt.subarray(host.shape, (62, 63, 1), (1, 1, 65), "f8")
+        source, packed = on_device(host), Guarded(datatype.size)
+        copies = packing(source.pointer, packed.pointer, datatype)
+        StridedCopy(copies, device=DEVICE, max_blocks=max_blocks).launch()
+        assert packed.get().tobytes() == host[1:63, 1:64, 65].tobytes()
+
+    def test_26_periodic_halos_of_four_fields_in_one_launch(self):
+        shape, halo, fields, copies = (30, 29, 28), (1, 2, 1), [], []
+        for dtype in ("f8", "f4", "u1", "c16"):
+            inner = coded(shape, dtype)
+            widths = [(h, h) for h in halo]
+            poisoned = np.pad(inner, widths)
+            inside = tuple(slice(h, -h) for h in halo)
+            poisoned.view("u1")[:] = GUARD
+            poisoned[inside] = inner
+            field = on_device(poisoned)
+            fields.append((field, poisoned, np.pad(inner, widths, mode="wrap")))
+            for direction in np.ndindex(3, 3, 3):
+                if direction == (1, 1, 1):
+                    continue
+                axes = list(zip(direction, shape, halo, strict=True))
+                subsizes = [n if d == 1 else h for d, n, h in axes]
+                receive = [(0, h, h + n)[d] for d, n, h in axes]
+                send = [(n, h, h)[d] for d, n, h in axes]
+                (((_, a),), ((_, b),)) = (
+                    sides(field.pointer, dt.subarray(poisoned.shape, subsizes, starts, dtype))
+                    for starts in (send, receive)
+                )
+                copies.append(Copy(a, b))
+        assert len(copies) == 4 * 26
+        for field, poisoned, expected in fields:
+            assert field.get().tobytes() == poisoned.tobytes() != expected.tobytes()
+        StridedCopy(copies, device=DEVICE).launch()
+        for field, _, expected in fields:
+            assert field.get().tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize(("m", "n"), [(12, 8), (35, 24), (1, 24)])
+    def test_block_lengths_that_do_not_divide(self, m, n):
+        host, there = coded((n, m + 3), "f4"), Guarded(m * (n + 2) * 4)
+        source = on_device(host)
+        ((_, a),) = sides(source.pointer, dt.vector(n, m, m + 3, "f4"))
+        ((_, b),) = sides(there.pointer, dt.vector(m, n, n + 2, "f4"))
+        StridedCopy([Copy(a, b)], device=DEVICE).launch()
+        expected = np.full(m * (n + 2) * 4, GUARD, np.uint8).view("f4").reshape(m, n + 2)
+        expected[:, :n] = host[:, :m].reshape(m, n)
+        assert there.get().tobytes() == expected.tobytes()
+
+    def test_strides_past_32_bits(self):
+        """Rows 3 GiB apart; only three of them are touched."""
+        if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
+            pytest.skip("less than 10 GiB of device memory are free")
+        stride = 3 << 30
+        memory = cp.cuda.alloc(2 * stride + 4096)
+        rows = coded((3, 4096), "u1")
+        runtime = cp.cuda.runtime
+        for i in range(3):
+            runtime.memcpy(
+                memory.ptr + i * stride, rows[i].ctypes.data, 4096, runtime.memcpyHostToDevice
+            )
+        packed = Guarded(3 * 4096)
+        side = Side(memory.ptr, StridedBlocks(0, (3,), (stride,), 4096))
+        copies = [Copy(side, contiguous_side(packed.pointer, 3 * 4096))]
+        StridedCopy(copies, device=DEVICE).launch()
+        assert packed.get().tobytes() == rows.tobytes()
+        del memory
+        cp.get_default_memory_pool().free_all_blocks()
+
+    def test_nothing_to_do(self):
+        copy = StridedCopy([Copy(contiguous_side(1, 0), contiguous_side(2, 0))], device=DEVICE)
+        copy.launch()
+        assert copy.nbytes == 0
+
+    def test_order_follows_the_stream(self):
+        """The stream is busy when the copy is launched: it must pack what comes later."""
+        stream = cp.cuda.Stream(non_blocking=True)
+        source, packed = cp.zeros(1 << 20), Guarded(8 << 20)
+        copy = StridedCopy(
+            [
+                Copy(
+                    contiguous_side(source.data.ptr, 8 << 20),
+                    contiguous_side(packed.pointer, 8 << 20),
+                )
+            ],
+            device=DEVICE,
+        )
+        cp.cuda.runtime.deviceSynchronize()
+        with stream:
+            stall()
+            source[:] = 7
+            copy.launch()
+        stream.synchronize()
+        assert (packed.get().view("f8") == 7).all()
+
+    def test_captured_in_a_graph(self):
+        source, packed = cp.zeros(1000), Guarded(4000)
+        datatype = dt.vector(500, 1, 2, "f8")
+        copy = StridedCopy(packing(int(source.data.ptr), packed.pointer, datatype), device=DEVICE)
+        stream = cp.cuda.Stream(non_blocking=True)
+        cp.cuda.runtime.deviceSynchronize()
+        with stream:
+            stream.begin_capture()
+            copy.launch(stream)
+            graph = stream.end_capture()
+            for value in (3.0, 4.0):
+                source[:] = value
+                graph.launch(stream)
+                stream.synchronize()
+                assert (packed.get().view("f8") == value).all()
+
+    def test_from_another_thread(self):
+        """A thread that has not called CUDA before has no context yet."""
+        source, packed = cp.arange(1000.0), Guarded(8000)
+        copy = StridedCopy(
+            [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.pointer, 8000))],
+            device=DEVICE,
+        )
+        cp.cuda.runtime.deviceSynchronize()
+        failures = []
+
+        def work():
+            try:
+                copy.launch(0)
+                cp.cuda.runtime.deviceSynchronize()
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert not failures
+        assert (packed.get().view("f8") == np.arange(1000.0)).all()
+
+
+class TestHostMemory:
+    @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
+    def test_pinned_memory_is_packed_into_and_unpacked_from(self, dtype):
+        host = coded((60, 61, 62), dtype)
+        for box in [((0, 1, 1), (1, 58, 59)), ((1, 1, 61), (58, 59, 1)), ((1, 1, 1), (58, 59, 60))]:
+            starts, subsizes = box
+            datatype = dt.subarray(host.shape, subsizes, starts, dtype)
+            where = slices_of((host.shape, *box))
+            buffer, source = pinned(datatype.size + 512), on_device(host)
+            buffer.array[:] = GUARD
+            packed = buffer.device_pointer + 256
+            StridedCopy(packing(source.pointer, packed, datatype), device=DEVICE).launch()
+            cp.cuda.get_current_stream().synchronize()
+            assert (buffer.array[:256] == GUARD).all()
+            assert (buffer.array[-256:] == GUARD).all()
+            assert buffer.array[256:-256].tobytes() == host[where].tobytes()
+
+            buffer.array[256:-256] ^= 0xFF
+            target = Guarded(host.nbytes)
+            StridedCopy(unpacking(target.pointer, packed, datatype), device=DEVICE).launch()
+            expected = np.full(host.nbytes, GUARD, np.uint8).view(dtype).reshape(host.shape)
+            flipped = np.frombuffer(host[where].tobytes(), np.uint8) ^ 0xFF
+            expected[where] = flipped.view(dtype).reshape(subsizes)
+            assert target.get().tobytes() == expected.tobytes()
+            buffer.close()
+
+    def test_views_outlive_a_closed_pinned_buffer(self):
+        buffer = pinned(4096)
+        view = buffer.array[:10]
+        buffer.close()
+        buffer.close()
+        view[:] = 3
+        assert view.sum() == 30
+        with pytest.raises(DeviceError, match="closed"):
+            _ = buffer.array
+
+    def test_pinned_memory_of_no_bytes(self):
+        buffer = pinned(0)
+        assert buffer.array.size == 0
+        buffer.close()
+
+    @pytest.mark.parametrize("kind", ["anonymous", "file in /dev/shm"])
+    def test_shared_memory_of_others_is_registered(self, kind):
+        nbytes = 1 << 20
+        if kind == "anonymous":
+            shared = mmap.mmap(-1, nbytes)
+        else:
+            with tempfile.TemporaryFile(dir="/dev/shm") as file:
+                os.ftruncate(file.fileno(), nbytes)
+                shared = mmap.mmap(file.fileno(), nbytes, flags=mmap.MAP_SHARED)
+        memory = np.frombuffer(shared, np.uint8)
+        memory[:] = GUARD
+        part = memory[4096 + 64 : -4096]
+        buffer = register(part)
+        source = cp.arange(200, dtype="f8")
+        StridedCopy(
+            [
+                Copy(
+                    Side(int(source.data.ptr), StridedBlocks(0, (100,), (16,), 8)),
+                    contiguous_side(buffer.device_pointer + 128, 800),
+                )
+            ],
+            device=DEVICE,
+        ).launch()
+        cp.cuda.get_current_stream().synchronize()
+        assert (part[128:928].view("f8") == np.arange(0, 200, 2)).all()
+        assert (memory[: 4096 + 64 + 128] == GUARD).all()
+        assert (memory[4096 + 64 + 928 :] == GUARD).all()
+        with pytest.raises(DeviceError, match="cannot register"):
+            register(part)
+        buffer.close()
+        buffer.close()
+        register(part).close()
+        del memory, part, buffer
+
+
+class TestAdd:
+    @pytest.mark.parametrize(
+        "dtype", ["f2", "f4", "f8", "c8", "c16", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
+    )
+    def test_adds_as_numpy_does(self, dtype):
+        rng = np.random.default_rng(3)
+        shape, box = (20, 21, 22), (slice(1, 18), slice(2, 20), slice(1, 21))
+        source, target = ((rng.integers(0, 250, shape) / 3).astype(dtype) for _ in range(2))
+        there, here = on_device(source), on_device(target)
+        datatype = dt.subarray(shape, (17, 18, 20), (1, 2, 1), dtype)
+        ((_, a),), ((_, b),) = (sides(x.pointer, datatype) for x in (there, here))
+        add = StridedAdd([Copy(a, b)], dtype, device=DEVICE)
+        add.launch()
+        expected = target.copy()
+        expected[box] += source[box]
+        assert here.get().tobytes() == expected.tobytes()
+        assert add.nbytes == datatype.size
+
+    def test_half_precision_is_ieee(self):
+        rng = np.random.default_rng(6)
+        a, b = (rng.integers(0, 2**16, 8192, dtype=np.uint16).view("f2") for _ in range(2))
+        with np.errstate(all="ignore"):
+            expected = a + b
+        there, here = on_device(a), on_device(b)
+        copies = [Copy(contiguous_side(there.pointer, 16384), contiguous_side(here.pointer, 16384))]
+        StridedAdd(copies, "f2", device=DEVICE).launch()
+        np.testing.assert_array_equal(here.get().view("f2"), expected)
+
+    def test_overlapping_targets_add_in_the_order_given(self):
+        """In float32 the order shows: 1e8 + 1 - 1e8 depends on it."""
+        target = np.ones(8000, "f4")
+        here, copies, expected, kept = on_device(target), [], target.copy(), []
+        for first, value in ((0, 1e8), (2000, -1e8), (3000, 3.0)):
+            kept.append(on_device(np.full(5000, value, "f4")))
+            expected[first : first + 5000] += np.float32(value)
+            copies.append(
+                Copy(
+                    contiguous_side(kept[-1].pointer, 20000),
+                    contiguous_side(here.pointer + 4 * first, 20000),
+                )
+            )
+        add = StridedAdd(copies, "f4", device=DEVICE)
+        add.launch()
+        assert add.launches == 3
+        assert here.get().tobytes() == expected.tobytes()
+
+    def test_bool_is_refused(self):
+        with pytest.raises(DatatypeError, match="cannot be added"):
+            StridedAdd([], "?", device=DEVICE)
+
+
+class Foreign:
+    """An array of another library: only the interface."""
+
+    def __init__(self, array, *, read_only=False, stream=None):
+        interface = dict(array.__cuda_array_interface__)
+        interface["data"] = (interface["data"][0], read_only)
+        interface["stream"] = stream
+        self.__cuda_array_interface__ = interface
+        self.kept = array
+
+
+class TestPackDevice:
+    def test_there_and_back(self):
+        array = cp.arange(60 * 61, dtype="f8").reshape(60, 61)
+        datatype = dt.subarray((60, 61), (50, 3), (5, 58), "f8")
+        packed = pack_device(array, datatype)
+        assert packed.dtype == np.uint8
+        assert packed.get().tobytes() == array[5:55, 58:].get().tobytes()
+        target = cp.zeros_like(array)
+        unpack_device(packed, datatype, target)
+        expected = np.zeros((60, 61))
+        expected[5:55, 58:] = array[5:55, 58:].get()
+        assert (target.get() == expected).all()
+
+    def test_items_of_irregular_types(self):
+        host = np.arange(100, dtype="f4")
+        datatype = dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80)
+        index = (np.arange(5)[:, None] * 20 + [0, 1, 4, 10, 11, 12]).ravel()
+        packed = pack_device(cp.asarray(host), datatype, 5)
+        assert packed.get().view("f4").tolist() == host[index].tolist()
+        target = cp.full(100, -1, "f4")
+        unpack_device(packed, datatype, target, 5)
+        expected = np.full(100, -1, "f4")
+        expected[index] = host[index]
+        assert target.get().tolist() == expected.tolist()
+
+    def test_views_negative_strides_and_out(self):
+        base = cp.arange(30, dtype="f8")
+        backwards = base[::-1]
+        out = cp.zeros(100, "u1")
+        packed = pack_device(backwards, dt.hvector(30, 1, -8, "f8"))
+        assert packed.get().view("f8").tolist() == list(range(29, -1, -1))
+        packed = pack_device(base[4:], dt.vector(3, 1, 2, "f8"), 1, out)
+        assert packed.shape == (24,)
+        assert packed.data.ptr == out.data.ptr
+        assert out.get()[:24].view("f8").tolist() == [4, 6, 8]
+        assert not out.get()[24:].any()
+
+    def test_repeated_calls_keep_their_tables_apart(self):
+        """Tables are let go of at once; the pool may hand their memory on only in stream order."""
+        arrays = [cp.full(5000, i, "f8") for i in range(64)]
+        datatype = dt.vector(2500, 1, 2, "f8")
+        packed = [pack_device(array, datatype) for array in arrays]
+        for i, one in enumerate(packed):
+            assert (one.get().view("f8") == i).all()
+
+    def test_foreign_arrays(self):
+        array = cp.arange(100, dtype="f8")
+        producer = cp.cuda.Stream(non_blocking=True)
+        cp.cuda.runtime.deviceSynchronize()
+        with producer:
+            stall()
+            array[:] = 5
+        packed = pack_device(Foreign(array, stream=producer.ptr), dt.contiguous(100, "f8"))
+        assert (packed.get().view("f8") == 5).all()
+        with pytest.raises(FieldError, match=r"source: .*\[0, 808\).*\[0, 800\)"):
+            pack_device(Foreign(array), dt.contiguous(101, "f8"))
+        with pytest.raises(FieldError, match="target: is read-only"):
+            unpack_device(packed, dt.contiguous(100, "f8"), Foreign(array, read_only=True))
+
+    def test_wrong_arguments(self):
+        array = cp.zeros(8, "f8")
+        size = array.data.mem.size
+        with pytest.raises(FieldError, match=rf"source: .*\[0, {size + 8}\)"):
+            pack_device(array, dt.contiguous(size // 8 + 1, "f8"))
+        with pytest.raises(FieldError, match="contiguous one-dimensional uint8"):
+            pack_device(array, dt.contiguous(8, "f8"), 1, cp.zeros(63, "u1"))
+        with pytest.raises(FieldError, match="contiguous one-dimensional uint8"):
+            unpack_device(cp.zeros(128, "u1")[::2], dt.contiguous(8, "f8"), array)
+        with pytest.raises(FieldError, match="ndarray"):
+            unpack_device(np.zeros(64, "u1"), dt.contiguous(8, "f8"), array)
+        with pytest.raises(DatatypeError):
+            pack_device(array, dt.primitive("f8"), -1)
+        assert pack_device(array, dt.primitive("f8"), 0).size == 0
+
+
+class TestLaunch:
+    def test_a_kernel_is_loaded_once(self):
+        assert kernel("strided_copy", "strided_copy", 0) is kernel(
+            "strided_copy", "strided_copy", 0
+        )
+
+    def test_a_kernel_that_does_not_compile(self):
+        with pytest.raises(DeviceError, match="strided_add"):
+            kernel("strided_add", "strided_add", 0, (("ELEMENT", "no_such_type"),))
+
+    def test_host_time_of_a_launch(self):
+        """Beside CuPy's launch of the same function, in the same run; printed, and not slower."""
+        source, packed = cp.zeros(1000), cp.zeros(1000)
+        copy = StridedCopy(
+            [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.data.ptr, 8000))],
+            device=DEVICE,
+        )
+        (prepared,) = copy._launches
+        function = kernel("strided_copy", "strided_copy", DEVICE)
+        table, chunks = copy._table.pointer, np.uint32(0)
+        stream = cp.cuda.get_current_stream()
+        ways = {
+            "PreparedLaunch.launch": lambda: prepared.launch(stream.ptr),
+            "StridedCopy.launch": copy.launch,
+            "CuPy function call": lambda: function((8,), (128,), (table, table, chunks, chunks)),
+        }
+        assert isinstance(prepared, PreparedLaunch)
+        took = {}
+        for name, call in ways.items():
+            times = []
+            for _ in range(5):
+                stream.synchronize()
+                start = perf_counter_ns()
+                for _ in range(200):
+                    call()
+                times.append((perf_counter_ns() - start) / 200e3)
+            took[name] = sorted(times)[2]
+        print("\nhost microseconds a launch:", {name: round(us, 2) for name, us in took.items()})
+        assert took["PreparedLaunch.launch"] < took["CuPy function call"]

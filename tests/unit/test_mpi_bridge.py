@@ -1,0 +1,199 @@
+"""Datatypes to mpi4py and back; the random types of test_pack_against_mpi.py do the bulk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.datatypes import (
+    Datatype,
+    as_datatype,
+    contiguous,
+    from_mpi,
+    hindexed,
+    hindexed_block,
+    hvector,
+    indexed,
+    indexed_block,
+    primitive,
+    resized,
+    struct,
+    subarray,
+    vector,
+)
+from halox.errors import DatatypeError, MissingPackageError
+from tests import support
+
+support.require("mpi")
+from mpi4py import MPI  # noqa: E402
+
+PAIRS: dict[str, tuple[Datatype, Callable[[], MPI.Datatype]]] = {
+    "dup": (primitive("i4"), MPI.INT.Dup),
+    "contiguous": (contiguous(3, "f8"), lambda: MPI.DOUBLE.Create_contiguous(3)),
+    "vector": (vector(3, 2, -5, "f4"), lambda: MPI.FLOAT.Create_vector(3, 2, -5)),
+    "hvector": (hvector(3, 2, 21, "i2"), lambda: MPI.SHORT.Create_hvector(3, 2, 21)),
+    "indexed": (
+        indexed([1, 2, 3], [0, 9, 4], "f8"),
+        lambda: MPI.DOUBLE.Create_indexed([1, 2, 3], [0, 9, 4]),
+    ),
+    "hindexed": (
+        hindexed([1, 2], [40, 0], "f8"),
+        lambda: MPI.DOUBLE.Create_hindexed([1, 2], [40, 0]),
+    ),
+    "indexed_block": (
+        indexed_block(2, [0, 7, 3], "i8"),
+        lambda: MPI.INT64_T.Create_indexed_block(2, [0, 7, 3]),
+    ),
+    "hindexed_block": (
+        hindexed_block(2, [0, 72], "i8"),
+        lambda: MPI.INT64_T.Create_hindexed_block(2, [0, 72]),
+    ),
+    "struct": (
+        struct([1, 3], [0, 8], ["f8", "i2"]),
+        lambda: MPI.Datatype.Create_struct([1, 3], [0, 8], [MPI.DOUBLE, MPI.SHORT]),
+    ),
+    "subarray C": (
+        subarray((4, 5), (2, 3), (1, 2), "f4"),
+        lambda: MPI.FLOAT.Create_subarray((4, 5), (2, 3), (1, 2), MPI.ORDER_C),
+    ),
+    "subarray F": (
+        subarray((4, 5), (2, 3), (1, 2), "f4", order="F"),
+        lambda: MPI.FLOAT.Create_subarray((4, 5), (2, 3), (1, 2), MPI.ORDER_F),
+    ),
+    "resized": (resized("c16", -8, 40), lambda: MPI.C_DOUBLE_COMPLEX.Create_resized(-8, 40)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_constructor_both_ways(name: str) -> None:
+    ours, create = PAIRS[name]
+    theirs = create()
+    assert from_mpi(theirs) == ours
+    made = ours.to_mpi()
+    assert from_mpi(made) == ours
+    assert made.Get_extent() == theirs.Get_extent() == (ours.lb, ours.extent)
+    assert made.Get_size() == theirs.Get_size() == ours.size
+    made.Free()
+    theirs.Free()
+
+
+KNOWN_TO_MPI = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8", "g", "c8", "c16"]
+KNOWN_TO_MPI += ["G", "S1"]
+
+
+@pytest.mark.parametrize("dtype", KNOWN_TO_MPI)
+def test_primitives_that_mpi_has_come_back(dtype: str) -> None:
+    for ours in (primitive(dtype), vector(2, 3, 4, dtype), struct([1, 2], [0, 48], ["u1", dtype])):
+        made = ours.to_mpi()
+        assert from_mpi(made) == ours
+        made.Free()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "M8[ns]", "m8[s]", "S5", "U3", "V16", ">f8", ">i2"])
+def test_other_primitives_travel_as_bytes(dtype: str) -> None:
+    for ours in (primitive(dtype), vector(2, 3, 4, dtype), struct([1, 2], [0, 48], ["u1", dtype])):
+        made = ours.to_mpi()
+        back = from_mpi(made)
+        assert back.same_layout(ours)
+        assert (back.lb, back.extent) == (ours.lb, ours.extent) == made.Get_extent()
+        assert back == ours or back.uniform == np.uint8
+        made.Free()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("BYTE", "u1"),
+        ("CHAR", "S1"),
+        ("C_BOOL", "?"),
+        ("UNSIGNED_SHORT", "u2"),
+        ("LONG", "i8"),
+        ("INT64_T", "i8"),
+        ("REAL", "f4"),
+        ("DOUBLE_PRECISION", "f8"),
+        ("DOUBLE_COMPLEX", "c16"),
+        ("AINT", "i8"),
+    ],
+)
+def test_predefined_types(name: str, dtype: str) -> None:
+    theirs = getattr(MPI, name)
+    if theirs == MPI.DATATYPE_NULL:  # an MPI built without Fortran has no Fortran types
+        assert name in ("REAL", "DOUBLE_PRECISION", "DOUBLE_COMPLEX")
+        return
+    assert from_mpi(theirs) == primitive(dtype)
+
+
+def test_pair_types_are_structs() -> None:
+    pair = from_mpi(MPI.DOUBLE_INT)
+    assert (
+        (pair.size, pair.extent) == (12, 16) == (MPI.DOUBLE_INT.Get_size(), MPI.DOUBLE_INT.extent)
+    )
+    assert str(pair.signature) == "f8 x 1, i4 x 1"
+    assert from_mpi(MPI.TWOINT).strided == contiguous(2, "i4").strided
+
+
+def test_structured_dtype() -> None:
+    dtype = np.dtype([("a", "i1"), ("b", "f8", (2, 3)), ("c", "c8")], align=True)
+    made = as_datatype(dtype).to_mpi()
+    assert from_mpi(made) == as_datatype(dtype)
+    assert made.Get_extent() == (0, dtype.itemsize)
+    made.Free()
+
+
+def test_taking_over_a_type_leaves_it_usable() -> None:
+    inner = MPI.DOUBLE.Create_vector(2, 1, 3)
+    outer = MPI.Datatype.Create_struct([1, 1], [0, 64], [inner, MPI.INT])
+    first = from_mpi(outer)
+    assert from_mpi(outer) == first
+    assert inner.Get_size() == 16
+    inner.Free()
+    assert from_mpi(outer) == first  # MPI keeps the inner type for the outer one
+    outer.Free()
+
+
+def test_messages_arrive() -> None:
+    source = np.arange(60, dtype="f8").reshape(6, 10)
+    target = np.zeros((10, 6))
+    sent = subarray((6, 10), (2, 3), (1, 4), "f8").to_mpi()
+    received = subarray((10, 6), (3, 2), (2, 2), "f8", order="F").to_mpi()
+    MPI.COMM_SELF.Sendrecv(
+        [source, 1, sent], 0, recvbuf=[target, 1, received], source=0, recvtag=MPI.ANY_TAG
+    )
+    expected = np.zeros(60)
+    box = source[1:3, 4:7].ravel()
+    expected.reshape(10, 6, order="F")[2:5, 2:4] = box.reshape(3, 2, order="F")
+    np.testing.assert_array_equal(target.ravel(), expected)
+    assert target.any()
+    sent.Free()
+    received.Free()
+
+
+def test_bytes_in_reverse_travel_in_reverse() -> None:
+    # A stride of one byte backwards is what Open MPI up to 5.0 misreads.
+    for ours in (vector(5, 1, -1, "u1"), hvector(5, 1, -1, "u1")):
+        made = hindexed([1], [4], ours).to_mpi()
+        packed = np.zeros(5, np.uint8)
+        made.Pack(np.arange(5, dtype=np.uint8), packed, 0, MPI.COMM_SELF)
+        assert packed.tolist() == [4, 3, 2, 1, 0]
+        assert from_mpi(made) == hindexed([1], [4], ours)
+        made.Free()
+
+
+def test_errors() -> None:
+    with pytest.raises(DatatypeError, match="null datatype"):
+        from_mpi(MPI.DATATYPE_NULL)
+    spread = MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_BLOCK], [8], [1], MPI.ORDER_C)
+    with pytest.raises(DatatypeError, match="has no counterpart"):
+        from_mpi(spread)
+    spread.Free()
+
+
+def test_without_mpi4py_the_error_says_what_to_install(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingPackageError, match="pip install mpi4py"):
+        primitive("f8").to_mpi()
+    assert vector(2, 1, 2, "f8").size == 16
