@@ -5,13 +5,14 @@ cannot clash with anybody's own ``apps``. Such a renamed tree cannot be discover
 pyproject.toml.
 """
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 setup(
     packages=[
-        *find_packages(include=["halox", "halox.*"]),
+        # Folders of kernels have no __init__; to packaging they are namespaces, with data in them.
+        *find_namespace_packages(include=["halox", "halox.*"]),
         "halox_apps",
-        *(f"halox_apps.{name}" for name in find_packages("apps")),
+        *(f"halox_apps.{name}" for name in find_namespace_packages("apps")),
     ],
     package_dir={"halox_apps": "apps"},
 )

@@ -19,7 +19,14 @@ from halox.collectives.reductions import (
     reduce_array,
     reduce_scalar,
 )
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec, decompose, infer_spec, normalise_halo
+from halox.decomposition import (
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    decompose,
+    infer_spec,
+    normalise_halo,
+)
 from halox.engine.arrays import Described, describe
 from halox.engine.devices import allocate, array_module, choose_device, to_host
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
@@ -27,6 +34,7 @@ from halox.exchange.cache import PlanCache
 from halox.exchange.halo import halo_draft
 from halox.exchange.plan import Plan, make_plan
 from halox.exchange.report import Report
+from halox.exchange.selection import reads_in_place
 from halox.transports.arena import SharedArena
 from halox.transports.base import Operation, Surroundings
 from halox.world import World
@@ -186,7 +194,9 @@ class Grid:
         error = None
         if differs is not None:
             hint = (
-                '; say device="cpu" or device="gpu"' if differs == "device" else "; give the same on all ranks"
+                '; say device="cpu" or device="gpu"'
+                if differs == "device"
+                else "; give the same on all ranks"
             )
             error = MismatchError(
                 f"{differs} differs between ranks: rank 0 has {first[differs]}, rank {world.rank} has "
@@ -216,7 +226,8 @@ class Grid:
         -------
         numpy.ndarray or cupy.ndarray
             Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it lies
-            in memory that they share, so that neighbours can read halos in place.
+            in memory that they share, so that neighbours can read halos in place; unless it is large and cut along
+            its innermost axis, where packing from private memory (in huge pages) is faster.
 
         Raises
         ------
@@ -432,7 +443,9 @@ class Grid:
             plan = self._cached("copy", fields, self.corners, self.corners)
         return plan.explain()
 
-    def _cached(self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable) -> Plan:
+    def _cached(
+        self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable
+    ) -> Plan:
         plan = self._plan(operation, fields, corners, keep=False)
         self._plans.add(key, fields, plan)
         return plan
@@ -487,7 +500,9 @@ class Grid:
         squares = self._reduce(
             field,
             "sum",
-            lambda xp, a: xp.sum(xp.square(xp.abs(a.astype(_wide(a.dtype), copy=False)), dtype="f8")),
+            lambda xp, a: xp.sum(
+                xp.square(xp.abs(a.astype(_wide(a.dtype), copy=False)), dtype="f8")
+            ),
         )
         return np.sqrt(squares)
 
@@ -577,7 +592,10 @@ class Grid:
 
     def _describe(self) -> str:
         decomposition = self._decomposition
-        sizes = [sorted({b - a for a, b in zip(x.bounds, x.bounds[1:], strict=False)}) for x in decomposition.axes]
+        sizes = [
+            sorted({b - a for a, b in zip(x.bounds, x.bounds[1:], strict=False)})
+            for x in decomposition.axes
+        ]
         blocks = " x ".join("/".join(map(str, s)) for s in sizes)
         nodes = len(set(self._world.nodes))
         return "\n".join(
@@ -618,7 +636,7 @@ class Grid:
 
         layout, found = self._world.guarded(build, "an allocation")
         array = None
-        if self.device_id is None:
+        if self.device_id is None and reads_in_place(layout, found.itemsize):
             array = self._arena.array(layout.padded_shape, found)
         if array is None:
             array = allocate(layout.padded_shape, found, self.device_id)
@@ -655,9 +673,9 @@ class Grid:
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which sums over a dtype are formed."""
     if dtype.kind == "c":
-        return np.result_type(dtype, "c16")
+        return np.dtype(np.result_type(dtype, "c16"))
     if dtype.kind == "f":
-        return np.result_type(dtype, "f8")
+        return np.dtype(np.result_type(dtype, "f8"))
     return np.dtype("u8" if dtype.kind == "u" else "i8")
 
 
@@ -671,7 +689,8 @@ def _extents(value: Any, name: str) -> tuple[int, ...]:
 def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
     axes = (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value)
     if not all(
-        isinstance(a, int | np.integer) and not isinstance(a, bool) and -ndim <= a < ndim for a in axes
+        isinstance(a, int | np.integer) and not isinstance(a, bool) and -ndim <= a < ndim
+        for a in axes
     ):
         raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {value!r}")
     chosen = {int(a) % ndim for a in axes}
@@ -684,7 +703,7 @@ def _fixed_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError as error:
         raise FieldError(f"dtype: {dtype!r} is not a dtype that NumPy knows") from error
     if found.hasobject or found.itemsize == 0:
-        raise FieldError(f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype")
+        raise FieldError(
+            f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"
+        )
     return found
-
-

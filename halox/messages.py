@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from halox.datatypes import Datatype
 from halox.datatypes.signature import Signature
@@ -72,8 +72,8 @@ class Message:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Length of the shortest contiguous run of any part: what decides between paths."""
-        return min((shortest_run(part.datatype) for part in self.parts if part.nbytes), default=0)
+        """Mean length of the contiguous runs of all parts: what decides between paths."""
+        return self.nbytes // max(self.block_count, 1)
 
     @cached_property
     def block_count(self) -> int:
@@ -85,23 +85,14 @@ ALIGNMENT = 16
 """Parts start at multiples of this in a packed message, so that 16-byte words can be used."""
 
 
-def shortest_run(datatype: Datatype) -> int:
-    """Bytes of the shortest contiguous run of one item of a datatype."""
-    if datatype.strided is not None:
-        return datatype.strided.block_bytes
-    return int(datatype.blocks().lengths.min(initial=datatype.size))
-
-
 def run_count(datatype: Datatype) -> int:
-    """Number of contiguous runs of one item of a datatype."""
+    """Return the number of contiguous runs of one item of a datatype."""
     if datatype.strided is not None:
         return datatype.strided.n_blocks
     return len(datatype.blocks().lengths)
 
 
-def fuse(
-    direction: Direction, parts: Iterable[tuple[int, int, Part]]
-) -> tuple[Message, ...]:
+def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[Message, ...]:
     """Fuse parts into one message a peer and tag, keeping their order.
 
     Parameters
@@ -126,7 +117,7 @@ def fuse(
     )
 
 
-def check_match(rank: int, peer: int, received: Sequence[object], expected: Sequence[object]) -> None:
+def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequence[Any]) -> None:
     """Compare the signatures a peer announces for its message with those expected from it.
 
     Raises
@@ -149,6 +140,6 @@ def check_match(rank: int, peer: int, received: Sequence[object], expected: Sequ
             )
 
 
-def _readable(part: object) -> str:
-    signature, count = part  # type: ignore[misc]
+def _readable(part: Any) -> str:
+    signature, count = part
     return f"{count} x ({signature})"

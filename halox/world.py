@@ -58,7 +58,9 @@ def timeout_s() -> float:
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        raise HaloxError(f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit")
+        raise HaloxError(
+            f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit"
+        )
     return seconds
 
 
@@ -124,21 +126,21 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        MPI = load_mpi()
+        mpi = load_mpi()
         if comm is None:
-            comm = MPI.COMM_WORLD
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            comm = mpi.COMM_WORLD
+        if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
             raise HaloxError(
                 f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
-                f"{' (COMM_NULL)' if comm == MPI.COMM_NULL else ''}"
+                f"{' (COMM_NULL)' if comm == mpi.COMM_NULL else ''}"
             )
-        self.mpi = MPI
+        self.mpi = mpi
         self.limit_s = timeout_s()
         self.comm: MPI.Intracomm = comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         alone = os.environ.get("HALOX_NODE", "") == "rank"
         self.node_comm: MPI.Intracomm = (
-            self.comm.Split(self.rank, 0) if alone else self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            self.comm.Split(self.rank, 0) if alone else self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         )
         self.node_rank = self.node_comm.rank
         leader = self.node_comm.bcast(self.rank)
@@ -149,7 +151,7 @@ class World:
             rank: place for place, rank in enumerate(self.node_comm.allgather(self.rank))
         }
         cores = len(os.sched_getaffinity(0))
-        self.crowded = self.comm.allreduce(self.node_comm.size > cores, op=MPI.LOR)
+        self.crowded = self.comm.allreduce(self.node_comm.size > cores, op=mpi.LOR)
         self.closed = False
 
     def waiter(self) -> Waiter:
@@ -172,7 +174,9 @@ class World:
             If they are not complete within the limit.
         """
         Testall = self.mpi.Request.Testall
-        self.waiter().until(lambda: Testall(requests), lambda: f"rank {self.rank} has waited {what}")
+        self.waiter().until(
+            lambda: Testall(requests), lambda: f"rank {self.rank} has waited {what}"
+        )
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none.
@@ -199,7 +203,9 @@ class World:
             return
         mine = None if error is None else (type(error), str(error))
         errors = [
-            (rank, found) for rank, found in enumerate(self.comm.allgather(mine)) if found is not None
+            (rank, found)
+            for rank, found in enumerate(self.comm.allgather(mine))
+            if found is not None
         ]
         kind = errors[0][1][0]
         if not issubclass(kind, HaloxError):
@@ -220,7 +226,9 @@ class World:
         self.agree(error, doing)
         return result
 
-    def swap(self, records: Mapping[int, Any], sources: Sequence[int], doing: str) -> dict[int, Any]:
+    def swap(
+        self, records: Mapping[int, Any], sources: Sequence[int], doing: str
+    ) -> dict[int, Any]:
         """Send a small object to each of some ranks and receive one from each of ``sources``.
 
         Collective only over the ranks named; each one named must name this rank in turn.

@@ -58,8 +58,7 @@ def dataarray(
     before = len(layout.spec.components_before)
     names = [f"component_{n}" for n in range(before + len(layout.spec.components_after))]
     coords = {
-        axis: range(owned.start, owned.stop)
-        for axis, owned in zip(axes, layout.owned, strict=True)
+        axis: range(owned.start, owned.stop) for axis, owned in zip(axes, layout.owned, strict=True)
     }
     return xarray.DataArray(
         to_host(grid.interior(field)),

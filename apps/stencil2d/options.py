@@ -123,7 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=CHECKS,
         default="auto",
         help="check against the sine-transform solution, a one-rank run, all of them, or none; "
-        "auto (default): all, without the one-rank run where that would take long",
+        "auto (default): all, without the one-rank run where that would take long; none leaves the "
+        "result unverified, which the exit status says",
     )
     parser.add_argument(
         "--png", type=Path, metavar="FILE", help="draw the last field and its blocks into FILE"

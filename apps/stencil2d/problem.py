@@ -55,10 +55,8 @@ class Axis:
 
     def index(self) -> np.ndarray:
         """Return for every point the number that enters its initial value, 0 in the margins."""
-        if self.local:
-            inner = np.concatenate([np.arange(n) for n in self.tiles])
-        else:
-            inner = np.arange(sum(self.tiles))
+        counts = self.tiles if self.local else (sum(self.tiles),)
+        inner = np.concatenate([np.arange(count) for count in counts])
         return np.pad(inner, self.margin).astype(np.float64)
 
 

@@ -123,7 +123,7 @@ def topology() -> str:
     if said.returncode != 0:
         return said.stderr.strip()
     matrix = said.stdout.partition("Legend")[0]
-    return "\n" + _TERMINAL_CODES.sub("", matrix).strip("\n").expandtabs(12)
+    return "\n" + _TERMINAL_CODES.sub("", matrix).strip("\n").expandtabs(16)
 
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:

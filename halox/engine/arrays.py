@@ -13,7 +13,13 @@ import numpy.typing as npt
 from halox.datatypes import StridedBlocks
 from halox.errors import FieldError
 
-_WORDS = {16: np.dtype("c16"), 8: np.dtype("u8"), 4: np.dtype("u4"), 2: np.dtype("u2"), 1: np.dtype("u1")}
+_WORDS: dict[int, np.dtype[Any]] = {
+    16: np.dtype("c16"),
+    8: np.dtype("u8"),
+    4: np.dtype("u4"),
+    2: np.dtype("u2"),
+    1: np.dtype("u1"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ def describe(array: Any, name: str = "array") -> Described:
     """
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
-            raise FieldError(f"{name} is a masked array; give its .data, since masks are not exchanged")
+            raise FieldError(
+                f"{name} is a masked array; give its .data, since masks are not exchanged"
+            )
         found = Described(
             array.__array_interface__["data"][0],
             array.shape,
@@ -75,7 +83,9 @@ def describe(array: Any, name: str = "array") -> Described:
         device = getattr(getattr(array, "device", None), "id", 0)
         found = Described(pointer, shape, tuple(strides), dtype, device, not read_only)
     if found.dtype.hasobject:
-        raise FieldError(f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype")
+        raise FieldError(
+            f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
+        )
     return found
 
 
@@ -102,7 +112,7 @@ def borrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     root = owner(array)
     low, high = np.lib.array_utils.byte_bounds(root)
-    buffer = (ctypes.c_char * (high - low)).from_address(low)
+    buffer: Any = (ctypes.c_char * (high - low)).from_address(low)
     memory: npt.NDArray[np.uint8] = np.ndarray((high - low,), np.uint8, buffer=buffer)
     offset = array.__array_interface__["data"][0] - low
     return np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset, strides=array.strides)

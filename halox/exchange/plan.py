@@ -147,7 +147,9 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return a short description."""
-        return f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
+        return (
+            f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
+        )
 
 
 def _steps(channels: Sequence[Channel]) -> tuple[Callable[[], None], ...]:
@@ -196,14 +198,14 @@ def make_plan(
         cupy().cuda.Device(drafted.device).synchronize()
     _check_counts(surroundings, drafted)
     ends = {
-        m.key: describe_end(
-            m, described, surroundings.arena, world.nodes[world.rank]
-        )
+        m.key: describe_end(m, described, surroundings.arena, world.nodes[world.rank])
         for m in (*drafted.sends, *drafted.receives)
     }
     routes = _agree_routes(surroundings, drafted, ends)
     # Views must not keep the arrays alive, or a grid could never let go of a plan.
-    arrays = [borrow(a) if d.device is None else d for a, d in zip(drafted.arrays, described, strict=True)]
+    arrays = [
+        borrow(a) if d.device is None else d for a, d in zip(drafted.arrays, described, strict=True)
+    ]
     build = _Builder(surroundings, drafted, arrays, routes, number)
     channels = build.channels()
     rows = [Row.of(m, build.routes[m.key][0]) for m in (*drafted.sends, *drafted.receives)]
@@ -298,6 +300,7 @@ def _agree_routes(
                 receiver,
                 to_self=message.peer == world.rank,
                 may_read=draft.operation == "copy",
+                may_fragment=not world.crowded,
             )
             routes[message.key] = (route, other)
     except MismatchError as caught:
@@ -337,7 +340,7 @@ class _Builder:
             return [channel for channel in found if channel is not None]
 
         # Page-locking and compiling can fail on one rank alone.
-        packed = world.guarded(carried, _MAKING)
+        packed: list[Channel] = world.guarded(carried, _MAKING)
         direct = self._job("host", "direct")
         if link is not None and (direct.sends or direct.receives):
             windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in direct.receives}
@@ -369,7 +372,9 @@ class _Builder:
 
         draft = self.draft
         sends, receives = chosen(draft.sends), chosen(draft.receives)
-        fragmented = frozenset(m.key for m in (*sends, *receives) if self.routes[m.key][0].fragmented)
+        fragmented = frozenset(
+            m.key for m in (*sends, *receives) if self.routes[m.key][0].fragmented
+        )
         return Job(self.arrays, sends, receives, draft.operation, fragmented)
 
     def _carried(self, way: str, link: NodeLink | None) -> Channel | None:
@@ -393,7 +398,7 @@ class _Builder:
         same = self.draft.sends if message.direction == "send" else self.draft.receives
         tags = sorted(m.tag for m in same if m.peer == message.peer)
         world = self.surroundings.world
-        most: int = world.comm.Get_attr(world.mpi.TAG_UB) - _FIRST_TAG
+        most = int(world.comm.Get_attr(world.mpi.TAG_UB) or 32767) - _FIRST_TAG
         return _FIRST_TAG + (self.number * _TAGS_PER_PLAN + tags.index(message.tag)) % most
 
 

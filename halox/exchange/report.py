@@ -21,7 +21,7 @@ class Row:
     nbytes : int
         Payload in bytes.
     parts, blocks, block_bytes : int
-        Datatypes in the message, contiguous runs in all of them, bytes of the shortest run.
+        Datatypes in the message, contiguous runs in all of them, mean bytes of a run.
     path, way, reason : str
         The path taken, how it goes there, and why.
     """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from halox.decomposition import FieldLayout
 from halox.messages import Message, Part
 from halox.transports.arena import SharedArena
 from halox.transports.direct import Window, window_of
@@ -19,7 +21,7 @@ Another core's cache lines are fetched one by one where runs are short, but in s
 (docs/performance/host.md has the measurements).
 """
 
-FRAGMENTED_BYTES = 1 << 18
+FRAGMENTED_BYTES = 1 << 20
 """Messages at least this long are packed and unpacked in turns, so that unpacking finds cache lines that packing
 has just brought in."""
 
@@ -33,7 +35,7 @@ class End:
     node : int
     memory : {"host", "gpu"}
     block_bytes, nbytes : int
-        Bytes of the shortest run, and of the whole message.
+        Mean bytes of a run, and bytes of the whole message.
     signatures : tuple
         Of each part.
     window : Window or None
@@ -61,6 +63,34 @@ class Route:
     fragmented: bool = False
 
 
+HUGE_PAGE_BYTES = 4 << 20
+"""From this size on NumPy asks for huge pages, which shared memory does not have; packing short runs from 4 KiB
+pages misses the address cache at every run."""
+
+
+def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
+    """Whether a field should lie in shared memory, for neighbours to read it in place.
+
+    Decided alike on all ranks, from what they all know.
+
+    Parameters
+    ----------
+    layout : FieldLayout
+        The field's layout on any rank.
+    itemsize : int
+        Bytes an element.
+    """
+    spec, axes = layout.spec, layout.decomposition.axes
+    inner = itemsize * math.prod(spec.components_after)
+    cells = math.prod(
+        max(axis.sizes) + low + high for axis, (low, high) in zip(axes, spec.halo, strict=True)
+    )
+    is_large = cells * inner * math.prod(spec.components_before) >= HUGE_PAGE_BYTES
+    width = max(spec.halo[-1])
+    has_short_runs = axes[-1].parts > 1 and 0 < width * inner < DIRECT_BYTES
+    return not (is_large and has_short_runs)
+
+
 def describe_end(message: Message, arrays: Sequence[Any], arena: SharedArena, node: int) -> End:
     """Return what this rank says of its end of a message."""
     on_host = arrays[message.parts[0].array].device is None
@@ -80,7 +110,9 @@ def _outer_count(part: Part) -> int:
     return strided.counts[0] if part.count == 1 and strided is not None and strided.counts else 0
 
 
-def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -> Route:
+def choose_route(
+    sender: End, receiver: End, *, to_self: bool, may_read: bool, may_fragment: bool
+) -> Route:
     """Choose the path of one message.
 
     Parameters
@@ -91,6 +123,8 @@ def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -
         Whether sender and receiver are the same rank.
     may_read : bool
         Whether the plan lets receivers read in place: not when values are added or cleared.
+    may_fragment : bool
+        Whether long messages may go in fragments: not where ranks share cores, and each wait is a switch.
     """
     if to_self:
         return Route("local", "copy", "the neighbour is this rank")
@@ -100,21 +134,22 @@ def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -
         return Route(path, "mpi", where)
     if path == "staged":
         return Route(path, "shared", "same node, through host memory that both GPUs map")
-    shortest = min(sender.block_bytes, receiver.block_bytes)
+    run = min(sender.block_bytes, receiver.block_bytes)
     if not may_read:
         return Route(path, "shared", "same node, packed: accumulate needs a copy")
     fragmented = (
-        sender.nbytes >= FRAGMENTED_BYTES
+        may_fragment
+        and sender.nbytes >= FRAGMENTED_BYTES
         and sender.outer_counts == receiver.outer_counts
         and min(sender.outer_counts) > 0
     )
-    if shortest < DIRECT_BYTES:
-        why = f"same node, packed: runs of {shortest} B < {DIRECT_BYTES} B"
+    if run < DIRECT_BYTES:
+        why = f"same node, packed: runs of {run} B on average < {DIRECT_BYTES} B"
         return Route(path, "shared", why, fragmented)
     if not _in_windows(sender, receiver):
         why = "same node, packed: arrays not in the grid's shared memory"
         return Route(path, "shared", why, fragmented)
-    return Route(path, "direct", f"same node, read in place: runs of {shortest} B")
+    return Route(path, "direct", f"same node, read in place: runs of {run} B on average")
 
 
 def _in_windows(sender: End, receiver: End) -> bool:

@@ -167,9 +167,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
             name = f"{'sends' if isinstance(item, Send) else 'receives'}[{number}]"
             peer = getattr(item, role)
             if not isinstance(peer, int) or not 0 <= peer < size:
-                raise MismatchError(
-                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {peer!r}"
-                )
+                raise MismatchError(f"{name}.{role} must be a rank, 0 to {size - 1}, got {peer!r}")
             parts.append((peer, item.tag, part(item, name)))
         return fuse(direction, parts)
 

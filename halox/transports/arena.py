@@ -97,7 +97,9 @@ class SharedArena:
         rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
         mine = np.array([reusable is None, rounded], dtype="i8")
         total = np.empty(2, dtype="i8")
-        world.wait([world.node_comm.Iallreduce(mine, total)], "in an allocation for the ranks of its node")
+        world.wait(
+            [world.node_comm.Iallreduce(mine, total)], "in an allocation for the ranks of its node"
+        )
         if total[0] == 0 and reusable is not None:
             self._free.remove(reusable)
             return self._block(reusable, nbytes)
@@ -126,7 +128,7 @@ class SharedArena:
             return None
         # NumPy makes this the base of every view, so that it lives as long as any of them. Its own base must
         # not be an array: NumPy would then pass over it, to the array at the end of the chain.
-        raw = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
+        raw: Any = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
         root: Bytes = np.ndarray((nbytes,), np.uint8, buffer=raw)
         weakref.finalize(root, self.release, block).atexit = False
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=root)

@@ -80,7 +80,7 @@ class SharedCarrier(Carrier):
     """
 
     slots = 2
-    fragments = 8
+    fragments = 16
 
     def __init__(
         self,

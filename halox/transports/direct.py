@@ -39,9 +39,7 @@ def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | Non
         if strided is None or part.count != 1:
             return None
         pointer = arrays[part.array].pointer
-        place = arena.locate(
-            pointer + part.datatype.true_lb, pointer + part.datatype.true_ub
-        )
+        place = arena.locate(pointer + part.datatype.true_lb, pointer + part.datatype.true_ub)
         if place is None:
             return None
         places.append(Place(place.window, place.node_rank, place.offset - part.datatype.true_lb))

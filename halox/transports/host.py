@@ -123,7 +123,9 @@ def _make(step: tuple[list[Move], list[Callable[[], None]]]) -> None:
 
 def clearing(job: Job) -> list[Callable[[], None]]:
     """Return calls that set the job's ``cleared`` parts to zero."""
-    return [_call(_packer(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared]
+    return [
+        _call(_packer(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
+    ]
 
 
 def _packer(job: Job, part: Part) -> HostPacker:

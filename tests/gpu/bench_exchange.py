@@ -89,11 +89,13 @@ def hand_zero_copy(u: Any, comm: MPI.Intracomm) -> Callable[[], None]:
     pack, unpack = module.get_function("pack"), module.get_function("unpack")
     flags = cupy.cuda.runtime.hostAllocMapped
     pages = [cupy.cuda.PinnedMemory(n * n * 8, flags) for _ in range(4)]
-    hosts = [
-        np.frombuffer(cupy.cuda.PinnedMemoryPointer(p, 0), np.float64, n * n) for p in pages
+    hosts = [np.frombuffer(cupy.cuda.PinnedMemoryPointer(p, 0), np.float64, n * n) for p in pages]
+    pointers = [
+        np.uint64(cupy.cuda.runtime.hostGetDevicePointer(p.ptr, 0))
+        if hasattr(cupy.cuda.runtime, "hostGetDevicePointer")
+        else np.uint64(p.ptr)
+        for p in pages
     ]
-    pointers = [np.uint64(cupy.cuda.runtime.hostGetDevicePointer(p.ptr, 0)) if hasattr(
-        cupy.cuda.runtime, "hostGetDevicePointer") else np.uint64(p.ptr) for p in pages]
     low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     blocks = (min(132 * 4, -(-n * n // 256)),)
     stream = cupy.cuda.get_current_stream()
@@ -151,7 +153,11 @@ def benchmarks(comm: MPI.Intracomm) -> list[dict[str, Any]]:
                     "value": round(times["halox"], 2),
                     "baseline": round(times["zero-copy pack by hand, mpi4py"], 2),
                     "baseline_name": "zero-copy pack by hand, mpi4py",
-                    "others": {"host-staged by hand, mpi4py": round(times["host-staged by hand, mpi4py"], 2)},
+                    "others": {
+                        "host-staged by hand, mpi4py": round(
+                            times["host-staged by hand, mpi4py"], 2
+                        )
+                    },
                     "bytes_each_way": n * n * 8,
                     "path": sorted({f"{r.path}/{r.way}" for r in grid.explain(u).rows}),
                 }
@@ -176,7 +182,9 @@ def host_overhead(comm: MPI.Intracomm) -> dict[str, Any]:
             for _ in range(20):
                 grid.exchange(u)
             times.append((time.perf_counter() - start) / 20)
-        kernel = cupy.RawKernel('extern "C" __global__ void nothing(long a, long b, int c, int d, int e) {}', "nothing")
+        kernel = cupy.RawKernel(
+            'extern "C" __global__ void nothing(long a, long b, int c, int d, int e) {}', "nothing"
+        )
         zero = (np.int64(0), np.int64(0), np.int32(0), np.int32(0), np.int32(0))
         launches = []
         for _ in range(30):

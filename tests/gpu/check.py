@@ -40,7 +40,9 @@ def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
     sys.path.insert(0, str(ROOT))
     from halox.cli import launcher
 
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30")
+    environment = dict(
+        os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30"
+    )
     if ranks is not None:
         environment |= launcher.environment(ranks)
         command = [launcher.find().path, "-n", str(ranks), sys.executable, "-m", "mpi4py", *command]
@@ -85,10 +87,16 @@ def suite(folder: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]
             )
     if status != 0 or not outcomes:
         outcomes.append(
-            {"test": f"{folder} on {where}", "ranks": ranks or 1, "outcome": f"exit status {status}"}
+            {
+                "test": f"{folder} on {where}",
+                "ranks": ranks or 1,
+                "outcome": f"exit status {status}",
+            }
         )
         print(said[-6000:])
-    print(f"{folder} on {where}: {sum(o['outcome'] == 'passed' for o in outcomes)} of {len(outcomes)} passed")
+    print(
+        f"{folder} on {where}: {sum(o['outcome'] == 'passed' for o in outcomes)} of {len(outcomes)} passed"
+    )
     return outcomes
 
 
@@ -101,7 +109,9 @@ def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any
         return [{"name": f"{module} on {ranks or 1} rank(s)", "failed": f"exit status {status}"}]
     found: list[dict[str, Any]] = json.loads(result.read_text())
     for row in found:
-        print(f"{row['name']}: {row['value']} {row['unit']}; {row.get('baseline_name', '')} {row.get('baseline')}")
+        print(
+            f"{row['name']}: {row['value']} {row['unit']}; {row.get('baseline_name', '')} {row.get('baseline')}"
+        )
     return found
 
 
@@ -177,7 +187,9 @@ def main() -> int:
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['passed']} passed, {result['failed']} failed in {result['seconds']} s; {RESULT}")
+    print(
+        f"{result['passed']} passed, {result['failed']} failed in {result['seconds']} s; {RESULT}"
+    )
     return 1 if failed or broken else 0
 
 

@@ -80,11 +80,12 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
     for _ in range(int(rng.integers(1, 4))):
         halo = case.halo if rng.integers(2) else widths()
         staggered = tuple(
-            bool(rng.integers(4) == 0)
-            and (h[1] + 1 <= n // p or not (p > 1 or wraps))
+            bool(rng.integers(4) == 0) and (h[1] + 1 <= n // p or not (p > 1 or wraps))
             for n, p, wraps, h in zip(shape, procs, periodic, halo, strict=True)
         )
-        extents = [tuple(int(n) for n in rng.integers(1, 4, size=int(rng.integers(0, 3)))) for _ in "ab"]
+        extents = [
+            tuple(int(n) for n in rng.integers(1, 4, size=int(rng.integers(0, 3)))) for _ in "ab"
+        ]
         before, after = extents if rng.integers(2) else ((), ())
         if len(before) + len(after) + ndim > 6:
             before = ()
@@ -167,9 +168,7 @@ def expected(case: Case, f: Field, coords: tuple[int, ...], number: int) -> Expe
     before[spread(owned)] = values[spread(owned)]
     after = before.copy()
     after[spread(filled)] = values[spread(filled)]
-    return Expected(
-        before, after, spread(owned), spread(filled), np.where(spread(inside), ids, -1)
-    )
+    return Expected(before, after, spread(owned), spread(filled), np.where(spread(inside), ids, -1))
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:

@@ -163,7 +163,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         DeviceError,
         '"auto", "cpu" or "gpu"',
     ),
-    "a communicator that is none": (lambda c: halox.Grid((4, 4), comm=42), HaloxError, "comm must be"),
+    "a communicator that is none": (
+        lambda c: halox.Grid((4, 4), comm=42),
+        HaloxError,
+        "comm must be",
+    ),
     "the null communicator": (
         lambda c: halox.Grid((4, 4), comm=MPI.COMM_NULL),
         HaloxError,
@@ -205,9 +209,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         "padded_shape",
     ),
     "an array of the wrong shape on one rank >1": (
-        lambda c: with_field(
-            lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape))
-        )(c),
+        lambda c: with_field(lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape)))(c),
         FieldError,
         r"\[rank 1\]",
     ),
@@ -262,7 +264,9 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     ),
     "tags that differ": (
         exchange(
-            lambda c: [halox.Send(np.zeros(2), dt.contiguous(2, "f8"), (c.rank + 1) % c.size, tag=1)],
+            lambda c: [
+                halox.Send(np.zeros(2), dt.contiguous(2, "f8"), (c.rank + 1) % c.size, tag=1)
+            ],
             from_left(dt.contiguous(2, "f8")),
         ),
         MismatchError,

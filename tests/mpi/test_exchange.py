@@ -57,7 +57,9 @@ def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
         wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
         fields = make_fields(grid, case, [w.before for w in wanted])
         poisoned = any(w.filled.any() and not same_bytes(w.before, w.after) for w in wanted)
-        assert agree(all(u.shape == w.before.shape for u, w in zip(fields, wanted, strict=True)), comm)
+        assert agree(
+            all(u.shape == w.before.shape for u, w in zip(fields, wanted, strict=True)), comm
+        )
         for _ in range(3):
             for u, w in zip(fields, wanted, strict=True):
                 u[...] = w.before

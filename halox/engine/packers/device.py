@@ -67,7 +67,9 @@ def launch_add(pieces: Sequence[tuple[Sequence[Copy], np.dtype[Any]]], device: i
     )
 
 
-def launch_between(pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int) -> Launches:
+def launch_between(
+    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
+) -> Launches:
     """Return launches that copy, or add, from the first endpoint of each pair to the second.
 
     Strided types move in one launch; types that are not go through a packed buffer.
@@ -102,7 +104,8 @@ class Zeroing:
             cupy().cuda.get_current_stream().synchronize()
         source = int(self._zeros.data.ptr)
         self._copy = StridedCopy(
-            [copy for endpoint in endpoints for copy in unpack_copies(endpoint, source)], device=device
+            [copy for endpoint in endpoints for copy in unpack_copies(endpoint, source)],
+            device=device,
         )
 
     def launch(self, stream: Any = None) -> None:

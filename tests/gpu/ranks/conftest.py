@@ -1,5 +1,10 @@
 """GPU tests on several ranks, which may share a GPU: ``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks``."""
 
-from tests.mpi.conftest import comm, pytest_collection_modifyitems, pytest_configure, ranks_end_together
+from tests.mpi.conftest import (
+    comm,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    ranks_end_together,
+)
 
 __all__ = ["comm", "pytest_collection_modifyitems", "pytest_configure", "ranks_end_together"]
