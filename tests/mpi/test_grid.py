@@ -1,0 +1,301 @@
+"""The grid as users meet it: fields, interiors, gathering, reductions, plans, closing."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from tests.mpi.conftest import agree
+
+
+@pytest.fixture
+def grid(comm: MPI.Intracomm) -> Iterator[halox.Grid]:
+    with halox.Grid((11, 7 * comm.size), halo=(1, 2), periodic=True, comm=comm, device="cpu") as g:
+        yield g
+
+
+def coded(grid: halox.Grid) -> np.ndarray:
+    i, j = grid.indices()
+    return i * 1000.0 + j
+
+
+def test_shapes(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    assert (grid.rank, grid.size) == (comm.rank, comm.size)
+    assert math.prod(grid.proc_shape) == comm.size
+    assert grid.padded_shape == (grid.rank_shape[0] + 2, grid.rank_shape[1] + 4)
+    assert tuple(s.stop - s.start for s in grid.owned) == grid.rank_shape
+    cells = comm.allgather(math.prod(grid.rank_shape))
+    assert sum(cells) == math.prod(grid.grid_shape)
+    assert all(0 <= c < p for c, p in zip(grid.coords, grid.proc_shape, strict=True))
+
+
+def test_factories(grid: halox.Grid) -> None:
+    assert np.all(grid.zeros("i4") == 0)
+    assert np.all(grid.ones("f4") == 1)
+    assert np.all(grid.full(2.5) == 2.5)
+    assert grid.empty("c16").shape == grid.padded_shape
+    assert grid.zeros(components=3, components_after=(2, 2)).shape == (3, *grid.padded_shape, 2, 2)
+    assert grid.zeros(halo=0).shape == grid.rank_shape
+    staggered = grid.zeros(staggered=1)
+    assert staggered.shape == (grid.padded_shape[0], grid.padded_shape[1] + 1)
+    record = grid.zeros([("a", "f8"), ("b", "i4")])
+    assert record["a"].sum() == 0 and record.dtype.names == ("a", "b")
+
+
+def test_a_field_allocated_again_is_cleared(grid: halox.Grid) -> None:
+    for _ in range(5):
+        u = grid.zeros()
+        assert np.all(u == 0)
+        u[...] = 7
+        del u
+
+
+def test_fields_in_shared_memory_do_not_overlap(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    """Also while others come and go, and where views outlive the array they were taken from."""
+    views = []
+    for number in range(12):
+        u = grid.full(number)
+        views.append((number, u[1:, 1:]))
+        if number % 3 == 0:
+            views.pop(0)
+        gc.collect()
+        grid.exchange(u)
+        del u
+        comm.Barrier()
+        assert agree(all(bool(np.all(v == n)) for n, v in views), comm)
+
+
+def test_interior_gather_and_indices(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.full(-1)
+    grid.interior(u)[...] = coded(grid)
+    whole = grid.gather(u, root=comm.size - 1)
+    if comm.rank == comm.size - 1:
+        i, j = np.indices(grid.grid_shape)
+        assert whole is not None and np.array_equal(whole, i * 1000.0 + j)
+    else:
+        assert whole is None
+    grid.exchange(u)
+    i, j = grid.indices(halo=True)
+    ni, nj = grid.grid_shape
+    assert np.array_equal(u, (i % ni) * 1000.0 + j % nj)
+
+
+def test_gather_of_components_and_staggered(comm: MPI.Intracomm) -> None:
+    with halox.Grid((5, 4 * comm.size), comm=comm, device="cpu") as grid:
+        u = grid.zeros("i8", components=2, components_after=3, staggered=(0, 1))
+        layout = grid.layout(u)
+        axes = [np.arange(s.start, s.stop) for s in layout.owned]
+        i, j = np.ix_(*axes)
+        grid.interior(u)[...] = (i * 100 + j)[None, :, :, None] + np.array([0, 5000])[
+            :, None, None, None
+        ]
+        whole = grid.gather(u)
+        if comm.rank == 0:
+            assert whole is not None and whole.shape == (2, 6, 4 * comm.size + 1, 3)
+            i, j = np.indices(whole.shape[1:3])
+            assert np.array_equal(whole[1, :, :, 2], i * 100 + j + 5000)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "?", "c8", "c16"])
+def test_reductions(dtype: str, grid: halox.Grid) -> None:
+    ni, nj = grid.grid_shape
+    i, j = np.indices((ni, nj))
+    whole = ((i * 31 + j * 7) % 50 - 20).astype(dtype)
+    u = grid.zeros(dtype)
+    u[...] = 99  # halo values must not count
+    grid.interior(u)[...] = whole[grid.owned]
+    assert grid.sum(u) == whole.sum(dtype=grid.sum(u).dtype)
+    expected = math.sqrt(float((np.abs(whole.astype("c16")) ** 2).sum()))
+    assert math.isclose(float(grid.norm(u)), expected, rel_tol=1e-12)
+    vdot = np.vdot(whole.astype("c16"), whole.astype("c16"))
+    assert np.isclose(grid.dot(u, u), vdot if dtype not in ("?", "u1") else grid.dot(u, u))
+    if dtype[0] != "c":
+        assert grid.min(u) == whole.min() and grid.max(u) == whole.max()
+
+
+def test_reductions_give_the_same_bits_everywhere(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros()
+    u[...] = np.random.default_rng(comm.rank).standard_normal(u.shape)
+    found = [grid.sum(u).tobytes() for _ in range(5)] + [grid.norm(u).tobytes() for _ in range(5)]
+    assert comm.allgather(found) == [found] * comm.size
+
+
+def test_a_nan_is_seen_by_all(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros()
+    if comm.rank == comm.size - 1:
+        grid.interior(u)[0, 0] = np.nan
+    assert all(np.isnan(r) for r in (grid.min(u), grid.max(u), grid.sum(u), grid.norm(u)))
+
+
+def test_allreduce(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    assert grid.allreduce(comm.rank + 1) == sum(range(1, comm.size + 1))
+    found = grid.allreduce(np.array([comm.rank, -comm.rank]), op="max")
+    assert found.tolist() == [comm.size - 1, 0]
+    assert grid.allreduce(2.0, op="prod") == 2.0**comm.size
+
+
+def test_plan_around_interior_work(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u, v = grid.zeros(), grid.zeros("i4")
+    plan = grid.plan(u, v)
+    i, j = grid.indices(halo=True)
+    ni, nj = grid.grid_shape
+    for step in range(20):
+        grid.interior(u)[...] = coded(grid) + step
+        grid.interior(v)[...] = coded(grid) - step
+        plan.start()
+        time.sleep(0.001 * (comm.rank % 3))
+        plan.finish()
+        wanted = (i % ni) * 1000.0 + j % nj
+        right = np.array_equal(u, wanted + step) and np.array_equal(v, wanted - step)
+        assert agree(bool(right), comm)
+    assert plan.messages_sent <= comm.size - 1, "one message a peer, for all fields and directions"
+
+
+def test_ranks_out_of_step(comm: MPI.Intracomm) -> None:
+    """Slow and fast ranks, one way and both ways: no rank may see a neighbour's next step."""
+    for halo in [((1, 0), (0, 0)), ((1, 1), (0, 0)), ((0, 2), (0, 0))]:
+        options = {"proc_shape": (comm.size, 1), "periodic": True, "device": "cpu"}
+        with halox.Grid((4 * comm.size, 500), halo=halo, comm=comm, **options) as grid:
+            u = grid.zeros(components=1)
+            rng = np.random.default_rng(comm.rank)
+            for step in range(60):
+                grid.interior(u)[...] = step * comm.size + comm.rank
+                if rng.integers(4) == 0:
+                    time.sleep(rng.random() * 0.002)
+                grid.exchange(u)
+                low, high = halo[0]
+                below, above = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+                right = np.all(u[:, :low] == step * comm.size + below)
+                right &= np.all(u[:, u.shape[1] - high :] == step * comm.size + above)
+                assert right, (halo, step)
+
+
+def test_plans_are_found_again(grid: halox.Grid) -> None:
+    state = grid.zeros(components=3)
+    for _ in range(4):
+        for k in range(3):
+            grid.exchange(state[k])  # a new view object each time
+        grid.exchange(state)
+    assert grid._plan_number == 4
+
+
+def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
+    for _ in range(30):
+        u = grid.zeros()
+        grid.exchange(u)
+        mine = np.zeros(grid.padded_shape)
+        grid.exchange(mine)
+    del u, mine
+    gc.collect()
+    assert len(grid._plans._by_layout) == 0
+    assert len(grid._layouts) == 0
+    grid._plans.sweep()
+    assert len(grid._arena._windows) < 12, "blocks are used again"
+
+
+def test_a_plan_keeps_its_arrays(grid: halox.Grid) -> None:
+    plan = grid.plan(grid.full(3))
+    gc.collect()
+    plan()
+    assert float(plan.arrays[0].min()) == 3
+
+
+def test_non_contiguous_fields(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    base = np.full((grid.padded_shape[1] * 2, grid.padded_shape[0] + 3), -1.0)
+    u = base[::2, 1:-2].T[:, ::-1]
+    assert u.shape == grid.padded_shape
+    grid.interior(u)[...] = coded(grid)
+    grid.exchange(u)
+    i, j = grid.indices(halo=True)
+    ni, nj = grid.grid_shape
+    assert np.array_equal(u, (i % ni) * 1000.0 + j % nj)
+    assert np.all(base[1::2] == -1) and np.all(base[:, 0] == -1)
+
+
+def test_fields_outlive_their_grid(comm: MPI.Intracomm) -> None:
+    grid = halox.Grid((8, 8 * comm.size), comm=comm, device="cpu")
+    u = grid.full(5)
+    grid.exchange(u)
+    grid.close()
+    grid.close()
+    comm.Barrier()
+    u += 1
+    assert np.all(u == 6)
+
+
+def test_two_grids_on_one_communicator(comm: MPI.Intracomm) -> None:
+    with (
+        halox.Grid((6, 6 * comm.size), periodic=True, comm=comm, device="cpu") as a,
+        halox.Grid((6 * comm.size, 3), halo=0, comm=comm, device="cpu") as b,
+    ):
+        u, v = a.full(comm.rank), b.full(comm.rank)
+        first, second = a.plan(u), b.plan(v)
+        first.start()
+        second.start()
+        second.finish()
+        first.finish()
+        assert a.sum(u) == sum(36 * r for r in range(comm.size))
+
+
+def test_explain(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros()
+    said = str(grid.explain())
+    assert str(grid.proc_shape) in said and "placed" in said
+    report = grid.explain(u)
+    assert {row.path for row in report.rows} <= {"local", "host"}
+    sent = sum(row.nbytes for row in report.rows if row.direction == "send")
+    assert sent == (u.size - grid.interior(u).size) * 8
+    assert str(report).count("\n") == len(report.rows) + 1
+    assert report.as_dict()["rank"] == comm.rank
+
+
+def test_blocks(comm: MPI.Intracomm) -> None:
+    sizes = [3 + k for k in range(comm.size)]
+    options = {"blocks": (sizes, None), "comm": comm, "device": "cpu", "periodic": (True, False)}
+    with halox.Grid((sum(sizes), 4), halo=2, **options) as grid:
+        assert grid.rank_shape == (sizes[grid.coords[0]], 4)
+        u = grid.full(-1)
+        i, _ = grid.indices()
+        grid.interior(u)[...] = i
+        grid.exchange(u)
+        i, _ = grid.indices(halo=True)
+        assert np.array_equal(u[:, 2:-2], np.broadcast_to(i % sum(sizes), u[:, 2:-2].shape))
+        assert np.all(u[:, :2] == -1)
+
+
+def test_dataarray(grid: halox.Grid) -> None:
+    u = grid.zeros(components=2)
+    grid.interior(u)[...] = coded(grid)
+    found = grid.dataarray(u, name="u", dims=("i", "j"))
+    assert found.dims == ("component_0", "i", "j") and found.name == "u"
+    i, j = (s.start for s in grid.owned)
+    assert float(found.sel(i=i, j=j)[1]) == i * 1000 + j
+
+
+def test_node_placement_says_what_it_gains(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    with halox.Grid((8, 8 * comm.size), periodic=True, comm=comm, device="cpu") as grid:
+        assert f"on {comm.size} node" in str(grid.explain())
+
+
+def test_host_overhead(comm: MPI.Intracomm) -> None:
+    """A cached exchange of one small field costs less than 20 us where nobody has to be waited for."""
+    if comm.size > 1:
+        return
+    with halox.Grid((8, 8, 8), periodic=(False, False, True), comm=comm, device="cpu") as grid:
+        u = grid.zeros()
+        times = []
+        for _ in range(300):
+            start = time.perf_counter()
+            grid.exchange(u)
+            times.append(time.perf_counter() - start)
+        assert np.median(times) < 20e-6
