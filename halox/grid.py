@@ -18,6 +18,7 @@ from halox.collectives.reductions import (
     check_ordered,
     reduce_array,
     reduce_scalar,
+    wide_dtype,
 )
 from halox.decomposition import (
     Decomposition,
@@ -32,9 +33,11 @@ from halox.engine.devices import allocate, array_module, choose_device, to_host
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
 from halox.exchange.halo import halo_draft
-from halox.exchange.plan import Plan, make_plan
+from halox.exchange.making import make_plan
+from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place
+from halox.field_options import field_spec, fixed_dtype
 from halox.transports.arena import SharedArena
 from halox.transports.base import Operation, Surroundings
 from halox.world import World
@@ -159,8 +162,8 @@ class Grid:
             )
             self.corners = bool(corners)
             self._compare_arguments()
-        except HaloxError:
-            world.close()
+        except HaloxError as error:
+            world.close_after(error)
             raise
         self.comm: MPI.Intracomm = world.comm
         self.rank: int = world.rank
@@ -485,7 +488,7 @@ class Grid:
         Floats are added in float64, integers in 64 bits. Collective; blocks; the same bits on every rank. For all
         reductions: FieldError if the dtype has no such operation, MismatchError if the ranks' dtypes differ.
         """
-        return self._reduce(field, "sum", lambda xp, a: xp.sum(a, dtype=_wide(a.dtype)))
+        return self._reduce(field, "sum", lambda xp, a: xp.sum(a, dtype=wide_dtype(a.dtype)))
 
     def min(self, field: Any) -> Any:
         """Return the smallest value of a real field; NaN if there is one. Collective; blocks."""
@@ -501,7 +504,7 @@ class Grid:
             field,
             "sum",
             lambda xp, a: xp.sum(
-                xp.square(xp.abs(a.astype(_wide(a.dtype), copy=False)), dtype="f8")
+                xp.square(xp.abs(a.astype(wide_dtype(a.dtype), copy=False)), dtype="f8")
             ),
         )
         return np.sqrt(squares)
@@ -518,7 +521,7 @@ class Grid:
             b = other[layout.interior]
             check_numeric(b.dtype, "dot")
             product = xp.conj(a) * b
-            return xp.sum(product, dtype=_wide(product.dtype))
+            return xp.sum(product, dtype=wide_dtype(product.dtype))
 
         return self._reduce(field, "sum", local)
 
@@ -611,19 +614,7 @@ class Grid:
     # Helpers
 
     def _field_layout(self, options: dict[str, Any]) -> FieldLayout:
-        known = {"components", "components_after", "staggered", "halo"}
-        if unknown := set(options) - known:
-            raise FieldError(
-                f"unknown argument(s) {sorted(unknown)}; a field takes {sorted(known)}"
-            )
-        ndim = self._decomposition.ndim
-        halo = options.get("halo")
-        spec = FieldSpec(
-            self._layout.spec.halo if halo is None else normalise_halo(halo, ndim),
-            _extents(options.get("components", ()), "components"),
-            _extents(options.get("components_after", ()), "components_after"),
-            _staggering(options.get("staggered", ()), ndim),
-        )
+        spec = field_spec(options, self._layout.spec)
         layout = FieldLayout(self._decomposition, self._world.rank, spec)
         layout.check_widths()
         return layout
@@ -632,7 +623,7 @@ class Grid:
         self._world.check_open()
 
         def build() -> tuple[FieldLayout, np.dtype[Any]]:
-            return self._field_layout(options), _fixed_dtype(dtype)
+            return self._field_layout(options), fixed_dtype(dtype)
 
         layout, found = self._world.guarded(build, "an allocation")
         array = None
@@ -668,42 +659,3 @@ class Grid:
                 f"field lies on GPU {found.device}, rank {self._world.rank} works on GPU {self.device_id}; allocate "
                 f"with grid.zeros, or under `with cupy.cuda.Device({self.device_id}):`"
             )
-
-
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which sums over a dtype are formed."""
-    if dtype.kind == "c":
-        return np.dtype(np.result_type(dtype, "c16"))
-    if dtype.kind == "f":
-        return np.dtype(np.result_type(dtype, "f8"))
-    return np.dtype("u8" if dtype.kind == "u" else "i8")
-
-
-def _extents(value: Any, name: str) -> tuple[int, ...]:
-    extents = (value,) if isinstance(value, int) else tuple(value)
-    if not all(isinstance(n, int | np.integer) and n > 0 for n in extents):
-        raise FieldError(f"{name} must be an int or ints > 0, got {value!r}")
-    return tuple(map(int, extents))
-
-
-def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
-    axes = (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value)
-    if not all(
-        isinstance(a, int | np.integer) and not isinstance(a, bool) and -ndim <= a < ndim
-        for a in axes
-    ):
-        raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {value!r}")
-    chosen = {int(a) % ndim for a in axes}
-    return tuple(axis in chosen for axis in range(ndim))
-
-
-def _fixed_dtype(dtype: Any) -> np.dtype[Any]:
-    try:
-        found = np.dtype(dtype)
-    except TypeError as error:
-        raise FieldError(f"dtype: {dtype!r} is not a dtype that NumPy knows") from error
-    if found.hasobject or found.itemsize == 0:
-        raise FieldError(
-            f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"
-        )
-    return found

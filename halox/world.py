@@ -150,8 +150,9 @@ class World:
         self.node_ranks: dict[int, int] = {
             rank: place for place, rank in enumerate(self.node_comm.allgather(self.rank))
         }
-        cores = len(os.sched_getaffinity(0))
-        self.crowded = self.comm.allreduce(self.node_comm.size > cores, op=mpi.LOR)
+        # A launcher may have bound each rank to a core of its own.
+        cores: set[int] = set().union(*self.node_comm.allgather(os.sched_getaffinity(0)))
+        self.crowded: bool = self.comm.allreduce(self.node_comm.size > len(cores), op=mpi.LOR)
         self.closed = False
 
     def waiter(self) -> Waiter:
@@ -217,11 +218,12 @@ class World:
         raise kind("\n".join(lines)) from error
 
     def guarded(self, build: Callable[[], Any], doing: str) -> Any:
-        """Return ``build()``, or raise on all ranks if it raises a `HaloxError` on any."""
-        result, error = None, None
+        """Return ``build()``, or raise on all ranks if it raises on any."""
+        result: Any = None
+        error: Exception | None = None
         try:
             result = build()
-        except HaloxError as caught:
+        except Exception as caught:
             error = caught
         self.agree(error, doing)
         return result
@@ -244,6 +246,11 @@ class World:
             received[source] = comm.recv(source=source, tag=_HANDSHAKE_TAG)
         self.wait(sends, f"in {doing} for its records to be taken")
         return received
+
+    def close_after(self, error: Exception) -> None:
+        """Free the communicators if the error was raised on all ranks, so that they can do it together."""
+        if not isinstance(error, ExchangeTimeoutError):
+            self.close()
 
     def close(self) -> None:
         """Free the communicators; collective, and harmless when repeated."""

@@ -120,3 +120,12 @@ def check_numeric(dtype: np.dtype[Any], op: str) -> None:
     """
     if dtype.kind not in "biufc":
         raise FieldError(f"{op} has no meaning for dtype {dtype}; use a bool or number dtype")
+
+
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which sums over a dtype are formed."""
+    if dtype.kind == "c":
+        return np.dtype(np.result_type(dtype, "c16"))
+    if dtype.kind == "f":
+        return np.dtype(np.result_type(dtype, "f8"))
+    return np.dtype("u8" if dtype.kind == "u" else "i8")

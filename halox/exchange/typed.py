@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from halox.datatypes import as_datatype
 from halox.engine.arrays import describe
-from halox.errors import FieldError, MismatchError
-from halox.exchange.plan import Draft, Plan, make_plan
+from halox.errors import FieldError, HaloxError, MismatchError
+from halox.exchange.making import Draft, make_plan
+from halox.exchange.plan import Plan
 from halox.messages import Direction, Message, Part, fuse
 from halox.transports.arena import SharedArena
 from halox.transports.base import Surroundings
@@ -108,9 +109,8 @@ class Exchange:
                 lambda: _draft(tuple(sends), tuple(receives), self._world.size),
                 0,
             )
-        except MismatchError:
-            self._arena.close()
-            self._world.close()
+        except HaloxError as error:
+            self._world.close_after(error)
             raise
 
     def __call__(self) -> None:
@@ -151,13 +151,12 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
     numbers: dict[int, int] = {}
 
     def part(item: Send | Recv, name: str) -> Part:
-        found = describe(item.array, f"{name}.array")
+        describe(item.array, f"{name}.array")
         if not isinstance(item.count, int) or item.count < 0:
             raise FieldError(f"{name}.count must be an int >= 0, got {item.count!r}")
         if id(item.array) not in numbers:
             numbers[id(item.array)] = len(arrays)
             arrays.append(item.array)
-        del found
         return Part(numbers[id(item.array)], as_datatype(item.datatype), item.count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
