@@ -20,7 +20,9 @@ LIMIT_S = 420
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
 def test_on_ranks(ranks: int) -> None:
     require("mpi")
-    pytest_command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "tests/mpi"]
+    # Ranks that wait for each other for ever print where, and end, before the limit here.
+    pytest_command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
+    pytest_command += ["-o", "faulthandler_timeout=120", "tests/mpi"]
     command = launcher.command(launcher.find(), ranks, pytest_command)
     environment = launcher.environment(ranks) | {"PYTHONPATH": str(ROOT)}
     try:

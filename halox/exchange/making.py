@@ -190,7 +190,6 @@ def _agree_routes(
                 receiver,
                 to_self=message.peer == world.rank,
                 may_read=draft.operation == "copy",
-                may_fragment=not world.crowded,
             )
             routes[message.key] = (route, other)
     except MismatchError as caught:
@@ -235,7 +234,6 @@ class _Builder:
         if link is not None and (direct.sends or direct.receives):
             windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in direct.receives}
             channels.append(DirectChannel(direct, self.surroundings.arena, link, windows))  # type: ignore[arg-type]
-        # The packed ones come last: they gain from being run in one step.
         return channels + packed
 
     def _link(self) -> NodeLink | None:
@@ -262,10 +260,7 @@ class _Builder:
 
         draft = self.draft
         sends, receives = chosen(draft.sends), chosen(draft.receives)
-        fragmented = frozenset(
-            m.key for m in (*sends, *receives) if self.routes[m.key][0].fragmented
-        )
-        return Job(self.arrays, sends, receives, draft.operation, fragmented)
+        return Job(self.arrays, sends, receives, draft.operation)
 
     def _carried(self, way: str, link: NodeLink | None) -> Channel | None:
         device = self.draft.device

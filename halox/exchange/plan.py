@@ -39,7 +39,6 @@ class Plan:
         self._channels = tuple(channels)
         self._starts = tuple(channel.start for channel in channels)
         self._finishes = tuple(channel.finish for channel in channels)
-        self._steps = _steps(channels)
         self._report = report
         self._check_open = check_open
         self._state = _READY
@@ -51,8 +50,10 @@ class Plan:
     def __call__(self) -> None:
         """Run one exchange; errors as of `start` and `finish`."""
         self._enter(_READY, "called between start() and finish(); call finish() first")
-        for step in self._steps:
-            step()
+        for start in self._starts:
+            start()
+        for finish in self._finishes:
+            finish()
         self._state = _READY
 
     def start(self) -> None:
@@ -106,7 +107,7 @@ class Plan:
         """Give back buffers and requests; local, and harmless when repeated."""
         for channel in self._channels:
             channel.close()
-        self._channels = self._starts = self._finishes = self._steps = ()
+        self._channels = self._starts = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
@@ -114,14 +115,6 @@ class Plan:
         return (
             f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
         )
-
-
-def _steps(channels: Sequence[Channel]) -> tuple[Callable[[], None], ...]:
-    """Order the steps of an exchange in one call: all starts, then all finishes, the last channel's as one."""
-    if not channels:
-        return ()
-    *others, last = channels
-    return (*(c.start for c in others), last.run, *(c.finish for c in others))
 
 
 def _raise_closed() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from halox.decomposition import FieldLayout
-from halox.messages import Message, Part
+from halox.messages import Message
 from halox.transports.arena import SharedArena
 from halox.transports.direct import Window, window_of
 
@@ -21,9 +21,9 @@ Another core's cache lines are fetched one by one where runs are short, but in s
 (docs/performance/host.md has the measurements).
 """
 
-FRAGMENTED_BYTES = 1 << 20
-"""Messages at least this long are packed and unpacked in turns, so that unpacking finds cache lines that packing
-has just brought in."""
+HUGE_PAGE_BYTES = 4 << 20
+"""From this size on NumPy asks for huge pages, which shared memory does not have; packing short runs from 4 KiB
+pages misses the address cache at every run."""
 
 
 @dataclass(frozen=True)
@@ -34,38 +34,28 @@ class End:
     ----------
     node : int
     memory : {"host", "gpu"}
-    block_bytes, nbytes : int
-        Mean bytes of a run, and bytes of the whole message.
+    block_bytes : int
+        Mean bytes of a run.
     signatures : tuple
         Of each part.
     window : Window or None
         Where the parts lie in shared memory, if they do.
-    outer_counts : tuple of int
-        Count of each part's outermost level, 0 where it has none: along it a message is cut into fragments.
     """
 
     node: int
     memory: Literal["host", "gpu"]
     block_bytes: int
-    nbytes: int
     signatures: tuple[Any, ...]
     window: Window | None
-    outer_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Route:
-    """The path of a message, how it goes there, why, and whether it is cut into fragments."""
+    """The path of a message, how it goes there and why."""
 
     path: str
     way: Way
     reason: str
-    fragmented: bool = False
-
-
-HUGE_PAGE_BYTES = 4 << 20
-"""From this size on NumPy asks for huge pages, which shared memory does not have; packing short runs from 4 KiB
-pages misses the address cache at every run."""
 
 
 def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
@@ -98,21 +88,12 @@ def describe_end(message: Message, arrays: Sequence[Any], arena: SharedArena, no
         node,
         "host" if on_host else "gpu",
         message.block_bytes,
-        message.nbytes,
         message.signatures,
         window_of(message, arrays, arena) if on_host else None,
-        tuple(map(_outer_count, message.parts)),
     )
 
 
-def _outer_count(part: Part) -> int:
-    strided = part.datatype.strided
-    return strided.counts[0] if part.count == 1 and strided is not None and strided.counts else 0
-
-
-def choose_route(
-    sender: End, receiver: End, *, to_self: bool, may_read: bool, may_fragment: bool
-) -> Route:
+def choose_route(sender: End, receiver: End, *, to_self: bool, may_read: bool) -> Route:
     """Choose the path of one message.
 
     Parameters
@@ -123,8 +104,6 @@ def choose_route(
         Whether sender and receiver are the same rank.
     may_read : bool
         Whether the plan lets receivers read in place: not when values are added or cleared.
-    may_fragment : bool
-        Whether long messages may go in fragments: not where ranks share cores, and each wait is a switch.
     """
     if to_self:
         return Route("local", "copy", "the neighbour is this rank")
@@ -137,18 +116,12 @@ def choose_route(
     run = min(sender.block_bytes, receiver.block_bytes)
     if not may_read:
         return Route(path, "shared", "same node, packed: accumulate needs a copy")
-    fragmented = (
-        may_fragment
-        and sender.nbytes >= FRAGMENTED_BYTES
-        and sender.outer_counts == receiver.outer_counts
-        and min(sender.outer_counts) > 0
-    )
     if run < DIRECT_BYTES:
         why = f"same node, packed: runs of {run} B on average < {DIRECT_BYTES} B"
-        return Route(path, "shared", why, fragmented)
+        return Route(path, "shared", why)
     if not _in_windows(sender, receiver):
         why = "same node, packed: arrays not in the grid's shared memory"
-        return Route(path, "shared", why, fragmented)
+        return Route(path, "shared", why)
     return Route(path, "direct", f"same node, read in place: runs of {run} B on average")
 
 

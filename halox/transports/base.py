@@ -26,15 +26,12 @@ class Job:
         Messages of this path, in the order of (peer, tag).
     operation : {"copy", "add"}
         Received values replace the target's; or are added to them, and what was sent is set to zero.
-    fragmented : frozenset
-        Keys of the messages that both ends cut into fragments.
     """
 
     arrays: Sequence[Any]
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
     operation: Operation = "copy"
-    fragmented: frozenset[tuple[str, int, int]] = frozenset()
 
     @property
     def cleared(self) -> tuple[Part, ...]:
@@ -61,11 +58,6 @@ class Channel(ABC):
     @abstractmethod
     def finish(self) -> None:
         """End it: everything received is in place."""
-
-    def run(self) -> None:
-        """Start and finish in one, for channels that can interleave the two."""
-        self.start()
-        self.finish()
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """Give back what the channel holds; local."""

@@ -9,9 +9,6 @@ are its user's. One exchange (epoch e = 1, 2, ...) calls, in this order::
     collect(e)     the incoming buffers of slot e may be read from now on
       ... unpack ...
     release(e)     they have been read
-
-A carrier with several ``fragments`` also takes ``post(e, k)`` and ``collect(e, k)`` for the parts of each message
-in turn, k = 0, 1, ...; without k they mean the last, and so all.
 """
 
 from __future__ import annotations
@@ -35,14 +32,11 @@ class Carrier(ABC):
     ----------
     slots : int
         Buffers a message; epoch e uses slot ``e % slots``.
-    fragments : int
-        Parts into which messages may be cut.
     outgoing, incoming : list of list of ndarray
         ``outgoing[slot][number]`` is the buffer of send number ``number``: bytes, on the host.
     """
 
     slots: int
-    fragments: int = 1
     outgoing: list[list[Bytes]]
     incoming: list[list[Bytes]]
 
@@ -50,12 +44,12 @@ class Carrier(ABC):
         """Wait until the outgoing buffers may be written."""
 
     @abstractmethod
-    def post(self, epoch: int, fragment: int = -1) -> None:
-        """Send the outgoing buffers, up to a fragment."""
+    def post(self, epoch: int) -> None:
+        """Send the outgoing buffers."""
 
     @abstractmethod
-    def collect(self, epoch: int, fragment: int = -1) -> None:
-        """Wait until all incoming buffers are filled, up to a fragment."""
+    def collect(self, epoch: int) -> None:
+        """Wait until all incoming buffers are filled."""
 
     def release(self, epoch: int) -> None:  # noqa: B027 - nobody waits by default
         """Say that the incoming buffers have been read."""
@@ -80,7 +74,6 @@ class SharedCarrier(Carrier):
     """
 
     slots = 2
-    fragments = 16
 
     def __init__(
         self,
@@ -116,16 +109,13 @@ class SharedCarrier(Carrier):
         """Wait for receivers that send nothing back to have read the slot's last message."""
         self._drained.wait(epoch - 2)
 
-    def post(self, epoch: int, fragment: int = -1) -> None:
-        """Raise this rank's flag, which counts fragments."""
-        self._ready.raise_to(self._count(epoch, fragment))
+    def post(self, epoch: int) -> None:
+        """Raise this rank's flag."""
+        self._ready.raise_to(epoch)
 
-    def collect(self, epoch: int, fragment: int = -1) -> None:
+    def collect(self, epoch: int) -> None:
         """Wait for the flags of all senders."""
-        self._ready.wait(self._count(epoch, fragment))
-
-    def _count(self, epoch: int, fragment: int) -> int:
-        return (epoch - 1) * self.fragments + fragment % self.fragments + 1
+        self._ready.wait(epoch)
 
     def release(self, epoch: int) -> None:
         """Raise the flag for senders that get nothing back."""
@@ -179,11 +169,11 @@ class RequestCarrier(Carrier):
         array: Bytes = self._pinned[-1].array
         return array[:nbytes]
 
-    def post(self, epoch: int, fragment: int = -1) -> None:
+    def post(self, epoch: int) -> None:
         """Start all receives, then all sends."""
         self._world.mpi.Prequest.Startall(self._requests)
 
-    def collect(self, epoch: int, fragment: int = -1) -> None:
+    def collect(self, epoch: int) -> None:
         """Wait for all of them."""
         self._world.wait(self._requests, f"for messages with ranks {self._peers}")
 
