@@ -14,6 +14,11 @@ from halox.transports.base import Channel, Job
 from halox.transports.carriers import Carrier
 
 Move = tuple[Any, Any]
+"""Target and source of a copy: two views of one shape."""
+
+_LINE_BYTES = 64
+_LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure to hold
+_BLOCK_BYTES = 1 << 18
 
 
 Moves = tuple[list[Move], list[Callable[[], None]]]
@@ -69,7 +74,7 @@ def _packing(job: Job, buffers: list[Bytes]) -> Moves:
             calls.append(_call(packer.pack, piece))
         else:
             copies.append((packed, packer.view))
-    return copies, calls
+    return _in_turns(copies, 1, backwards=False), calls
 
 
 def _unpacking(job: Job, buffers: list[Bytes]) -> Moves:
@@ -83,7 +88,7 @@ def _unpacking(job: Job, buffers: list[Bytes]) -> Moves:
             calls.append(_call(packer.unpack, piece))
         else:
             copies.append((packer.view, packed))
-    return copies, calls
+    return _in_turns(copies, 0, backwards=True), calls
 
 
 def clearing(job: Job) -> list[Callable[[], None]]:
@@ -102,6 +107,40 @@ def _pieces(job: Job, messages: tuple[Message, ...], buffers: list[Bytes]) -> An
     for message, buffer in zip(messages, buffers, strict=True):
         for part, offset in zip(message.parts, message.offsets, strict=True):
             yield _packer(job, part), buffer[offset : offset + part.nbytes]
+
+
+def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
+    """Cut large copies of short runs into blocks, and let those of one block follow one another.
+
+    The runs at both ends of a row lie in the same cache lines as the next row's: the low halo beside the cells that
+    are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
+    again; backwards, so are those of the last blocks of the copies before.
+
+    Parameters
+    ----------
+    copies : list of (target, source)
+    side : int
+        Which of the two is the array: the other is a packed buffer.
+    backwards : bool
+        Whether the last block comes first.
+    """
+    large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
+    if len({len(copy[side]) for copy in large}) != 1:
+        return copies
+    n = len(large[0][side])
+    blocks = min(n, _lines_bytes(large[0][side]) // _BLOCK_BYTES)
+    order = range(blocks - 1, -1, -1) if backwards else range(blocks)
+    ranges = [slice(n * b // blocks, n * (b + 1) // blocks) for b in order]
+    cut = [(target[part], source[part]) for part in ranges for target, source in large]
+    whole = {id(copy) for copy in large}
+    return [copy for copy in copies if id(copy) not in whole] + cut
+
+
+def _lines_bytes(view: Any) -> int:
+    """Return the bytes of the cache lines that runs too short to fill one touch, 0 for longer runs."""
+    apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
+    run_bytes = view.shape[-1] * view.itemsize
+    return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
 
 
 def _call(function: Callable[[Bytes], Any], argument: Bytes) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from tests.mpi.reference import (
     DTYPES,
     NUMERIC,
     Case,
+    Field,
     expected,
     random_case,
     same_bytes,
@@ -116,3 +117,20 @@ def test_without_shared_memory(
             grid.exchange(*fields)
             right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
             assert agree(all(right), comm), (SEED, case, right)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_large_faces_of_short_runs(corners: bool, comm: MPI.Intracomm) -> None:
+    """Faces of 40 000 runs of 8 bytes, which are copied in blocks and in turns."""
+    ones = ((1, 1), (1, 1), (2, 1))
+    shape, procs = (200, 203, 6 * comm.size), (1, 1, comm.size)
+    f = Field(np.dtype("f8"), ones, (), (), (False,) * 3, False)
+    case = Case(shape, procs, (True, False, True), ones, corners, [f])
+    with make_grid(case, comm) as grid:
+        wanted = expected(case, f, grid.coords, 0)
+        (u,) = make_fields(grid, case, [wanted.before])
+        for _ in range(3):
+            u[...] = wanted.before
+            comm.Barrier()
+            grid.exchange(u)
+            assert agree(same_bytes(u, wanted.after), comm)
