@@ -140,6 +140,7 @@ class Grid:
         self._plans = PlanCache()
         self._layouts: dict[int, tuple[weakref.ref[Any], FieldLayout]] = {}
         self._plan_number = 0
+        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
 
             def build() -> tuple[Decomposition, FieldLayout, int | None]:
@@ -478,7 +479,9 @@ class Grid:
                 fields, layouts, operation=operation, corners=corners, device=self.device_id
             )
 
-        return make_plan(self._surroundings, draft, self._plan_number, keep=keep)
+        plan = make_plan(self._surroundings, draft, self._plan_number, keep=keep)
+        self._all_plans.add(plan)
+        return plan
 
     # Reductions over owned cells
 
@@ -574,6 +577,8 @@ class Grid:
         """
         if not self._world.closed:
             self._plans.clear()
+            for plan in list(self._all_plans):
+                plan.close()
             self._arena.close()
             self._world.close()
 

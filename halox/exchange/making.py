@@ -12,7 +12,7 @@ from halox.engine.arrays import Described, borrow, describe
 from halox.errors import FieldError, MismatchError
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import End, Route, choose_route, describe_end
+from halox.exchange.selection import End, Route, Way, choose_route, describe_end
 from halox.messages import Message, check_match
 from halox.transports.base import Channel, Job, Operation, Surroundings
 from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
@@ -214,27 +214,21 @@ class _Builder:
         self.number = number
 
     def channels(self) -> list[Channel]:
-        world = self.surroundings.world
         link = self._link()
-        channels: list[Channel] = [] if link is None else [_LinkKeeper(link)]
-        local = self._job("local", "copy")
-        if local.sends:
-            device = self.draft.device
-            channels.append(
-                LocalHostChannel(local) if device is None else LocalDeviceChannel(local, device)
-            )
 
-        def carried() -> list[Channel]:
-            found = (self._carried(way, link) for way in ("shared", "mpi"))
+        def made() -> list[Channel]:
+            found = (
+                None if link is None else _LinkKeeper(link),
+                self._local(),
+                self._direct(link),
+                self._carried("shared", link),
+                self._carried("mpi", link),
+            )
             return [channel for channel in found if channel is not None]
 
         # Page-locking and compiling can fail on one rank alone.
-        packed: list[Channel] = world.guarded(carried, _MAKING)
-        direct = self._job("host", "direct")
-        if link is not None and (direct.sends or direct.receives):
-            windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in direct.receives}
-            channels.append(DirectChannel(direct, self.surroundings.arena, link, windows))  # type: ignore[arg-type]
-        return channels + packed
+        channels: list[Channel] = self.surroundings.world.guarded(made, _MAKING)
+        return channels
 
     def _link(self) -> NodeLink | None:
         """Make the plan's shared block; where there is too little shared memory, turn to MPI instead."""
@@ -253,19 +247,29 @@ class _Builder:
             self.routes[key] = (Route(route.path, "mpi", reason), other)
         return None
 
-    def _job(self, path: str, way: str) -> Job:
+    def _job(self, way: Way) -> Job:
         def chosen(messages: Sequence[Message]) -> tuple[Message, ...]:
-            routes = ((m, self.routes[m.key][0]) for m in messages)
-            return tuple(m for m, route in routes if (route.path, route.way) == (path, way))
+            return tuple(m for m in messages if self.routes[m.key][0].way == way)
 
         draft = self.draft
-        sends, receives = chosen(draft.sends), chosen(draft.receives)
-        return Job(self.arrays, sends, receives, draft.operation)
+        return Job(self.arrays, chosen(draft.sends), chosen(draft.receives), draft.operation)
 
-    def _carried(self, way: str, link: NodeLink | None) -> Channel | None:
-        device = self.draft.device
-        path = "host" if device is None else "staged"
-        job = self._job(path, way)
+    def _local(self) -> Channel | None:
+        job, device = self._job("copy"), self.draft.device
+        if not job.sends:
+            return None
+        return LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
+
+    def _direct(self, link: NodeLink | None) -> Channel | None:
+        job = self._job("direct")
+        if link is None or not (job.sends or job.receives):
+            return None
+        windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in job.receives}
+        return DirectChannel(job, self.surroundings.arena, link, windows)
+
+    def _carried(self, way: Way, link: NodeLink | None) -> Channel | None:
+        """Make the channel of packed messages; the peers' arrays may lie in another kind of memory."""
+        job, device = self._job(way), self.draft.device
         if not (job.sends or job.receives):
             return None
         world, arena = self.surroundings.world, self.surroundings.arena
@@ -273,9 +277,8 @@ class _Builder:
         if way == "shared" and link is not None:
             carrier = SharedCarrier(arena, link, job.sends, job.receives)
         else:
-            carrier = RequestCarrier(
-                world, job.sends, job.receives, self._mpi_tag, pinned=device is not None
-            )
+            on_gpu = device is not None
+            carrier = RequestCarrier(world, job.sends, job.receives, self._mpi_tag, pinned=on_gpu)
         return HostChannel(job, carrier) if device is None else StagedChannel(job, carrier, device)
 
     def _mpi_tag(self, message: Message) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class Plan:
         check_open: Callable[[], None],
     ) -> None:
         self._channels = tuple(channels)
+        # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
+        self._release = weakref.finalize(self, _close, self._channels)
+        self._release.atexit = False
         self._starts = tuple(channel.start for channel in channels)
         self._finishes = tuple(channel.finish for channel in channels)
         self._report = report
@@ -105,8 +109,7 @@ class Plan:
 
     def close(self) -> None:
         """Give back buffers and requests; local, and harmless when repeated."""
-        for channel in self._channels:
-            channel.close()
+        self._release()
         self._channels = self._starts = self._finishes = ()
         self._check_open = _raise_closed
 
@@ -115,6 +118,12 @@ class Plan:
         return (
             f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
         )
+
+
+def _close(channels: Sequence[Channel]) -> None:
+    # What was made first is what the others stand on.
+    for channel in reversed(channels):
+        channel.close()
 
 
 def _raise_closed() -> None:

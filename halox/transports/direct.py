@@ -10,6 +10,7 @@ neighbours have read its cells, so that two flags are needed where the packed pa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,17 +59,23 @@ class DirectChannel(Channel):
         Where the arrays lie.
     link : NodeLink
         The plan's flags.
-    windows : dict
+    windows : mapping
         For each receive, by (peer, tag), the sender's window.
     """
 
     def __init__(
-        self, job: Job, arena: SharedArena, link: NodeLink, windows: dict[tuple[int, int], Window]
+        self,
+        job: Job,
+        arena: SharedArena,
+        link: NodeLink,
+        windows: Mapping[tuple[int, int], Window | None],
     ) -> None:
         self._epoch = 0
         self._moves: list[tuple[Any, Any]] = []
         for message in job.receives:
             window = windows[message.peer, message.tag]
+            if window is None:
+                raise AssertionError("a message without a window was sent the direct way")
             for part, place, layout in zip(
                 message.parts, window.places, window.layouts, strict=True
             ):

@@ -57,6 +57,14 @@ def closed_plan(comm: World) -> None:
         plan()
 
 
+def plan_of_closed_grid(comm: World) -> None:
+    g = grid(comm)
+    plan = g.plan(g.zeros())
+    plan()
+    g.close()
+    plan()
+
+
 def with_field(make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
     def call(comm: World) -> None:
         with grid(comm) as g:
@@ -236,6 +244,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         "accumulate has no meaning",
     ),
     "a closed grid": (closed, ClosedError, "closed"),
+    "a plan of a closed grid": (plan_of_closed_grid, ClosedError, "closed"),
     "a closed plan": (closed_plan, ClosedError, "closed"),
     "start without finish": (started_twice, StateError, "finish"),
     "finish without start": (finished_unstarted, StateError, "start"),

@@ -279,6 +279,22 @@ def test_dataarray(grid: halox.Grid) -> None:
     assert float(found.sel(i=i, j=j)[1]) == i * 1000 + j
 
 
+def test_without_space_for_shared_memory(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halox.transports.arena._shared_memory_left", lambda: 0)
+    options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
+    with halox.Grid((4 * comm.size, 50), comm=comm, **options) as grid:
+        u = grid.zeros()
+        i, _ = grid.indices()
+        grid.interior(u)[...] = i
+        grid.exchange(u)
+        i, _ = grid.indices(halo=True)
+        assert np.array_equal(u, np.broadcast_to(i % grid.grid_shape[0], u.shape))
+        said = str(grid.explain(u))
+        assert comm.size == 1 or "/dev/shm has too little space" in said
+
+
 def test_node_placement_says_what_it_gains(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,3 +42,27 @@ def test_a_type_that_reaches_outside_is_refused(comm: MPI.Intracomm) -> None:
     wide = datatypes.contiguous(1 << 30, "f8")
     with pytest.raises(FieldError, match="bytes"):
         Exchange([Send(a, wide, comm.rank)], [Recv(a, wide, comm.rank)], comm=comm)
+
+
+@pytest.mark.parametrize("node", ["", "rank"])
+def test_between_host_and_gpu(
+    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even ranks have NumPy arrays, odd ones CuPy arrays; a ring passes through both."""
+    monkeypatch.setenv("HALOX_NODE", node)
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    xp = cupy if comm.rank % 2 else np
+    source, target = xp.zeros(130), xp.full(130, -1.0)
+    sends, receives = [Send(source, TYPES["vector"], high)], [Recv(target, TYPES["columns"], low)]
+    wanted = np.full(130, -1.0)
+    with Exchange(sends, receives, comm=comm) as exchange:
+        for step in range(5):
+            source[...] = xp.arange(130.0) + 1000 * comm.rank + 1e6 * step
+            exchange()
+            theirs = np.arange(130.0) + 1000 * low + 1e6 * step
+            rows = [theirs[5 * k : 5 * k + 3] for k in range(8)]
+            column = np.concatenate(rows).reshape(4, 6)
+            for k in range(4):
+                wanted[k : k + 48 : 8] = column[k]
+            found = target if xp is np else target.get()
+            assert np.array_equal(found, wanted)
