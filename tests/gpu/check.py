@@ -106,6 +106,7 @@ def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any
     status, said = run(["-m", module, str(result)], ranks)
     if status != 0 or not result.exists():
         print(said[-4000:])
+        print(f"{module} on {ranks or 1} rank(s): exit status {status}")
         return [{"name": f"{module} on {ranks or 1} rank(s)", "failed": f"exit status {status}"}]
     found: list[dict[str, Any]] = json.loads(result.read_text())
     for row in found:
