@@ -1,9 +1,9 @@
 """Packing the faces of cubes: GB/s of the strided kernel beside CuPy's slicing copy.
 
-``benchmarks()`` returns the figures; as a script it writes them into the file named, as JSON. GB/s is 1e9 bytes of payload a
-second, counted once, not read plus written. Times are medians of CUDA-event times after a warm-up;
-both sides of a ratio come from the same run and write to preallocated memory. Calls repeat on the
-same field, so that smaller faces come from the L2 cache, on both sides alike.
+``benchmarks()`` returns the figures; as a script it writes them, as JSON, into the file named. GB/s is 1e9
+bytes of payload a second, counted once, not read plus written. Times are medians of CUDA-event times after a
+warm-up; both sides of a ratio come from the same run and write to preallocated memory. Calls repeat on the same
+field, so that smaller faces come from the L2 cache, on both sides alike.
 """
 
 from __future__ import annotations
