@@ -345,6 +345,7 @@ class Grid:
         world = self._world
         world.check_open()
         layout: FieldLayout = world.guarded(lambda: self.layout(field), "a gather")
+        self._check_alike(field, layout)
         mine = np.ascontiguousarray(to_host(field[layout.interior]))
         if self.rank != root:
             world.comm.Send(mine.view(np.uint8).reshape(-1), root, _GATHER_TAG)
@@ -361,6 +362,17 @@ class Grid:
             world.comm.Recv(received.view(np.uint8).reshape(-1), rank, _GATHER_TAG)
             target[...] = received
         return whole
+
+    def _check_alike(self, field: Any, layout: FieldLayout) -> None:
+        """Raise on all ranks unless all gave a field of one dtype and layout."""
+        mine = (describe(field).dtype.descr, layout.spec)
+        others = self._world.comm.allgather(mine)
+        other = next((rank for rank, found in enumerate(others) if found != others[0]), None)
+        if other is not None:
+            raise MismatchError(
+                f"gather needs one dtype and layout on all ranks: rank 0 gave {others[0]}, rank {other} "
+                f"{others[other]}"
+            )
 
     def dataarray(self, field: Any, **options: Any) -> Any:
         """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
@@ -616,7 +628,7 @@ class Grid:
             ]
         )
 
-    # Helpers
+    # Internal
 
     def _field_layout(self, options: dict[str, Any]) -> FieldLayout:
         spec = field_spec(options, self._layout.spec)

@@ -24,6 +24,7 @@ _LINE_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _HEAD_BYTES = _LINE_BYTES * len(FLAGS)
 _MESSAGE_ALIGNMENT = 256
 _QUICK_LOOKS = 200
+_MOST = 1 << 62
 
 
 class Gate:
@@ -103,7 +104,7 @@ class NodeLink:
         if self._block is None:
             return
         self._flags = self._flags_at(self._block.place)
-        self._bases = [self._flags[_LINE_BYTES // 8 * n] for n in range(len(FLAGS))]
+        self._bases = [self._base(_LINE_BYTES // 8 * n) for n in range(len(FLAGS))]
         record = (self._block.place, self._slot_bytes, self._bases, self._offsets)
         self._peers: dict[int, Any] = world.swap(
             dict.fromkeys(peers, record), peers, "the making of a plan"
@@ -111,6 +112,15 @@ class NodeLink:
 
     def _flags_at(self, place: Place) -> Any:
         return self._arena.memory(place)[:_HEAD_BYTES].data.cast("B").cast("q")
+
+    def _base(self, index: int) -> int:
+        """Return what a flag holds, from which epochs count on; start at 0 where it held no count."""
+        value = int(self._flags[index])
+        if 0 <= value < _MOST:
+            return value
+        # The block was a field's: nobody looks at its bytes any more.
+        self._flags[index] = 0
+        return 0
 
     def gate(self, flag: str, peers: Sequence[int]) -> Gate:
         """Return the gate of one flag, which waits for the given peers."""

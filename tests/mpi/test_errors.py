@@ -114,6 +114,11 @@ def reduce_unlike(comm: World) -> None:
         g.sum(g.zeros(only_on(comm, 0, "f8", "i8")))
 
 
+def gather_unlike(comm: World) -> None:
+    with grid(comm) as g:
+        g.gather(g.zeros(only_on(comm, 0, "f8", "f4")))
+
+
 def started_twice(comm: World) -> None:
     with grid(comm) as g:
         plan = g.plan(g.zeros())
@@ -250,6 +255,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     "finish without start": (finished_unstarted, StateError, "start"),
     "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
     "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "same dtype"),
+    "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "an unknown reduction": (using("allreduce", 1.0, op="median"), FieldError, "op must be"),
     "the minimum of complex numbers": (
         lambda c: _minimum_of_complex(c),

@@ -72,6 +72,19 @@ def test_fields_in_shared_memory_do_not_overlap(grid: halox.Grid, comm: MPI.Intr
         assert agree(all(bool(np.all(v == n)) for n, v in views), comm)
 
 
+def test_flags_in_memory_that_was_a_field(comm: MPI.Intracomm) -> None:
+    """A plan's flags may come to lie where a field held anything at all."""
+    with halox.Grid((4 * comm.size, 3), periodic=True, comm=comm, device="cpu") as grid:
+        for value in (np.iinfo("i8").max, -1, 2**62 + 5, 0):
+            u = grid.full(value, "i8")
+            del u
+            mine = np.zeros(grid.padded_shape)
+            grid.interior(mine)[...] = grid.indices()[0]
+            grid.exchange(mine)
+            rows = grid.indices(halo=True)[0] % grid.grid_shape[0]
+            assert np.array_equal(mine, np.broadcast_to(rows, mine.shape))
+
+
 def test_interior_gather_and_indices(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     u = grid.full(-1)
     grid.interior(u)[...] = coded(grid)
