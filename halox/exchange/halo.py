@@ -71,4 +71,17 @@ def halo_draft(
 def _in_order(
     parts: list[tuple[tuple[int, ...], int, int, Part]],
 ) -> list[tuple[tuple[int, ...], int, int, Part]]:
-    return sorted(parts, key=lambda part: part[:2])
+    """Sort into faces, edges and corners, each by the axes concerned; then by direction and field.
+
+    What is added to the same cells must be added in turn. Opposite faces seldom share a cell, nor do edges along one axis
+    or corners: in this order a GPU needs the fewest launches.
+    """
+
+    def place(
+        part: tuple[tuple[int, ...], int, int, Part],
+    ) -> tuple[int, tuple[int, ...], Any, int]:
+        direction, number, _, _ = part
+        axes = tuple(map(abs, direction))
+        return sum(axes), axes, direction, number
+
+    return sorted(parts, key=place)
