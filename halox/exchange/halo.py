@@ -73,8 +73,8 @@ def _in_order(
 ) -> list[tuple[tuple[int, ...], int, int, Part]]:
     """Sort into faces, edges and corners, each by the axes concerned; then by direction and field.
 
-    What is added to the same cells must be added in turn. Opposite faces seldom share a cell, nor do edges along one axis
-    or corners: in this order a GPU needs the fewest launches.
+    What is added to the same cells must be added in turn. Opposite faces seldom share a cell, nor do edges along
+    one axis, or corners: in this order a GPU needs the fewest launches.
     """
 
     def place(
