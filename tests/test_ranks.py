@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def test_on_ranks(ranks: int) -> None:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ | environment,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -19,8 +19,6 @@ from mpi4py import MPI
 import halox
 
 SIZES = (64, 128, 256, 512)
-
-
 ROUNDS = 4
 
 
@@ -170,7 +168,7 @@ def benchmarks(comm: MPI.Intracomm) -> list[dict[str, Any]]:
                             times["host-staged by hand, mpi4py"], 2
                         )
                     },
-                    "bytes_each_way": n * n * 8,
+                    "bytes_sent": 2 * n * n * 8,
                     "path": sorted({f"{r.path}/{r.way}" for r in grid.explain(u).rows}),
                 }
             )

@@ -19,6 +19,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from halox.cli import launcher
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
 RANKS = (1, 2, 4)
@@ -37,15 +39,12 @@ def sources_sha256(root: Path = ROOT) -> str:
 
 def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
     """Run a Python command in the checkout, on several ranks if asked; return its exit status and output."""
-    sys.path.insert(0, str(ROOT))
-    from halox.cli import launcher
-
     environment = dict(
         os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30"
     )
     if ranks is not None:
         environment |= launcher.environment(ranks)
-        command = [launcher.find().path, "-n", str(ranks), sys.executable, "-m", "mpi4py", *command]
+        command = launcher.command(launcher.find(), ranks, command)
     else:
         command = [sys.executable, *command]
     try:
@@ -67,7 +66,7 @@ def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
 def suite(folder: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
     """Run the tests in a folder and return the outcome of each."""
     report = scratch / f"{folder.replace('/', '-')}-{ranks}.xml"
-    # Every rank writes a report; those of ranks beyond the first are named apart by the test plugin below.
+    # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.junit", folder]
     os.environ["HALOX_JUNIT"] = str(report)
     status, said = run([*command, *(["--ignore=tests/gpu/ranks"] if ranks is None else [])], ranks)

@@ -13,8 +13,6 @@ require("mpi")
 
 from mpi4py import MPI  # noqa: E402
 
-LIMIT_S = 240
-
 
 @pytest.fixture
 def comm() -> MPI.Intracomm:
