@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halox import datatypes, errors
 from halox._version import __version__
-from halox.engine.packing import pack, unpack
+from halox.engine.packing import BOTTOM, Choice, pack, packing_method, unpack
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
@@ -12,6 +12,8 @@ from halox.exchange.typed import Exchange, Recv, Send
 from halox.grid import Grid
 
 __all__ = [
+    "BOTTOM",
+    "Choice",
     "Exchange",
     "Grid",
     "HaloxError",
@@ -23,5 +25,6 @@ __all__ = [
     "datatypes",
     "errors",
     "pack",
+    "packing_method",
     "unpack",
 ]

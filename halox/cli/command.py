@@ -1,4 +1,4 @@
-"""Reads the command line and hands it to ``run`` or ``info``."""
+"""Reads the command line and hands it to ``run``, ``info`` or ``bench``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from halox._version import __version__
 from halox.cli import catalogue, info, progress, run
+from halox.cli.bench import command as bench
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
@@ -24,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command, the options of every app included."""
     parser = argparse.ArgumentParser(
         prog="halox",
-        description="Halo exchange for NumPy and CuPy arrays: mini-apps and information.",
+        description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
     )
     parser.add_argument("--version", action="version", version=f"halox {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -56,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
         "info", help="show versions, the MPI library, GPUs and possible paths"
     )
     about.add_argument("--json", action="store_true", help="print figures as JSON")
+
+    bench.add_parser(commands)
     return parser
 
 
@@ -70,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 if an app's result is not verified; 2 for a wrong command line, input or installation.
+        0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
+        installation.
 
     Notes
     -----
@@ -79,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         args = build_parser().parse_args(words)
+        if args.command == "bench":
+            return bench.run(args)
         args.json = getattr(args, "json", False)
         if args.command == "info":
             info.show(as_json=args.json)

@@ -68,7 +68,7 @@ def subarray(
     written = ("subarray", (shape, box, corner, order))
     if not inner.size:
         return algebra.nothing(written, inner)
-    steps = _contiguous_strides(shape, inner.extent, order)
+    steps = contiguous_strides(shape, inner.extent, order)
     offset = sum(start * step for start, step in zip(corner, steps, strict=True))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
@@ -130,10 +130,10 @@ def slab(
     return hindexed_block(1, [offset], made) if offset else made
 
 
-def _contiguous_strides(shape: tuple[int, ...], extent: int, order: str) -> tuple[int, ...]:
-    """Byte strides of a contiguous array."""
-    sizes = shape if order == "F" else shape[::-1]
-    steps = [extent]
-    for size in sizes[:-1]:
-        steps.append(steps[-1] * size)
+def contiguous_strides(shape: tuple[int, ...], extent: int, order: str = "C") -> tuple[int, ...]:
+    """Return the byte strides of a contiguous array with elements of that extent."""
+    steps = []
+    for size in shape if order == "F" else shape[::-1]:
+        steps.append(extent)
+        extent *= size
     return tuple(steps if order == "F" else steps[::-1])

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,41 @@ class Layout(ABC):
     @abstractmethod
     def repeated(self, count: int, stride: int) -> Layout:
         """``count`` copies, ``stride`` bytes apart."""
+
+    @property
+    def most_blocks(self) -> int:
+        """Number of blocks before neighbours are merged; found without listing them."""
+        strided = self.strided
+        return self._count_blocks() if strided is None else strided.n_blocks
+
+    def _count_blocks(self) -> int:
+        """Blocks of a layout that is not strided as a whole."""
+        raise NotImplementedError
+
+    def parts(self, limit: int) -> tuple[Part, ...] | None:
+        """Take the layout apart into strided parts.
+
+        Parameters
+        ----------
+        limit : int
+            Most parts.
+
+        Returns
+        -------
+        tuple of Part or None
+            Parts that hold every byte once; None if it takes more than ``limit``.
+        """
+        strided = self.strided
+        if strided is not None:
+            whole = Part(strided, StridedBlocks.canonical(0, (), (), strided.nbytes))
+            found: tuple[Part, ...] | None = (whole,) if strided.nbytes else ()
+        else:
+            found = self._irregular_parts(limit)
+        return None if found is None or len(found) > limit else found
+
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        """Parts of a layout that is not strided as a whole; may exceed the limit by a few."""
+        raise NotImplementedError
 
     def shifted(self, offset: int) -> Layout:
         """Move the layout ``offset`` bytes further on."""
@@ -171,6 +207,25 @@ EMPTY = StridedBlocks(0, (), (), 0)
 """The layout without bytes."""
 
 
+class Part(NamedTuple):
+    """Strided blocks in memory, and where the same bytes stand among all packed ones."""
+
+    memory: StridedBlocks
+    packed: StridedBlocks
+
+    def repeated(self, count: int, stride: int, nbytes: int) -> Part:
+        """``count`` copies, ``stride`` bytes apart in memory and ``nbytes`` packed."""
+        return Part(self.memory.repeated(count, stride), self.packed.repeated(count, nbytes))
+
+    def shifted(self, offset: int, packed: int) -> Part:
+        """Move both sides further on."""
+        return Part(self.memory.shifted(offset), self.packed.shifted(packed))
+
+
+def _nbytes(parts: tuple[Part, ...]) -> int:
+    return sum(part.memory.nbytes for part in parts)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockList:
     """Blocks of bytes in order, of any displacements and lengths.
@@ -286,6 +341,21 @@ class Listed(_Irregular):
     def __init__(self, given: BlockList) -> None:
         self._given = given
 
+    def _count_blocks(self) -> int:
+        return self._given.n_blocks
+
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        blocks = self.block_list()
+        if blocks.n_blocks > limit:
+            return None
+        packed = np.cumsum(blocks.lengths) - blocks.lengths
+        return tuple(
+            Part(StridedBlocks(offset, (), (), length), StridedBlocks(at, (), (), length))
+            for offset, length, at in zip(
+                blocks.offsets.tolist(), blocks.lengths.tolist(), packed.tolist(), strict=True
+            )
+        )
+
     def _expand(self) -> BlockList:
         return self._given.merged()
 
@@ -295,6 +365,20 @@ class Chained(_Irregular):
 
     def __init__(self, parts: tuple[Layout, ...]) -> None:
         self._parts = parts
+
+    def _count_blocks(self) -> int:
+        return sum(part.most_blocks for part in self._parts)
+
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        found: list[Part] = []
+        packed = 0
+        for layout in self._parts:
+            parts = layout.parts(limit)
+            if parts is None or len(found) + len(parts) > limit:
+                return None
+            found += [part.shifted(0, packed) for part in parts]
+            packed += _nbytes(parts)
+        return tuple(found)
 
     def _expand(self) -> BlockList:
         lists = [part.block_list() for part in self._parts]
@@ -320,6 +404,16 @@ class _Repeated(_Irregular):
     def _find_strided(self) -> StridedBlocks | None:
         part = self._part.strided
         return None if part is None else part.repeated(self._count, self._stride)
+
+    def _count_blocks(self) -> int:
+        return self._count * self._part.most_blocks
+
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        parts = self._part.parts(limit)
+        if parts is None:
+            return None
+        nbytes = _nbytes(parts)
+        return tuple(part.repeated(self._count, self._stride, nbytes) for part in parts)
 
     def _expand(self) -> BlockList:
         return self._part.block_list().at(np.arange(self._count, dtype=np.int64) * self._stride)
@@ -350,6 +444,28 @@ class _Indexed(_Irregular):
                     form = form.repeated(count, stride)
                 return form
         return self._blocks.strided()
+
+    def _count_blocks(self) -> int:
+        return int(self._lengths.sum()) * self._part.most_blocks
+
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        if self._lengths.size > limit:
+            return None
+        parts = self._part.parts(limit)
+        if parts is None:
+            return None
+        nbytes = _nbytes(parts)
+        found: list[Part] = []
+        packed = 0
+        for displacement, length in zip(
+            self._displacements.tolist(), self._lengths.tolist(), strict=True
+        ):
+            found += [
+                part.repeated(length, self._stride, nbytes).shifted(displacement, packed)
+                for part in parts
+            ]
+            packed += length * nbytes
+        return tuple(found)
 
     def _expand(self) -> BlockList:
         return self._part.block_list().at(_spread(self._displacements, self._lengths, self._stride))

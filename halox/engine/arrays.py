@@ -11,15 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import StridedBlocks
+from halox.datatypes.boxes import contiguous_strides
+from halox.engine.cuda import device_of
 from halox.errors import FieldError
 
-_WORDS: dict[int, np.dtype[Any]] = {
+WORDS: dict[int, np.dtype[Any]] = {
     16: np.dtype("c16"),
     8: np.dtype("u8"),
     4: np.dtype("u4"),
     2: np.dtype("u2"),
     1: np.dtype("u1"),
 }
+"""The dtype of a word by its bytes."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ def describe(array: Any, name: str = "array") -> Described:
         shape = tuple(interface["shape"])
         strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
         pointer, read_only = interface["data"]
-        device = getattr(getattr(array, "device", None), "id", 0)
+        device = getattr(getattr(array, "device", None), "id", None)
+        if not isinstance(device, int):  # only CuPy says it like this; the driver knows for all
+            device = device_of(pointer)
         found = Described(pointer, shape, tuple(strides), dtype, device, not read_only)
     if found.dtype.hasobject:
         raise FieldError(
@@ -89,20 +94,15 @@ def describe(array: Any, name: str = "array") -> Described:
     return found
 
 
-def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the byte strides of a C-contiguous array."""
-    strides = []
-    for n in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= max(n, 1)
-    return tuple(reversed(strides))
-
-
 def owner(array: Any) -> Any:
     """Return the array at the end of a chain of views: the one whose life is that of the memory."""
-    while (base := getattr(array, "base", None)) is not None and type(base) is type(array):
-        array = base
-    return array
+    root, base = array, getattr(array, "base", None)
+    while base is not None:
+        if isinstance(base, (np.ndarray, type(array))):
+            root = base
+        # as_strided() leaves an object between the arrays that has a base itself.
+        base = getattr(base, "base", None)
+    return root
 
 
 def borrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -133,9 +133,9 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
 
 
 def strided_view(
-    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, word: int
+    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """View strided blocks in a run of bytes as an array of words.
+    """View strided blocks in a run of bytes as an array.
 
     Parameters
     ----------
@@ -145,17 +145,17 @@ def strided_view(
         Index in ``memory`` to which the layout's offset is relative.
     strided : StridedBlocks
         The layout.
-    word : int
-        Bytes a word: 1, 2, 4, 8 or 16; divides the block length.
+    dtype : numpy.dtype
+        Its size divides the block length.
 
     Returns
     -------
-    ndarray, shape ``counts + (block_bytes // word,)``
+    ndarray, shape ``counts + (block_bytes // dtype.itemsize,)``
     """
     return np.ndarray(
-        (*strided.counts, strided.block_bytes // word),
-        _WORDS[word],
+        (*strided.counts, strided.block_bytes // dtype.itemsize),
+        dtype,
         buffer=memory.data,
         offset=origin + strided.offset,
-        strides=(*strided.strides, word),
+        strides=(*strided.strides, dtype.itemsize),
     )

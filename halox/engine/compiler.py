@@ -42,11 +42,12 @@ def source(name: str) -> str:
     >>> "struct __align__(16) Region" in source("strided_copy")
     True
     """
-    return _INCLUDE.sub(lambda match: _read(match[1]), _read(f"{name}.cu"))
+    return _read(f"{name}.cu")
 
 
 def _read(file: str) -> str:
-    return files("halox.engine").joinpath("kernels", file).read_text(encoding="utf-8")
+    text = files("halox.engine").joinpath("kernels", file).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: _read(match[1]), text)
 
 
 def preamble(defines: tuple[tuple[str, str], ...]) -> str:

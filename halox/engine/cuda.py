@@ -119,6 +119,11 @@ def stream_pointer(stream: Any = None) -> int:
     return stream if isinstance(stream, int) else int(stream.ptr)
 
 
+def device_of(pointer: int) -> int:
+    """Return the number of the GPU whose memory an address lies in, 0 for the null address."""
+    return int(cupy().cuda.runtime.pointerGetAttributes(pointer).device) if pointer else 0
+
+
 @cache
 def multiprocessors(device: int) -> int:
     """Return the number of multiprocessors of a GPU."""

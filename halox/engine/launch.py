@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 from halox.errors import DeviceError
@@ -52,6 +53,7 @@ class PreparedLaunch:
         self.args = tuple(args)
         self._function = function
         self._device = device
+        self._lock = Lock()
         self._addresses = (ctypes.c_void_p * max(1, len(self.args)))(
             *(ctypes.addressof(arg) for arg in self.args)
         )
@@ -83,15 +85,47 @@ class PreparedLaunch:
         try:
             self._call(*self._before_stream, stream_ptr, *self._after_stream)
         except RuntimeError as error:
-            if self._current_context():
-                raise self._refused(error) from error
-            # This thread has not used CUDA yet, and only the runtime makes contexts unasked.
-            self._runtime.setDevice(self._device)
-            self._runtime.free(0)
+            self._launch_again(stream_ptr, error)
+
+    def launch_at(self, stream_ptr: int, first: int, second: int) -> None:
+        """Launch with other addresses as the first two arguments.
+
+        Parameters
+        ----------
+        stream_ptr : int
+            As for :meth:`launch`.
+        first, second : int
+            Values of the first two arguments, which must be ``c_void_p`` or ``c_uint64``.
+
+        Raises
+        ------
+        DeviceError
+            If the driver refuses the launch.
+
+        Notes
+        -----
+        As for :meth:`launch`. May be called by several threads at once.
+        """
+        args = self.args
+        with self._lock:
+            args[0].value = first
+            args[1].value = second
             try:
                 self._call(*self._before_stream, stream_ptr, *self._after_stream)
-            except RuntimeError as second:
-                raise self._refused(second) from second
+            except RuntimeError as error:
+                self._launch_again(stream_ptr, error)
+
+    def _launch_again(self, stream_ptr: int, error: RuntimeError) -> None:
+        """Raise for a launch that was refused, unless only the thread's context was missing."""
+        if self._current_context():
+            raise self._refused(error) from error
+        # This thread has not used CUDA yet, and only the runtime makes contexts unasked.
+        self._runtime.setDevice(self._device)
+        self._runtime.free(0)
+        try:
+            self._call(*self._before_stream, stream_ptr, *self._after_stream)
+        except RuntimeError as second:
+            raise self._refused(second) from second
 
     def _refused(self, error: RuntimeError) -> DeviceError:
         return DeviceError(f"kernel launch on device {self._device}: {error}")

@@ -7,24 +7,50 @@ from typing import Any
 import numpy as np
 
 from halox.datatypes import Datatype, TypeLike, as_datatype
+from halox.engine.device_packing import (
+    BOTTOM,
+    method_for,
+    overlapping,
+    pack_device,
+    unpack_device,
+)
+from halox.engine.packers.choosing import METHODS, Choice, device_packer
 from halox.engine.packers.host import HostPacker
-from halox.errors import FieldError
+from halox.errors import DatatypeError, FieldError
+
+__all__ = ["BOTTOM", "Choice", "device_packer", "pack", "packing_method", "unpack"]
 
 
-def pack(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> Any:
+def pack(
+    source: Any,
+    datatype: TypeLike,
+    count: int = 1,
+    out: Any = None,
+    *,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> Any:
     """Copy the bytes that a datatype describes into contiguous memory.
 
     Parameters
     ----------
-    source : ndarray or device array
+    source : ndarray, device array or BOTTOM
         NumPy array, or anything with ``__cuda_array_interface__`` such as a CuPy array.
-        Displacements count from its first element.
+        Displacements count from its first element. :data:`halox.BOTTOM` if they are addresses in
+        the current GPU's memory.
     datatype : Datatype or dtype-like
         What to copy.
     count : int
         Number of consecutive items.
     out : array of uint8, shape (n,), contiguous, optional
-        Receives the bytes, in the same kind of memory as ``source``; made if not given.
+        Receives the bytes; made, in the memory of ``source``, if not given. From a GPU it may be in
+        that GPU's memory, in that of a GPU it can reach, or a NumPy array in page-locked host
+        memory, which the GPU then writes by itself.
+    method : {"auto", "strided", "workunits", "traversal", "copy_engine", "host"}
+        How: chosen by layout, size and destination (see :func:`packing_method`), or by name.
+        ``"host"`` is the one for NumPy arrays, the others are for GPUs.
+    max_blocks : int, optional
+        Most thread blocks of a GPU kernel, to leave multiprocessors to others; no limit by default.
 
     Returns
     -------
@@ -35,13 +61,18 @@ def pack(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> An
     ------
     FieldError
         If ``source`` is neither kind of array, or the datatype reaches beyond its memory.
-        If ``out`` is too small, not contiguous, read-only, or not of bytes.
+        If ``out`` is too small, not contiguous, read-only, not of bytes, or in memory that the GPU
+        cannot write.
     DatatypeError
         If ``count`` is not an integer, or negative.
+        If the method does not exist or cannot take the datatype.
+    DeviceError
+        If there is no GPU, or ``max_blocks`` is less than 1.
 
     Notes
     -----
-    Not collective. On host memory it blocks; on a device it is ordered with the current stream.
+    Not collective. On host memory it blocks; on a device it is ordered with the current stream. The
+    first call with a datatype prepares it, later ones only launch and may be captured into a graph.
 
     Examples
     --------
@@ -49,46 +80,57 @@ def pack(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> An
     >>> pack(np.arange(6, dtype="i2"), vector(3, 1, 2, "i2")).view("i2")
     array([0, 2, 4], dtype=int16)
     """
-    described = as_datatype(datatype)
-    if _on_device(source):
-        from halox.engine.packers.strided import pack_device
-
-        return pack_device(source, described, count, out)
-    packer = _host_packer("source", source, described, count)
+    described = datatype if type(datatype) is Datatype else as_datatype(datatype)
+    if not isinstance(source, np.ndarray) and _on_device(source):
+        return pack_device(source, described, count, out, method, max_blocks)
+    packer = _host_packer("source", source, described, count, method)
     if out is None:
         out = np.empty(packer.nbytes, np.uint8)
     packer.pack(out)
     return out[: packer.nbytes]
 
 
-def unpack(packed: Any, datatype: TypeLike, target: Any, count: int = 1) -> None:
+def unpack(
+    packed: Any,
+    datatype: TypeLike,
+    target: Any,
+    count: int = 1,
+    *,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> None:
     """Copy contiguous bytes to where a datatype says.
 
     Parameters
     ----------
     packed : array of uint8, shape (n,), contiguous, n >= count * datatype.size
-        Bytes in the datatype's order, in the same kind of memory as ``target``.
+        Bytes in the datatype's order, in memory as ``out`` of :func:`pack`.
     datatype : Datatype or dtype-like
-        Where the bytes go.
-    target : ndarray or device array
-        NumPy array, or anything with ``__cuda_array_interface__`` such as a CuPy array; written in
-        place. Displacements count from its first element.
+        Where the bytes go. It may not touch a byte twice.
+    target : ndarray, device array or BOTTOM
+        As ``source`` of :func:`pack`; written in place.
     count : int
         Number of consecutive items.
+    method, max_blocks
+        As for :func:`pack`.
 
     Raises
     ------
     FieldError
         If ``target`` is neither kind of array, or the datatype reaches beyond its memory, or it is
         read-only.
-        If ``packed`` is too small, not contiguous, or not of bytes.
+        If ``packed`` is too small, not contiguous, not of bytes, or in memory that the GPU cannot
+        read.
     DatatypeError
         If ``count`` is not an integer, or negative.
+        If the items touch a byte twice.
+        If the method does not exist or cannot take the datatype.
+    DeviceError
+        If there is no GPU, or ``max_blocks`` is less than 1.
 
     Notes
     -----
-    Not collective. On host memory it blocks; on a device it is ordered with the current stream.
-    Where a datatype touches a byte twice, which MPI forbids here, either value may stay.
+    As for :func:`pack`.
 
     Examples
     --------
@@ -98,23 +140,75 @@ def unpack(packed: Any, datatype: TypeLike, target: Any, count: int = 1) -> None
     >>> line
     array([1, 0, 2, 0, 3, 0], dtype=int16)
     """
-    described = as_datatype(datatype)
-    if _on_device(target):
-        from halox.engine.packers.strided import unpack_device
-
-        unpack_device(packed, described, target, count)
+    described = datatype if type(datatype) is Datatype else as_datatype(datatype)
+    if not isinstance(target, np.ndarray) and _on_device(target):
+        unpack_device(packed, described, target, count, method, max_blocks)
         return
-    _host_packer("target", target, described, count).unpack(packed)
+    packer = _host_packer("target", target, described, count, method)
+    if described.overlaps(count):
+        raise overlapping(described, count)
+    packer.unpack(packed)
 
 
-def _host_packer(name: str, array: Any, datatype: Datatype, count: int) -> HostPacker:
+def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> Choice:
+    """Return which method :func:`pack` chooses for its arguments, and why.
+
+    Parameters
+    ----------
+    source, datatype, count, out
+        As for :func:`pack`.
+
+    Returns
+    -------
+    Choice
+        With the names ``method`` and ``reason``; ``print`` shows both.
+
+    Raises
+    ------
+    FieldError
+        If ``source`` is no array.
+    DatatypeError
+        If ``count`` is not an integer, or negative.
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> print(packing_method(np.zeros(6), "f8", 6))
+    host: the array is in host memory
+    """
+    described = as_datatype(datatype)
+    if isinstance(source, np.ndarray):
+        described.items(count)  # checks the count
+        return Choice("host", "the array is in host memory")
+    if not _on_device(source):
+        raise _no_array("source", source)
+    return method_for(described, count, out)
+
+
+def _on_device(array: Any) -> bool:
+    # Asking the type first: asking a CuPy array builds its whole description, a microsecond.
+    interface = "__cuda_array_interface__"
+    return array is BOTTOM or hasattr(type(array), interface) or hasattr(array, interface)
+
+
+def _host_packer(name: str, array: Any, datatype: Datatype, count: int, method: str) -> HostPacker:
     if not isinstance(array, np.ndarray):
-        raise FieldError(
-            f"{name} must be a NumPy array, or a device array with __cuda_array_interface__, "
-            f"got {type(array).__name__}"
+        raise _no_array(name, array)
+    if method not in ("auto", "host"):
+        known = method in METHODS
+        raise DatatypeError(
+            f"method: got {method!r}, "
+            + ("which is for arrays on a GPU; " if known else "which does not exist; ")
+            + f"a NumPy array as {name} is packed by 'host' ('auto' finds it)"
         )
     return HostPacker(array, datatype, count)
 
 
-def _on_device(array: Any) -> bool:
-    return hasattr(array, "__cuda_array_interface__")
+def _no_array(name: str, array: Any) -> FieldError:
+    return FieldError(
+        f"{name} must be a NumPy array, or a device array with __cuda_array_interface__, "
+        f"got {type(array).__name__}"
+    )

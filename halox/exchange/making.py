@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from halox.engine.arrays import Described, borrow, describe
+from halox.engine.device_packing import overlapping
 from halox.errors import FieldError, MismatchError
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
@@ -117,6 +118,8 @@ def _checked(draft: Draft) -> Draft:
                 raise FieldError(
                     f"array {part.array} is read-only and cannot receive; give a writable array"
                 )
+            if draft.operation != "add" and part.datatype.overlaps(part.count):
+                raise overlapping(part.datatype, part.count)
     if len({d.device is None for d in described}) > 1:
         raise FieldError(
             "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"

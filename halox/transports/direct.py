@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from halox.datatypes import StridedBlocks
-from halox.engine.arrays import common_word, describe, strided_view
+from halox.engine.arrays import WORDS, common_word, describe, strided_view
 from halox.messages import Message
 from halox.transports.arena import Place, SharedArena
 from halox.transports.base import Channel, Job
@@ -95,8 +95,8 @@ class DirectChannel(Channel):
         own_origin = own_place.offset - part.datatype.true_lb
         word = common_word((place.offset, layout), (own_origin, target_layout))
         whole = [Place(p.window, p.node_rank) for p in (own_place, place)]
-        target = strided_view(arena.memory(whole[0]), own_origin, target_layout, word)
-        source = strided_view(arena.memory(whole[1]), place.offset, layout, word)
+        target = strided_view(arena.memory(whole[0]), own_origin, target_layout, WORDS[word])
+        source = strided_view(arena.memory(whole[1]), place.offset, layout, WORDS[word])
         return target, source
 
     def start(self) -> None:

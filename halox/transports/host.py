@@ -94,11 +94,12 @@ def _unpacking(job: Job, buffers: list[Bytes]) -> Moves:
 def clearing(job: Job) -> list[Callable[[], None]]:
     """Return calls that set the job's ``cleared`` parts to zero."""
     return [
-        _call(_packer(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
+        _call(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
     ]
 
 
-def _packer(job: Job, part: Part) -> HostPacker:
+def packer_of(job: Job, part: Part) -> HostPacker:
+    """Return the packer of a part of a message."""
     return HostPacker(job.arrays[part.array], part.datatype, part.count)
 
 
@@ -106,7 +107,7 @@ def _pieces(job: Job, messages: tuple[Message, ...], buffers: list[Bytes]) -> An
     """Yield a packer and its piece of the message's buffer for each part."""
     for message, buffer in zip(messages, buffers, strict=True):
         for part, offset in zip(message.parts, message.offsets, strict=True):
-            yield _packer(job, part), buffer[offset : offset + part.nbytes]
+            yield packer_of(job, part), buffer[offset : offset + part.nbytes]
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:

@@ -10,7 +10,7 @@ import numpy as np
 from halox.engine.packers.host import HostPacker
 from halox.messages import Part
 from halox.transports.base import Channel, Job
-from halox.transports.host import clearing
+from halox.transports.host import clearing, packer_of
 
 
 def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
@@ -30,8 +30,8 @@ class LocalHostChannel(Channel):
         self._moves: list[tuple[Any, Any]] = []
         self._calls: list[Callable[[], None]] = []
         for send, receive in _pairs(job):
-            source = HostPacker(job.arrays[send.array], send.datatype, send.count)
-            target = HostPacker(job.arrays[receive.array], receive.datatype, receive.count)
+            source = packer_of(job, send)
+            target = packer_of(job, receive)
             if job.operation == "copy" and _alike(source, target):
                 self._moves.append((target.view, source.view))
             else:

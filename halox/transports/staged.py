@@ -28,14 +28,7 @@ class StagedChannel(Channel):
 
     def __init__(self, job: Job, carrier: Carrier, device: int) -> None:
         from halox.engine.cuda import cupy
-        from halox.engine.packers.device import (
-            Zeroing,
-            element_type,
-            launch_add,
-            launch_copy,
-            pack_copies,
-            unpack_copies,
-        )
+        from halox.engine.packers.device import Zeroing, launch_add, launch_pack, launch_unpack
 
         self._current_stream = cupy().cuda.get_current_stream
         self._carrier = carrier
@@ -43,28 +36,20 @@ class StagedChannel(Channel):
         self._stream: Any = None
         outgoing, incoming = carrier.device_pointers()
 
-        def pieces(messages: Sequence[Message], pointers: Sequence[int]) -> list[tuple[Any, int]]:
+        def moves(messages: Sequence[Message], pointers: Sequence[int]) -> list[tuple[Any, int]]:
             return [
                 ((job.arrays[part.array], part.datatype, part.count), pointer + offset)
                 for message, pointer in zip(messages, pointers, strict=True)
                 for part, offset in zip(message.parts, message.offsets, strict=True)
             ]
 
-        def packing(pointers: Sequence[int]) -> Any:
-            copies = [c for piece in pieces(job.sends, pointers) for c in pack_copies(*piece)]
-            return launch_copy(copies, device)
-
-        def unpacking(pointers: Sequence[int]) -> Any:
-            found = [
-                (unpack_copies(endpoint, packed), endpoint)
-                for endpoint, packed in pieces(job.receives, pointers)
-            ]
-            if job.operation == "add":
-                return launch_add([(c, element_type(endpoint)) for c, endpoint in found], device)
-            return launch_copy([copy for copies, _ in found for copy in copies], device)
-
-        self._pack = [packing(row) for row in outgoing] if job.sends else []
-        self._unpack = [unpacking(row) for row in incoming] if job.receives else []
+        unpack = launch_add if job.operation == "add" else launch_unpack
+        self._pack = (
+            [launch_pack(moves(job.sends, row), device) for row in outgoing] if job.sends else []
+        )
+        self._unpack = (
+            [unpack(moves(job.receives, row), device) for row in incoming] if job.receives else []
+        )
         cleared = [(job.arrays[p.array], p.datatype, p.count) for p in job.cleared]
         self._clear = Zeroing(cleared, device) if cleared else None
 

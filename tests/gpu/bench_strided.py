@@ -16,7 +16,7 @@ from typing import Any
 
 from halox import datatypes as dt
 from halox.engine.memory import pinned
-from halox.engine.packers.refine import Copy, contiguous_side, sides
+from halox.engine.packers.refine import Copy, Side, contiguous_side
 from halox.engine.packers.strided import StridedCopy
 
 SIZES = (64, 128, 256, 512)
@@ -64,7 +64,7 @@ def benchmarks(sizes: tuple[int, ...] = SIZES) -> list[dict[str, Any]]:
             face = field[tuple(where)]
             out = cp.empty(subsizes)
             host = pinned(datatype.size)
-            ((_, side),) = sides(int(field.data.ptr), datatype)
+            side = Side(int(field.data.ptr), datatype.strided)
             expected = cp.ascontiguousarray(face).get().tobytes()
 
             def packer(pointer: int, side=side, nbytes=datatype.size) -> StridedCopy:

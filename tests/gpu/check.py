@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from halox.cli import launcher
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
 RANKS = (1, 2, 4)
+RANDOM_TYPES = "tests/gpu/test_random_types_gpu.py"
+SHARDS = 4
 STEP_LIMIT_S = 150
 
 
@@ -37,10 +40,10 @@ def sources_sha256(root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
+def run(command: list[str], ranks: int | None = None, **variables: str) -> tuple[int, str]:
     """Run a Python command in the checkout, on several ranks if asked; return its exit status and output."""
     environment = dict(
-        os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30"
+        os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30", **variables
     )
     if ranks is not None:
         environment |= launcher.environment(ranks)
@@ -63,13 +66,16 @@ def run(command: list[str], ranks: int | None = None) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def suite(folder: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests in a folder and return the outcome of each."""
-    report = scratch / f"{folder.replace('/', '-')}-{ranks}.xml"
+def suite(
+    folder: str, ranks: int | None, scratch: Path, options: tuple[str, ...] = (), shard: str = ""
+) -> list[dict[str, Any]]:
+    """Run the tests in a folder or file and return the outcome of each."""
+    report = scratch / f"{folder.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.junit", folder]
-    os.environ["HALOX_JUNIT"] = str(report)
-    status, said = run([*command, *(["--ignore=tests/gpu/ranks"] if ranks is None else [])], ranks)
+    status, said = run(
+        [*command, *options], ranks, HALOX_JUNIT=str(report), HALOX_RANDOM_SHARD=shard
+    )
     where = f"{ranks or 1} rank(s)"
     outcomes: list[dict[str, Any]] = []
     if report.exists():
@@ -97,6 +103,18 @@ def suite(folder: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]
         f"{folder} on {where}: {sum(o['outcome'] == 'passed' for o in outcomes)} of {len(outcomes)} passed"
     )
     return outcomes
+
+
+def alone(scratch: Path) -> list[dict[str, Any]]:
+    """Run the tests of one process, the random datatypes beside the others in processes of their own."""
+    others = ("--ignore=tests/gpu/ranks", f"--ignore={RANDOM_TYPES}")
+    with ThreadPoolExecutor(SHARDS + 1) as pool:
+        jobs = [pool.submit(suite, "tests/gpu", None, scratch, others)]
+        jobs += [
+            pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
+            for k in range(SHARDS)
+        ]
+        return [outcome for job in jobs for outcome in job.result()]
 
 
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
@@ -168,10 +186,11 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        tests = suite("tests/gpu", None, scratch)
+        tests = alone(scratch)
         for ranks in RANKS:
             tests += suite("tests/gpu/ranks", ranks, scratch)
         figures = measure("tests.gpu.bench_strided", None, scratch)
+        figures += measure("halox.cli.bench.headlines", None, scratch)
         for ranks in (2, 4):
             figures += measure("tests.gpu.bench_exchange", ranks, scratch)
         apps = [app(ranks) for ranks in (1, 2)]

@@ -23,14 +23,9 @@ import cupy as cp  # noqa: E402
 from halox.engine.compiler import kernel  # noqa: E402
 from halox.engine.launch import PreparedLaunch  # noqa: E402
 from halox.engine.memory import pinned, register  # noqa: E402
-from halox.engine.packers.refine import Copy, Side, contiguous_side, sides  # noqa: E402
-from halox.engine.packers.strided import (  # noqa: E402
-    StridedAdd,
-    StridedCopy,
-    pack_device,
-    unpack_device,
-)
-from halox.errors import DatatypeError, DeviceError, FieldError  # noqa: E402
+from halox.engine.packers.refine import Copy, Side, contiguous_side, paired  # noqa: E402
+from halox.engine.packers.strided import StridedAdd, StridedCopy  # noqa: E402
+from halox.errors import DatatypeError, DeviceError  # noqa: E402
 
 DEVICE = 0
 GUARD = 0xA5
@@ -76,10 +71,7 @@ def on_device(array: np.ndarray, offset=0) -> Guarded:
 
 
 def packing(pointer, packed, datatype, count=1):
-    return [
-        Copy(side, contiguous_side(packed + at, side.strided.nbytes))
-        for at, side in sides(pointer, datatype, count)
-    ]
+    return [Copy(a, b) for a, b in paired(pointer, datatype, count, packed)]
 
 
 def unpacking(pointer, packed, datatype, count=1):
@@ -173,8 +165,11 @@ class TestCopy:
                 subsizes = [n if d == 1 else h for d, n, h in axes]
                 receive = [(0, h, h + n)[d] for d, n, h in axes]
                 send = [(n, h, h)[d] for d, n, h in axes]
-                (((_, a),), ((_, b),)) = (
-                    sides(field.pointer, dt.subarray(poisoned.shape, subsizes, starts, dtype))
+                a, b = (
+                    Side(
+                        field.pointer,
+                        dt.subarray(poisoned.shape, subsizes, starts, dtype).strided,
+                    )
                     for starts in (send, receive)
                 )
                 copies.append(Copy(a, b))
@@ -189,8 +184,8 @@ class TestCopy:
     def test_block_lengths_that_do_not_divide(self, m, n):
         host, there = coded((n, m + 3), "f4"), Guarded(m * (n + 2) * 4)
         source = on_device(host)
-        ((_, a),) = sides(source.pointer, dt.vector(n, m, m + 3, "f4"))
-        ((_, b),) = sides(there.pointer, dt.vector(m, n, n + 2, "f4"))
+        a = Side(source.pointer, dt.vector(n, m, m + 3, "f4").strided)
+        b = Side(there.pointer, dt.vector(m, n, n + 2, "f4").strided)
         StridedCopy([Copy(a, b)], device=DEVICE).launch()
         expected = np.full(m * (n + 2) * 4, GUARD, np.uint8).view("f4").reshape(m, n + 2)
         expected[:, :n] = host[:, :m].reshape(m, n)
@@ -368,7 +363,7 @@ class TestAdd:
         source, target = ((rng.integers(0, 250, shape) / 3).astype(dtype) for _ in range(2))
         there, here = on_device(source), on_device(target)
         datatype = dt.subarray(shape, (17, 18, 20), (1, 2, 1), dtype)
-        ((_, a),), ((_, b),) = (sides(x.pointer, datatype) for x in (there, here))
+        a, b = (Side(x.pointer, datatype.strided) for x in (there, here))
         add = StridedAdd([Copy(a, b)], dtype, device=DEVICE)
         add.launch()
         expected = target.copy()
@@ -409,92 +404,6 @@ class TestAdd:
             StridedAdd([], "?", device=DEVICE)
 
 
-class Foreign:
-    """An array of another library: only the interface."""
-
-    def __init__(self, array, *, read_only=False, stream=None):
-        interface = dict(array.__cuda_array_interface__)
-        interface["data"] = (interface["data"][0], read_only)
-        interface["stream"] = stream
-        self.__cuda_array_interface__ = interface
-        self.kept = array
-
-
-class TestPackDevice:
-    def test_there_and_back(self):
-        array = cp.arange(60 * 61, dtype="f8").reshape(60, 61)
-        datatype = dt.subarray((60, 61), (50, 3), (5, 58), "f8")
-        packed = pack_device(array, datatype)
-        assert packed.dtype == np.uint8
-        assert packed.get().tobytes() == array[5:55, 58:].get().tobytes()
-        target = cp.zeros_like(array)
-        unpack_device(packed, datatype, target)
-        expected = np.zeros((60, 61))
-        expected[5:55, 58:] = array[5:55, 58:].get()
-        assert (target.get() == expected).all()
-
-    def test_items_of_irregular_types(self):
-        host = np.arange(100, dtype="f4")
-        datatype = dt.resized(dt.indexed([2, 1, 3], [0, 4, 10], "f4"), 0, 80)
-        index = (np.arange(5)[:, None] * 20 + [0, 1, 4, 10, 11, 12]).ravel()
-        packed = pack_device(cp.asarray(host), datatype, 5)
-        assert packed.get().view("f4").tolist() == host[index].tolist()
-        target = cp.full(100, -1, "f4")
-        unpack_device(packed, datatype, target, 5)
-        expected = np.full(100, -1, "f4")
-        expected[index] = host[index]
-        assert target.get().tolist() == expected.tolist()
-
-    def test_views_negative_strides_and_out(self):
-        base = cp.arange(30, dtype="f8")
-        backwards = base[::-1]
-        out = cp.zeros(100, "u1")
-        packed = pack_device(backwards, dt.hvector(30, 1, -8, "f8"))
-        assert packed.get().view("f8").tolist() == list(range(29, -1, -1))
-        packed = pack_device(base[4:], dt.vector(3, 1, 2, "f8"), 1, out)
-        assert packed.shape == (24,)
-        assert packed.data.ptr == out.data.ptr
-        assert out.get()[:24].view("f8").tolist() == [4, 6, 8]
-        assert not out.get()[24:].any()
-
-    def test_repeated_calls_keep_their_tables_apart(self):
-        """Tables are let go of at once; the pool may hand their memory on only in stream order."""
-        arrays = [cp.full(5000, i, "f8") for i in range(64)]
-        datatype = dt.vector(2500, 1, 2, "f8")
-        packed = [pack_device(array, datatype) for array in arrays]
-        for i, one in enumerate(packed):
-            assert (one.get().view("f8") == i).all()
-
-    def test_foreign_arrays(self):
-        array = cp.arange(100, dtype="f8")
-        producer = cp.cuda.Stream(non_blocking=True)
-        cp.cuda.runtime.deviceSynchronize()
-        with producer:
-            stall()
-            array[:] = 5
-        packed = pack_device(Foreign(array, stream=producer.ptr), dt.contiguous(100, "f8"))
-        assert (packed.get().view("f8") == 5).all()
-        with pytest.raises(FieldError, match=r"source: .*\[0, 808\).*\[0, 800\)"):
-            pack_device(Foreign(array), dt.contiguous(101, "f8"))
-        with pytest.raises(FieldError, match="target: is read-only"):
-            unpack_device(packed, dt.contiguous(100, "f8"), Foreign(array, read_only=True))
-
-    def test_wrong_arguments(self):
-        array = cp.zeros(8, "f8")
-        size = array.data.mem.size
-        with pytest.raises(FieldError, match=rf"source: .*\[0, {size + 8}\)"):
-            pack_device(array, dt.contiguous(size // 8 + 1, "f8"))
-        with pytest.raises(FieldError, match="contiguous one-dimensional uint8"):
-            pack_device(array, dt.contiguous(8, "f8"), 1, cp.zeros(63, "u1"))
-        with pytest.raises(FieldError, match="contiguous one-dimensional uint8"):
-            unpack_device(cp.zeros(128, "u1")[::2], dt.contiguous(8, "f8"), array)
-        with pytest.raises(FieldError, match="ndarray"):
-            unpack_device(np.zeros(64, "u1"), dt.contiguous(8, "f8"), array)
-        with pytest.raises(DatatypeError):
-            pack_device(array, dt.primitive("f8"), -1)
-        assert pack_device(array, dt.primitive("f8"), 0).size == 0
-
-
 class TestLaunch:
     def test_a_kernel_is_loaded_once(self):
         assert kernel("strided_copy", "strided_copy", 0) is kernel(
@@ -512,14 +421,19 @@ class TestLaunch:
             [Copy(contiguous_side(source.data.ptr, 8000), contiguous_side(packed.data.ptr, 8000))],
             device=DEVICE,
         )
-        (prepared,) = copy._launches
-        function = kernel("strided_copy", "strided_copy", DEVICE)
-        table, chunks = copy._table.pointer, np.uint32(0)
+        prepared = copy._launch.at.__self__
+        function = cp.RawKernel(
+            'extern "C" __global__ void nothing(void*, void*, unsigned, unsigned, unsigned) {}',
+            "nothing",
+        )
+        table, chunks = source.data.ptr, np.uint32(0)
         stream = cp.cuda.get_current_stream()
         ways = {
             "PreparedLaunch.launch": lambda: prepared.launch(stream.ptr),
             "StridedCopy.launch": copy.launch,
-            "CuPy function call": lambda: function((8,), (128,), (table, table, chunks, chunks)),
+            "CuPy function call": lambda: function(
+                (8,), (128,), (table, table, chunks, chunks, chunks)
+            ),
         }
         assert isinstance(prepared, PreparedLaunch)
         took = {}

@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 import numpy as np
 
 from halox.engine.compiler import preamble, source
-from halox.engine.packers.strided_plan import THREADS, Plan
+from halox.engine.packers.strided_plan import Plan
 
 SHIM = Path(__file__).with_name("cpu_shim.h")
 
@@ -32,11 +32,11 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
-extern "C" void run(unsigned grid, unsigned block, int backwards, const void* regions,
-                    const unsigned* chunk_region, unsigned chunks, unsigned chunk_words)
+extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u64 target,
+                    const void* table, unsigned regions, unsigned chunks, unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, {name}, (const Region*)regions, chunk_region, chunks,
-                  chunk_words);
+    launch_on_cpu(grid, block, backwards != 0, {name}, source, target, *(const Table*)table,
+                  regions, chunks, chunk_words);
 }}
 {extra}
 """
@@ -48,21 +48,37 @@ extern "C" void run(unsigned grid, unsigned block, int backwards, const void* re
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
-def run(library: ctypes.CDLL, planned: Plan, *, backwards: bool = False) -> None:
+def run(
+    name: str,
+    planned: Plan,
+    defines: tuple[tuple[str, str], ...] = (),
+    *,
+    source: int = 0,
+    target: int = 0,
+    backwards: bool = False,
+) -> None:
     """Do on the CPU what a launch of a plan does on a GPU, from the same table."""
     if not planned.chunks:
         return
+    table = planned.table
     # The kernel's rows are 16-byte aligned, as device memory is.
-    memory = np.zeros(planned.table.nbytes + 16, np.uint8)
-    table = memory[-memory.ctypes.data % 16 :][: planned.table.nbytes]
-    table[:] = planned.table
+    memory = np.zeros(table.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16
+    memory[start : start + table.nbytes] = table
+    pointer = memory.ctypes.data + start
+    if not planned.inline:
+        pointers = np.array([pointer, pointer + planned.chunk_region_offset], np.uint64)
+        pointer = pointers.ctypes.data
+    library = compiled(name, (*planned.defines, *defines))
     call: Callable[..., None] = library.run
     call(
         ctypes.c_uint(planned.blocks),
-        ctypes.c_uint(THREADS),
+        ctypes.c_uint(planned.threads),
         ctypes.c_int(backwards),
-        ctypes.c_void_p(table.ctypes.data),
-        ctypes.c_void_p(table.ctypes.data + planned.chunk_region_offset),
+        ctypes.c_uint64(source),
+        ctypes.c_uint64(target),
+        ctypes.c_void_p(pointer),
+        ctypes.c_uint(len(planned.regions)),
         ctypes.c_uint(planned.chunks),
         ctypes.c_uint(planned.chunk_words),
     )
@@ -84,3 +100,64 @@ def aligned(nbytes: int, offset: int = 0) -> np.ndarray:
     memory = np.zeros(nbytes + 512, np.uint8)
     start = -memory.ctypes.data % 256 + offset
     return memory[start : start + nbytes]
+
+
+@cache
+def workunits_library() -> ctypes.CDLL:
+    """workunits.cu as a shared library with a function for each kernel, ``run_`` before its name."""
+    folder = Path(mkdtemp(prefix="halox-kernel-"))
+    runs = "".join(
+        f"""
+extern "C" void run_workunits_{name}(unsigned grid, unsigned block, int backwards, u64 array,
+                                     u64 packed, const void* table)
+{{
+    launch_on_cpu(grid, block, backwards != 0, workunits_{name}, array, packed, *(const {kind}*)table);
+}}
+"""
+        for name, kind in (
+            ("pack", "ListedTable"),
+            ("unpack", "ListedTable"),
+            ("pack_inline", "InlineTable"),
+            ("unpack_inline", "InlineTable"),
+        )
+    )
+    numbers = """
+#define SIZES(type) sizeof(type), alignof(type)
+#define AT(member) __builtin_offsetof(Segment, member)
+extern "C" { unsigned long layout[] = {
+    SIZES(ListedTable), SIZES(InlineTable), SIZES(Segment), SIZES(Unit), MAX_THREADS, WORDS_IN_FLIGHT,
+    AT(array), AT(packed), AT(extent), AT(item_bytes), AT(granule), AT(list), AT(first_tile), AT(tile),
+    AT(units), AT(items), AT(units_magic), AT(units_shift), AT(block_bytes), AT(block_magic),
+    AT(block_shift), AT(word), AT(form), AT(lanes_log)}; }
+"""
+    text = f'#include "{SHIM}"\n{source("workunits")}\n{runs}\n{numbers}'
+    (folder / "kernel.cpp").write_text(text)
+    command = ["g++", *FLAGS, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if result.returncode:
+        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
+    return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def run_workunits(
+    name: str,
+    table: bytes,
+    blocks: int,
+    threads: int,
+    array: int,
+    packed: int,
+    *,
+    backwards: bool = False,
+) -> None:
+    """Launch workunits_NAME on the CPU, from the bytes of its table parameter."""
+    memory = aligned(len(table))
+    memory[:] = np.frombuffer(table, np.uint8)
+    call: Callable[..., None] = getattr(workunits_library(), f"run_workunits_{name}")
+    call(
+        ctypes.c_uint(blocks),
+        ctypes.c_uint(threads),
+        ctypes.c_int(backwards),
+        ctypes.c_uint64(array),
+        ctypes.c_uint64(packed),
+        ctypes.c_void_p(memory.ctypes.data),
+    )

@@ -1,17 +1,28 @@
 // Enough of CUDA for a g++ to compile a kernel and run it: every thread of every block, one after another.
 //
-// Kernels that this can run use no barrier and no shared memory. Out of order on request, because no kernel may
-// depend on the order in which its threads run.
+// Out of order on request, because no kernel may depend on the order in which its threads run. Kernels without
+// barriers run by launch_on_cpu; those with barriers by launch_with_barriers, each thread of a block a fiber that
+// lets the others run where it meets __syncthreads().
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <vector>
+
+#include <ucontext.h>
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
+// One copy for all threads of a block: its fibers share the variables of one thread of the CPU, and blocks follow
+// one another. Dynamic shared memory is declared `extern __shared__ T name[]` and defined beside the kernel.
+#define __shared__ thread_local
 #define __restrict__
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -24,6 +35,11 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 static inline unsigned __umulhi(unsigned a, unsigned b)
 {
     return unsigned((std::uint64_t(a) * b) >> 32);
+}
+
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)(((unsigned __int128)a * b) >> 64);
 }
 
 static inline unsigned short add_half_on_host(unsigned short a, unsigned short b)
@@ -48,4 +64,88 @@ static void launch_on_cpu(unsigned grid, unsigned block, bool backwards, Kernel 
             kernel(args...);
         }
     }
+}
+
+struct Fiber {
+    ucontext_t context;
+    unsigned barriers;
+    bool finished;
+};
+
+static struct {
+    std::function<void()> kernel;
+    std::vector<Fiber> fibers;
+    ucontext_t between;
+    unsigned running;
+    bool in_block;
+} the_block;
+
+[[noreturn]] static inline void fail_on_cpu(const char* why)
+{
+    std::fprintf(stderr, "cpu_shim.h: %s\n", why);
+    std::abort();
+}
+
+[[maybe_unused]] static void __syncthreads()
+{
+    if (!the_block.in_block)
+        fail_on_cpu("a kernel with barriers needs launch_with_barriers");
+    Fiber& fiber = the_block.fibers[the_block.running];
+    ++fiber.barriers;
+    swapcontext(&fiber.context, &the_block.between);
+}
+
+static inline void run_fiber()
+{
+    the_block.kernel();
+    Fiber& fiber = the_block.fibers[the_block.running];
+    fiber.finished = true;
+    swapcontext(&fiber.context, &the_block.between);
+}
+
+// Runs the threads of the present block from barrier to barrier.
+static inline void run_block(unsigned threads, bool backwards, char* stacks, std::size_t stack_bytes)
+{
+    the_block.fibers.resize(threads);
+    the_block.in_block = true;
+    for (unsigned j = 0; j < threads; ++j) {
+        Fiber& fiber = the_block.fibers[j];
+        fiber.barriers = 0;
+        fiber.finished = false;
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = stacks + j * stack_bytes;
+        fiber.context.uc_stack.ss_size = stack_bytes;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, run_fiber, 0);
+    }
+    for (unsigned finished = 0; finished < threads;) {
+        finished = 0;
+        for (unsigned j = 0; j < threads; ++j) {
+            the_block.running = backwards ? threads - 1 - j : j;
+            threadIdx.x = the_block.running;
+            swapcontext(&the_block.between, &the_block.fibers[the_block.running].context);
+            finished += the_block.fibers[the_block.running].finished;
+        }
+        if (finished && finished < threads)
+            fail_on_cpu("some threads of a block wait at a barrier that others never reach");
+    }
+    the_block.in_block = false;
+}
+
+// `shared` is the dynamic shared memory, `shared_bytes` of which each block finds full of rubbish.
+template <class Kernel, class... Args>
+static void launch_with_barriers(unsigned grid, unsigned block, bool backwards, void* shared,
+                                 std::size_t shared_bytes, Kernel kernel, const Args&... args)
+{
+    const std::size_t stack_bytes = 64 << 10;
+    std::vector<char> stacks(block * stack_bytes);
+    the_block.kernel = [&] { kernel(args...); };
+    gridDim.x = grid;
+    blockDim.x = block;
+    for (unsigned i = 0; i < grid; ++i) {
+        blockIdx.x = backwards ? grid - 1 - i : i;
+        std::memset(shared, 0xA5, shared_bytes);
+        run_block(block, backwards, stacks.data(), stack_bytes);
+    }
+    the_block.kernel = nullptr;
 }

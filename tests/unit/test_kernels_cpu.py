@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
 from halox.engine.packers.ordering import rounds
-from halox.engine.packers.refine import Copy, Side, contiguous_side, sides
+from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.engine.packers.strided import _ELEMENTS, addition_element
-from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, REGION, THREADS, plan
+from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
 
@@ -26,7 +26,11 @@ SMS = 4
 
 
 def copy_on_cpu(copies, *, backwards=False, **options):
-    run(compiled("strided_copy"), plan(copies, sms=SMS, **options), backwards=backwards)
+    run("strided_copy", plan(copies, sms=SMS, **options), backwards=backwards)
+
+
+def add_on_cpu(planned, element):
+    run("strided_add", planned, (("ELEMENT", element),))
 
 
 def coded(array: np.ndarray) -> np.ndarray:
@@ -48,10 +52,7 @@ def pack(array, datatype, count=1, offset=0, **options):
     guarded[:] = GUARD
     at = guarded.ctypes.data + 32
     copy_on_cpu(
-        [
-            Copy(side, contiguous_side(at + packed, side.strided.nbytes))
-            for packed, side in sides(array.ctypes.data, datatype, count)
-        ],
+        [Copy(side, packed) for side, packed in paired(array.ctypes.data, datatype, count, at)],
         **options,
     )
     assert (guarded[:32] == GUARD).all() and (guarded[32 + nbytes :] == GUARD).all()
@@ -104,7 +105,7 @@ class TestCopy:
         packed = coded(field((4, 5, 1), "f4"))
         expected[1:5, 1:6, 7:] = packed
         datatype = dt.subarray((6, 7, 8), (4, 5, 1), (1, 1, 7), "f4")
-        ((_, side),) = sides(array.ctypes.data, datatype)
+        side = Side(array.ctypes.data, datatype.strided)
         assert (expected != array).any()
         copy_on_cpu([Copy(contiguous_side(packed.ctypes.data, packed.nbytes), side)])
         assert expected.tobytes() == array.tobytes()
@@ -126,17 +127,81 @@ class TestCopy:
                 subsizes = [n if d == 1 else h for d, n, h in n_by_axis]
                 recv = [{0: 0, 1: h, 2: h + n}[d] for d, n, h in n_by_axis]
                 send = [{0: n, 1: h, 2: h}[d] for d, n, h in n_by_axis]
-                ((_, source),) = sides(
-                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, send, dtype)
+                source = Side(
+                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, send, dtype).strided
                 )
-                ((_, target),) = sides(
-                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, recv, dtype)
+                target = Side(
+                    padded.ctypes.data, dt.subarray(padded.shape, subsizes, recv, dtype).strided
                 )
                 copies.append(Copy(source, target))
         assert all((padded.view("u1") != expected.view("u1")).any() for padded, expected in arrays)
         copy_on_cpu(copies, backwards=backwards)
         for padded, expected in arrays:
             assert padded.tobytes() == expected.tobytes()
+
+    def test_addresses_are_relative_to_those_of_the_launch(self):
+        """Far apart, and one base above, so that an offset is negative."""
+        array = coded(field((5, 6, 7), "f8"))
+        packed = aligned(4 * 5 * 8 + 64)
+        packed[:] = GUARD
+        face = dt.subarray((5, 6, 7), (4, 5, 1), (1, 1, 6), "f8")
+        origin = 1 << 40
+        copies = [
+            Copy(Side(-origin, face.strided), contiguous_side(origin, face.size)),
+        ]
+        run(
+            "strided_copy",
+            plan(copies, sms=SMS, max_word=8),
+            source=array.ctypes.data + origin,
+            target=packed.ctypes.data + 32 - origin,
+        )
+        assert packed[32:-32].tobytes() == array[1:, 1:, 6].tobytes()
+        assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
+
+    @pytest.mark.parametrize("max_blocks", [2, None])
+    @pytest.mark.parametrize("run", [31, 32, 33, 63, 64, 255, 1023, 1024, 1025, 3001])
+    @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((3, 4), 2), ((2, 2, 3), 5)])
+    def test_runs_of_no_alignment(self, run, rows, gap, max_blocks):
+        """Bytes in rows of odd distances, next to whole words in the same launch."""
+        strides = [(run + gap) * prod(rows[i + 1 :]) + i for i in range(len(rows))]
+        blocks = StridedBlocks.canonical(3, rows, strides, run)
+        span = int(bytes_of(blocks).max()) + 1
+        array = coded(aligned(span, 1))
+        wide, wide_copy = coded(field((50,), "f8")), field((50,), "f8")
+        target = aligned(blocks.nbytes + 64, 6)
+        target[:] = GUARD
+        at = target.ctypes.data + 32
+        copy_on_cpu(
+            [
+                Copy(Side(array.ctypes.data, blocks), contiguous_side(at, blocks.nbytes)),
+                Copy(*(contiguous_side(x.ctypes.data, 400) for x in (wide, wide_copy))),
+            ],
+            max_blocks=max_blocks,
+        )
+        assert target[32:-32].tobytes() == array[bytes_of(blocks)].tobytes()
+        assert (target[:32] == GUARD).all() and (target[-32:] == GUARD).all()
+        assert wide.tobytes() == wide_copy.tobytes()
+        back = aligned(span, 1)
+        back[:] = GUARD
+        expected = back.copy()
+        expected[bytes_of(blocks)] = array[bytes_of(blocks)]
+        copy_on_cpu([Copy(contiguous_side(at, blocks.nbytes), Side(back.ctypes.data, blocks))])
+        assert back.tobytes() == expected.tobytes()
+
+    @pytest.mark.parametrize("n_regions", [1, 2, 6, 7, 31, 32, 33, 200])
+    @pytest.mark.parametrize("max_blocks", [3, None])
+    def test_tables_of_every_size(self, n_regions, max_blocks):
+        """In the launch's parameters while they fit, in memory beyond."""
+        source, target = coded(field((n_regions, 40), "f8")), field((n_regions, 40), "f8")
+        sizes = np.random.default_rng(n_regions).integers(1, 41, n_regions)
+        expected = target.copy()
+        copies = []
+        for i, size in enumerate(sizes.tolist()):
+            expected[i, :size] = source[i, :size]
+            places = (x.ctypes.data + i * 320 for x in (source, target))
+            copies.append(Copy(*(contiguous_side(place, size * 8) for place in places)))
+        copy_on_cpu(copies, max_blocks=max_blocks)
+        assert target.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("max_blocks", [1, 2, 7, None])
     @pytest.mark.parametrize("words", [1, 127, 128, 129, 511, 513, 5000])
@@ -192,8 +257,8 @@ class TestCopy:
         target.view("u1")[:] = GUARD
         expected = target.copy()
         expected[:, :n] = source[:, :m].reshape(m, n)
-        ((_, a),) = sides(source.ctypes.data, dt.vector(n, m, m + 3, "f4"))
-        ((_, b),) = sides(target.ctypes.data, dt.vector(m, n, n + 2, "f4"))
+        a = Side(source.ctypes.data, dt.vector(n, m, m + 3, "f4").strided)
+        b = Side(target.ctypes.data, dt.vector(m, n, n + 2, "f4").strided)
         assert a.strided.nbytes == b.strided.nbytes == 4 * total
         copy_on_cpu([Copy(a, b)])
         assert target.tobytes() == expected.tobytes()
@@ -271,11 +336,10 @@ class TestAdd:
         assert target.tobytes() == expected.tobytes()
 
     def add(self, source, target, datatype):
-        ((_, a),), ((_, b),) = (sides(x.ctypes.data, datatype) for x in (source, target))
+        a, b = (Side(x.ctypes.data, datatype.strided) for x in (source, target))
         element, nbytes = addition_element(target.dtype)
-        library = compiled("strided_add", (("ELEMENT", element),))
         for together in rounds([Copy(a, b)]):
-            run(library, plan(together, sms=SMS, element_bytes=nbytes))
+            add_on_cpu(plan(together, sms=SMS, element_bytes=nbytes), element)
 
     def test_half_precision_is_ieee(self):
         """Every exponent, subnormals, overflow to infinity, not-a-number."""
@@ -303,9 +367,8 @@ class TestAdd:
                 )
             )
         dealt = rounds(copies)
-        library = compiled("strided_add", (("ELEMENT", "float"),))
         for together in dealt:
-            run(library, plan(together, sms=SMS, element_bytes=4))
+            add_on_cpu(plan(together, sms=SMS, element_bytes=4), "float")
         assert len(dealt) == 3
         assert target.tobytes() == expected.tobytes()
 
@@ -320,29 +383,28 @@ class TestAdd:
                 Side(target.ctypes.data, StridedBlocks(0, (5,), (16,), 40)),
             )
         ]
-        library = compiled("strided_add", (("ELEMENT", "double"),))
         for together in rounds(copies):
-            run(library, plan(together, sms=SMS, element_bytes=8))
+            add_on_cpu(plan(together, sms=SMS, element_bytes=8), "double")
         assert target.tobytes() == expected.tobytes()
 
 
 def test_the_tables_layout_is_the_kernels():
     """Sizes and offsets that g++ gives the structs are those NumPy gives the table."""
     members = {
-        "Region": ("source", "target", "words", "first_chunk", "word_bytes", "levels", "level"),
+        "Region": ("source", "target", "words", "first_chunk", "word_bytes", "run_bytes", "level"),
         "Level": ("source_stride", "target_stride", "count", "magic", "shift", "unused"),
     }
     numbers = ", ".join(
         f"sizeof({struct}), " + ", ".join(f"__builtin_offsetof({struct}, {m})" for m in names)
         for struct, names in members.items()
     )
-    extra = f'extern "C" {{ unsigned long layout[] = {{{numbers}, MAX_LEVELS, THREADS}}; }}'
+    extra = f'extern "C" {{ unsigned long layout[] = {{{numbers}, MAX_LEVELS}}; }}'
     library = compiled("strided_copy", (), extra)
-    dtypes = {"Region": REGION, "Level": LEVEL}
+    dtypes = {"Region": region_dtype(MAX_LEVELS), "Level": LEVEL}
     expected = [
         number
         for struct, names in members.items()
         for number in (dtypes[struct].itemsize, *(dtypes[struct].fields[m][1] for m in names))
     ]
-    found = (ctypes.c_ulong * (len(expected) + 2)).in_dll(library, "layout")
-    assert list(found) == [*expected, MAX_LEVELS, THREADS]
+    found = (ctypes.c_ulong * (len(expected) + 1)).in_dll(library, "layout")
+    assert list(found) == [*expected, MAX_LEVELS]

@@ -49,38 +49,37 @@ struct Add {
 // Words narrower than an element do not occur; they are left out at compile time.
 template <class Word, bool holds_elements>
 struct AddWords {
-    static __device__ __forceinline__ void run(const Region& region, u32 first, u32 last)
+    static __device__ __forceinline__ void run(
+        const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
     {
-        move_words<Add, Word>(region, first, last);
+        move_words<Add, Word>(region, source_base, target_base, first, last);
     }
 };
 
 template <class Word>
 struct AddWords<Word, false> {
-    static __device__ __forceinline__ void run(const Region&, u32, u32) {}
+    static __device__ __forceinline__ void run(const Region&, u64, u64, u32, u32) {}
 };
 
 struct AddWork {
+    u64 source_base, target_base;
+
     template <class Word>
-    static __device__ __forceinline__ void add(const Region& region, u32 first, u32 last)
+    __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
     {
-        AddWords<Word, (sizeof(Word) >= sizeof(ELEMENT))>::run(region, first, last);
+        AddWords<Word, (sizeof(Word) >= sizeof(ELEMENT))>::run(
+            region, source_base, target_base, first, last);
     }
 
     __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
     {
-        switch (region.word_bytes) {
-        case 16: add<Word16>(region, first, last); break;
-        case 8: add<u64>(region, first, last); break;
-        case 4: add<u32>(region, first, last); break;
-        case 2: add<unsigned short>(region, first, last); break;
-        default: add<unsigned char>(region, first, last); break;
-        }
+        with_word(*this, region, first, last);
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) strided_add(
-    const Region* regions, const u32* chunk_region, u32 chunks, u32 chunk_words)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_add(
+    u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
+    u32 chunk_words)
 {
-    for_each_chunk(regions, chunk_region, chunks, chunk_words, AddWork());
+    for_each_chunk(table, regions, chunks, chunk_words, AddWork{source_base, target_base});
 }

@@ -5,27 +5,41 @@
 //
 // A region is `words` words of `word_bytes` bytes, numbered in packed order. Word w lies at
 //   source + sum over levels of digit(level) * source_stride(level)      (the target alike),
-// where the digits are those of w in the mixed radix of the counts, level 0 the fastest. All strides are
-// in bytes and of any sign; words < 2^31, which the planner sees to by cutting larger regions.
+// where the digits are those of w in the mixed radix of the counts, level 0 the fastest. Addresses are
+// relative to the launch's two bases. All strides are in bytes and of any sign; words < 2^31, which the
+// planner sees to by cutting larger regions. Levels that a region does not have are all zeros.
 //
-// Launch shape: one dimension, THREADS threads a block. A chunk is `chunk_words` consecutive words of one
-// region; chunk_region[chunk] names the region. Any grid works: blocks stride over the chunks.
+// A region of runs has word_bytes 0: its blocks are long but of no alignment worth the name. Each is moved in
+// pieces of RUN_PIECE bytes by `level[0].count` lanes (a power of two) that stand for words of no bytes; where a
+// run has several pieces, level 1 counts them.
 //
-// Bytes moved: each word is read once and written once; table reads are 192 bytes a chunk, mostly cached.
+// Launch shape: one dimension, at most MAX_THREADS threads a block. A chunk is `chunk_words` consecutive
+// words of one region. Any grid works: blocks stride over the chunks.
+//
+// The table arrives in the launch's parameters (TABLE_REGIONS of them, more than there are), where a chunk
+// finds its region by bisection; or, TABLE_REGIONS being 0, in device memory with the region of each chunk.
+//
+// Bytes moved: each word is read once and written once, and the table.
 
 #ifndef MAX_LEVELS
-#define MAX_LEVELS 5  // four levels and the words of a block
+#define MAX_LEVELS 5  // of the regions at hand; four levels and the words of a block at most
 #endif
-#ifndef WORDS_IN_FLIGHT
-#define WORDS_IN_FLIGHT 4  // words a thread loads before it stores the first
+#ifndef WORD_BYTES
+#define WORD_BYTES 0  // of all regions, or 0 if they differ
 #endif
-#ifndef THREADS
-#define THREADS 128
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 4  // words a thread loads before it stores the first
+#endif
+#ifndef MAX_THREADS
+#define MAX_THREADS 256
+#endif
+#ifndef TABLE_REGIONS
+#define TABLE_REGIONS 1
 #endif
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+#define RUN_PIECE 1024
+
+#include "run_body.cu"
 
 struct __align__(16) Level {
     i64 source_stride, target_stride;
@@ -34,65 +48,125 @@ struct __align__(16) Level {
 
 struct __align__(16) Region {
     u64 source, target;
-    u32 words, first_chunk, word_bytes, levels;
+    u32 words, first_chunk, word_bytes, run_bytes;
     Level level[MAX_LEVELS];
 };
 
-// 16 bytes that travel as one load and one store.
-struct __align__(16) Word16 {
-    u64 low, high;
+#if TABLE_REGIONS
+struct Table {
+    Region region[TABLE_REGIONS];
 };
+#else
+struct Table {
+    const Region* region;
+    const u32* chunk_region;
+};
+#endif
 
 // Moves the words [first, last) of a region. `Mover::take` loads what is to be stored at a target; all
 // loads of a thread's words are issued before its first store, so that their latencies overlap.
 template <class Mover, class Word>
-__device__ __forceinline__ void move_words(const Region& region, u32 first, u32 last)
+__device__ __forceinline__ void move_words(
+    const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
 {
-    for (u32 start = first + threadIdx.x; start < last; start += WORDS_IN_FLIGHT * blockDim.x) {
-        u32 rest[WORDS_IN_FLIGHT];
-        u64 source[WORDS_IN_FLIGHT], target[WORDS_IN_FLIGHT];
-        Word taken[WORDS_IN_FLIGHT];
+    for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
+        u32 rest[IN_FLIGHT];
+        u64 source[IN_FLIGHT], target[IN_FLIGHT];
+        Word taken[IN_FLIGHT] = {};  // set, or the words of all widths would live through all loops
 #pragma unroll
-        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i) {
+        for (u32 i = 0; i < IN_FLIGHT; ++i) {
             rest[i] = start + i * blockDim.x;
-            source[i] = region.source;
-            target[i] = region.target;
+            source[i] = source_base + region.source;
+            target[i] = target_base + region.target;
         }
 #pragma unroll
         for (u32 k = 0; k < MAX_LEVELS; ++k) {
-            if (k < region.levels) {  // the same for all threads of the block
-                const Level level = region.level[k];
+            const i64 source_stride = region.level[k].source_stride;
+            const i64 target_stride = region.level[k].target_stride;
+            const u32 count = region.level[k].count;
+            const u32 magic = region.level[k].magic;
+            const u32 shift = region.level[k].shift;
 #pragma unroll
-                for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i) {
-                    const u32 above = __umulhi(rest[i], level.magic) >> level.shift;
-                    const i64 digit = rest[i] - above * level.count;
-                    source[i] += digit * level.source_stride;
-                    target[i] += digit * level.target_stride;
-                    rest[i] = above;
-                }
+            for (u32 i = 0; i < IN_FLIGHT; ++i) {
+                const u32 above = __umulhi(rest[i], magic) >> shift;
+                const i64 digit = rest[i] - above * count;
+                source[i] += digit * source_stride;
+                target[i] += digit * target_stride;
+                rest[i] = above;
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)
                 taken[i] = Mover::take((const Word*)source[i], (const Word*)target[i]);
 #pragma unroll
-        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)
                 *(Word*)target[i] = taken[i];
     }
 }
 
+// Moves the words [first, last) of a region of runs; `first` is a multiple of the lanes.
+__device__ __forceinline__ void move_runs(
+    const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
+{
+    const u32 lanes = region.level[0].count;
+    for (u32 word = first + threadIdx.x; word < last; word += blockDim.x) {
+        u64 source = source_base + region.source, target = target_base + region.target;
+        u32 rest = word, piece = 0;
+#pragma unroll
+        for (u32 k = 0; k < MAX_LEVELS; ++k) {
+            const u32 above = __umulhi(rest, region.level[k].magic) >> region.level[k].shift;
+            const u32 digit = rest - above * region.level[k].count;
+            source += i64(digit) * region.level[k].source_stride;
+            target += i64(digit) * region.level[k].target_stride;
+            rest = above;
+            if (k == 1)
+                piece = digit;
+        }
+        const u32 before = region.run_bytes > RUN_PIECE ? piece * RUN_PIECE : 0;
+        const u32 left = region.run_bytes - before;
+        copy_run(source, target, left < RUN_PIECE ? left : RUN_PIECE, word & (lanes - 1), lanes);
+    }
+}
+
+__device__ __forceinline__ u32 region_of(const Table& table, u32 regions, u32 chunk)
+{
+#if TABLE_REGIONS
+    u32 found = 0;
+#pragma unroll
+    for (u32 step = 32; step; step >>= 1)
+        if (step < TABLE_REGIONS && found + step < regions && table.region[found + step].first_chunk <= chunk)
+            found += step;
+    return found;
+#else
+    (void)regions;
+    return table.chunk_region[chunk];
+#endif
+}
+
 // Calls `work(region, first, last)` for every chunk of this block.
 template <class Work>
 __device__ __forceinline__ void for_each_chunk(
-    const Region* __restrict__ regions, const u32* __restrict__ chunk_region, u32 chunks,
-    u32 chunk_words, const Work& work)
+    const Table& table, u32 regions, u32 chunks, u32 chunk_words, const Work& work)
 {
     for (u32 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-        const Region region = regions[chunk_region[chunk]];
+        const Region& region = table.region[region_of(table, regions, chunk)];
         const u32 first = (chunk - region.first_chunk) * chunk_words;
         const u32 left = region.words - first;
         work(region, first, first + (left < chunk_words ? left : chunk_words));
+    }
+}
+
+// Calls `run<Word>(region, first, last)` for the region's words.
+template <class Run>
+__device__ __forceinline__ void with_word(const Run& run, const Region& region, u32 first, u32 last)
+{
+    switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
+    case 16: run.template with<Word16>(region, first, last); break;
+    case 8: run.template with<u64>(region, first, last); break;
+    case 4: run.template with<u32>(region, first, last); break;
+    case 2: run.template with<unsigned short>(region, first, last); break;
+    default: run.template with<unsigned char>(region, first, last); break;
     }
 }

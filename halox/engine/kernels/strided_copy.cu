@@ -16,20 +16,26 @@ struct Copy {
 };
 
 struct CopyWork {
+    u64 source_base, target_base;
+
+    template <class Word>
+    __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
+    {
+        move_words<Copy, Word>(region, source_base, target_base, first, last);
+    }
+
     __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
     {
-        switch (region.word_bytes) {
-        case 16: move_words<Copy, Word16>(region, first, last); break;
-        case 8: move_words<Copy, u64>(region, first, last); break;
-        case 4: move_words<Copy, u32>(region, first, last); break;
-        case 2: move_words<Copy, unsigned short>(region, first, last); break;
-        default: move_words<Copy, unsigned char>(region, first, last); break;
-        }
+        if (WORD_BYTES == 0 && region.word_bytes == 0)
+            move_runs(region, source_base, target_base, first, last);
+        else
+            with_word(*this, region, first, last);
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) strided_copy(
-    const Region* regions, const u32* chunk_region, u32 chunks, u32 chunk_words)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_copy(
+    u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
+    u32 chunk_words)
 {
-    for_each_chunk(regions, chunk_region, chunks, chunk_words, CopyWork());
+    for_each_chunk(table, regions, chunks, chunk_words, CopyWork{source_base, target_base});
 }

@@ -11,14 +11,9 @@ import numpy as np
 from halox.engine.arrays import Described
 from halox.engine.cuda import cupy, stream_pointer
 from halox.engine.packers.device_arrays import device_array
-from halox.engine.packers.strided import (
-    Copy,
-    Side,
-    StridedAdd,
-    StridedCopy,
-    contiguous_side,
-    sides,
-)
+from halox.engine.packers.refine import Copy, Side, paired
+from halox.engine.packers.strided import StridedAdd, StridedCopy
+from halox.engine.packers.workunits import WorkUnitsCopy
 from halox.errors import DatatypeError
 
 if TYPE_CHECKING:
@@ -27,15 +22,10 @@ if TYPE_CHECKING:
 Endpoint = tuple[Described, "Datatype", int]
 """An array on the GPU, and a datatype with its count at the array's first element."""
 
+Move = tuple[Endpoint, int]
+"""An endpoint, and the address of its packed bytes."""
 
-def pack_copies(endpoint: Endpoint, packed: int) -> list[Copy]:
-    """Return the copies that pack an endpoint at an address."""
-    return [Copy(side, at) for side, at in _beside(endpoint, packed)]
-
-
-def unpack_copies(endpoint: Endpoint, packed: int) -> list[Copy]:
-    """Return the copies that unpack an endpoint from an address."""
-    return [Copy(at, side) for side, at in _beside(endpoint, packed)]
+_MOST_ADDED_PARTS = 1 << 20
 
 
 class Launches:
@@ -52,19 +42,19 @@ class Launches:
             part.launch(pointer)
 
 
-def launch_copy(copies: Sequence[Copy], device: int) -> StridedCopy:
-    """Return one launch that performs all copies; allocates its table on the device."""
-    return StridedCopy(copies, device=device)
+def launch_pack(moves: Sequence[Move], device: int) -> Launches:
+    """Return one launch that packs all strided endpoints, and one for the irregular ones."""
+    return _launch(moves, device, unpack=False)
 
 
-def launch_add(pieces: Sequence[tuple[Sequence[Copy], np.dtype[Any]]], device: int) -> Launches:
-    """Return launches that add sources to targets in the order given, each in its dtype."""
-    return Launches(
-        [
-            StridedAdd([copy for copies, _ in group for copy in copies], dtype, device=device)
-            for dtype, group in groupby(pieces, key=lambda piece: piece[1])
-        ]
-    )
+def launch_unpack(moves: Sequence[Move], device: int) -> Launches:
+    """Return one launch that unpacks all strided endpoints, and one for the irregular ones."""
+    return _launch(moves, device, unpack=True)
+
+
+def launch_add(moves: Sequence[Move], device: int) -> Launches:
+    """Return launches that add packed elements to endpoints in the order given, each in its dtype."""
+    return _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
 
 
 def launch_between(
@@ -72,26 +62,35 @@ def launch_between(
 ) -> Launches:
     """Return launches that copy, or add, from the first endpoint of each pair to the second.
 
-    Strided types move in one launch; types that are not go through a packed buffer.
+    Strided types move in one launch; others go through a packed buffer.
     """
-    packing: list[Copy] = []
-    moving: list[tuple[list[Copy], np.dtype[Any]]] = []
+    copies: list[Copy] = []
+    additions: list[tuple[list[Copy], np.dtype[Any]]] = []
+    packing: list[Move] = []
+    unpacking: list[Move] = []
     buffers = []
     for source, target in pairs:
-        dtype = element_type(target) if operation == "add" else np.dtype("u1")
-        a, b = _sides(source), _sides(target)
-        if len(a) == len(b) == 1:
-            moving.append(([Copy(a[0][1], b[0][1])], dtype))
+        a, b = _whole(source), _whole(target)
+        if a is not None and b is not None:
+            if operation == "add":
+                additions.append(([Copy(a, b)], element_type(target)))
+            else:
+                copies.append(Copy(a, b))
             continue
         with cupy().cuda.Device(device):
-            buffers.append(cupy().cuda.Memory(source[1].size * source[2]))
-        packing += pack_copies(source, int(buffers[-1].ptr))
-        moving.append((unpack_copies(target, int(buffers[-1].ptr)), dtype))
+            buffers.append(cupy().cuda.Memory(max(1, source[1].size * source[2])))
+        packed = int(buffers[-1].ptr)
+        packing.append((source, packed))
+        if operation == "add":
+            additions.append((_additions(target, packed), element_type(target)))
+        else:
+            unpacking.append((target, packed))
+    parts: list[Any] = [launch_pack(packing, device)]
     if operation == "add":
-        last: Any = launch_add(moving, device)
+        parts.append(_adding(additions, device))
     else:
-        last = launch_copy([copy for copies, _ in moving for copy in copies], device)
-    return Launches([launch_copy(packing, device), last] if packing else [last], keep=buffers)
+        parts += [StridedCopy(copies, device=device), launch_unpack(unpacking, device)]
+    return Launches(parts, keep=buffers)
 
 
 class Zeroing:
@@ -103,10 +102,7 @@ class Zeroing:
             self._zeros = cupy().zeros(nbytes, np.uint8)
             cupy().cuda.get_current_stream().synchronize()
         source = int(self._zeros.data.ptr)
-        self._copy = StridedCopy(
-            [copy for endpoint in endpoints for copy in unpack_copies(endpoint, source)],
-            device=device,
-        )
+        self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
 
     def launch(self, stream: Any = None) -> None:
         """Put it on a stream, CuPy's current one by default."""
@@ -128,13 +124,45 @@ def check_bounds(array: Any, datatype: Datatype, count: int) -> None:
     device_array(array, "array").check_bounds(datatype, count)
 
 
-def _sides(endpoint: Endpoint) -> list[tuple[int, Side]]:
+def _launch(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
+    copies: list[Copy] = []
+    irregular: list[tuple[Datatype, int, int, int]] = []
+    for (found, datatype, count), packed in moves:
+        pairs = paired(found.pointer, datatype, count, packed)
+        if pairs is None:
+            irregular.append((datatype, count, found.pointer, packed))
+        else:
+            copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
+    parts: list[Any] = []
+    if copies:
+        parts.append(StridedCopy(copies, device=device))
+    if irregular:
+        parts.append(WorkUnitsCopy(irregular, unpack=unpack, device=device))
+    return Launches(parts)
+
+
+def _whole(endpoint: Endpoint) -> Side | None:
+    """Return an endpoint as strided blocks, if it is that as a whole."""
     found, datatype, count = endpoint
-    return sides(found.pointer, datatype, count)
+    strided = datatype.items(count).strided
+    return None if strided is None else Side(found.pointer, strided)
 
 
-def _beside(endpoint: Endpoint, packed: int) -> list[tuple[Side, Side]]:
-    return [
-        (side, contiguous_side(packed + offset, side.strided.nbytes))
-        for offset, side in _sides(endpoint)
-    ]
+def _adding(additions: Sequence[tuple[Sequence[Copy], np.dtype[Any]]], device: int) -> Launches:
+    return Launches(
+        [
+            StridedAdd([copy for copies, _ in group for copy in copies], dtype, device=device)
+            for dtype, group in groupby(additions, key=lambda addition: addition[1])
+        ]
+    )
+
+
+def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
+    found, datatype, count = endpoint
+    pairs = paired(found.pointer, datatype, count, packed, _MOST_ADDED_PARTS)
+    if pairs is None:
+        raise DatatypeError(
+            f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
+            "with fewer blocks, or add on the host"
+        )
+    return [Copy(b, a) for a, b in pairs]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from halox.datatypes import contiguous
-from halox.engine.cuda import cupy, is_device_array
+from halox.engine.addresses import memory_kind
+from halox.engine.cuda import cupy, device_of, is_device_array
 from halox.errors import DeviceError, FieldError
 
 if TYPE_CHECKING:
@@ -95,35 +97,95 @@ def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArra
     strides = interface.get("strides")
     below, above = extent(interface["shape"], strides, np.dtype(interface["typestr"]).itemsize)
     _wait_for_producer(cp, interface.get("stream"))
-    device = int(cp.cuda.runtime.pointerGetAttributes(pointer).device) if pointer else 0
+    device = device_of(pointer)
     return DeviceArray(name, int(pointer), pointer - below, pointer + above, device)
 
 
 def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: bool = False) -> int:
-    """Address of a packed buffer, after a check that it is one.
+    """Address, for a GPU, of a packed buffer, after a check that it is one.
+
+    Parameters
+    ----------
+    array : object
+        Bytes in the GPU's memory, in that of another GPU that it can reach, or a NumPy array in
+        page-locked host memory.
+    name : str
+        For errors.
+    nbytes : int
+        Bytes that it must hold.
+    device : int
+        The GPU that reads or writes it.
+    writable : bool
+        Whether it will be written to.
 
     Raises
     ------
     FieldError
-        If it is not a contiguous one-dimensional uint8 array of at least ``nbytes`` bytes.
+        If it is not a contiguous one-dimensional uint8 array of at least ``nbytes`` bytes, or
+        read-only and to be written to, or in host memory that is not page-locked.
     DeviceError
-        If it lies on another GPU.
+        If it lies on a GPU that this one cannot reach.
     """
+    if isinstance(array, np.ndarray):
+        return _pinned_bytes(array, name, nbytes, writable)
     described = device_array(array, name, writable=writable)
     interface = array.__cuda_array_interface__
-    shape, strides = tuple(interface["shape"]), interface.get("strides")
-    fits = len(shape) == 1 and np.dtype(interface["typestr"]) == np.uint8 and shape[0] >= nbytes
+    strides = interface.get("strides")
+    _check_shape(name, nbytes, tuple(interface["shape"]), np.dtype(interface["typestr"]), strides)
+    if nbytes and described.device != device:
+        reach(device, described.device, name)
+    return described.pointer
+
+
+def _check_shape(
+    name: str, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any
+) -> None:
+    fits = len(shape) == 1 and dtype == np.uint8 and shape[0] >= nbytes
     if not fits or (strides is not None and shape[0] > 1 and tuple(strides) != (1,)):
         raise FieldError(
-            f"{name}: got shape {shape}, dtype {interface['typestr']}, strides {strides}; needs a "
+            f"{name}: got shape {shape}, dtype {dtype}, strides {strides}; needs a "
             f"contiguous one-dimensional uint8 array of at least {nbytes} bytes"
         )
-    if nbytes and described.device != device:
-        raise DeviceError(
-            f"{name}: lies on device {described.device} and the array on device {device}; both "
-            "must lie on the same device"
+
+
+def _pinned_bytes(
+    array: np.ndarray[Any, np.dtype[Any]], name: str, nbytes: int, writable: bool
+) -> int:
+    _check_shape(name, nbytes, array.shape, array.dtype, array.strides)
+    if writable and not array.flags.writeable:
+        raise FieldError(f"{name}: is read-only and would be written to; pass a writable array")
+    if not nbytes:
+        return 0
+    kind = memory_kind(array.ctypes.data)
+    if kind.kind != "pinned" or kind.device_pointer is None:
+        raise FieldError(
+            f"{name}: lies in host memory that is not page-locked, which the GPU cannot reach; give "
+            "an array of device memory, or page-locked memory such as cupyx.empty_pinned makes"
         )
-    return described.pointer
+    return kind.device_pointer
+
+
+@cache
+def reach(device: int, other: int, name: str = "array") -> None:
+    """Let a GPU use another one's memory.
+
+    Raises
+    ------
+    DeviceError
+        If the two are not connected for that.
+    """
+    runtime = cupy().cuda.runtime
+    if not runtime.deviceCanAccessPeer(device, other):
+        raise DeviceError(
+            f"{name}: lies on device {other}, which device {device} cannot reach; put both on one "
+            "device, or go through page-locked host memory"
+        )
+    with cupy().cuda.Device(device):
+        try:
+            runtime.deviceEnablePeerAccess(other)
+        except runtime.CUDARuntimeError as error:
+            if "PeerAccessAlreadyEnabled" not in str(error):
+                raise DeviceError(f"{name}: no access to device {other}: {error}") from error
 
 
 def extent(

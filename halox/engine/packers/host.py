@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import BlockList, Datatype, StridedBlocks
+from halox.engine.arrays import owner, strided_view
 from halox.errors import DatatypeError, FieldError
 
 Bytes = npt.NDArray[np.uint8]
@@ -279,7 +280,7 @@ class _Adder:
         layout = datatype.items(count)
         strided = layout.strided
         if strided is not None and not strided.overlaps:
-            self._view = _element_view(memory, strided.shifted(-first), dtype)
+            self._view = strided_view(memory, -first, strided, dtype)
             return
         blocks = layout.block_list().shifted(-first)
         # Elements may start at any byte: index an array of elements that overlap each other, at
@@ -359,24 +360,13 @@ def _memory(array: npt.NDArray[Any], first: int, stop: int) -> Bytes:
     if array.dtype.hasobject:
         raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")
     origin = array.__array_interface__["data"][0]
-    low, high = _reach(_root(array))
+    low, high = _reach(owner(array))
     if origin + first < low or origin + stop > high:
         raise FieldError(
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "
             f"its memory holds bytes {low - origin} to {high - origin}"
         )
     return np.asarray(_Region(array, origin + first, stop - first))
-
-
-def _root(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Array that an array is, at last, a view of."""
-    root, base = array, array.base
-    while base is not None:
-        if isinstance(base, np.ndarray):
-            root = base
-        # as_strided() leaves an object between the arrays that has a base itself.
-        base = getattr(base, "base", None)
-    return root
 
 
 def _reach(array: npt.NDArray[Any]) -> tuple[int, int]:
@@ -399,11 +389,4 @@ def _block_view(memory: Bytes, blocks: StridedBlocks) -> npt.NDArray[Any]:
         word = np.dtype(f"V{block}")
     else:
         word = np.dtype(f"u{gcd(block, 8)}")
-    return _element_view(memory, blocks, word)
-
-
-def _element_view(memory: Bytes, blocks: StridedBlocks, dtype: np.dtype) -> npt.NDArray[Any]:
-    n = blocks.block_bytes // dtype.itemsize
-    return np.ndarray(
-        (*blocks.counts, n), dtype, memory, blocks.offset, (*blocks.strides, dtype.itemsize)
-    )
+    return strided_view(memory, 0, blocks, word)

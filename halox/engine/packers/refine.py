@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from halox.datatypes import StridedBlocks, contiguous
+from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
+
+
+MAX_PARTS = 64
+"""Most strided parts of a type that is moved as such; more are a matter for lists of blocks."""
 
 
 class Side(NamedTuple):
@@ -92,8 +94,10 @@ def contiguous_side(pointer: int, nbytes: int) -> Side:
     return Side(pointer, StridedBlocks(0, (), (), nbytes))
 
 
-def sides(pointer: int, datatype: Datatype, count: int = 1) -> list[tuple[int, Side]]:
-    """Strided sides that make up ``count`` items of a datatype at an address.
+def paired(
+    pointer: int, datatype: Datatype, count: int, packed: int, limit: int = MAX_PARTS
+) -> list[tuple[Side, Side]] | None:
+    """Pair the strided parts of some items with their places in packed memory.
 
     Parameters
     ----------
@@ -102,58 +106,25 @@ def sides(pointer: int, datatype: Datatype, count: int = 1) -> list[tuple[int, S
     datatype : Datatype
     count : int
         Items, one extent apart.
+    packed : int
+        Address of the first packed byte.
+    limit : int
+        Most parts.
 
     Returns
     -------
-    list of (int, Side)
-        For each side the offset of its first byte in the packed stream. One side for a strided
-        type, none for an empty one; an irregular type falls apart into one side for each stretch
-        of equal blocks at equal distances.
+    list of (Side, Side) or None
+        Array side and packed side of each part, together all bytes once; empty if there are none.
+        None if it takes more than ``limit`` parts.
 
     Notes
     -----
     Not collective; touches no device.
     """
-    strided = (datatype if count == 1 else contiguous(count, datatype)).strided
-    if strided is not None:
-        return [(0, Side(pointer, strided))] if strided.block_bytes else []
-    blocks = datatype.blocks(count)
-    lengths = np.asarray(blocks.lengths)
-    packed = np.concatenate([[0], np.cumsum(lengths)])
-    return [
-        (
-            int(packed[first]),
-            Side(
-                pointer,
-                StridedBlocks(
-                    int(blocks.offsets[first]),
-                    () if n == 1 else (n,),
-                    () if n == 1 else (step,),
-                    int(lengths[first]),
-                ),
-            ),
-        )
-        for first, n, step in _regular_stretches(np.asarray(blocks.offsets), lengths)
-    ]
-
-
-def _regular_stretches(offsets: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """(first, number, distance) of greedy stretches of equal blocks at equal distances."""
-    steps = np.diff(offsets)
-    joined = lengths[1:] == lengths[:-1]
-    # same_until[i]: last pair that continues pair i, both its distance and its block length.
-    changes = np.flatnonzero((steps[1:] != steps[:-1]) | ~joined[1:] | ~joined[:-1])
-    ends = np.append(changes, len(steps) - 1)
-    same_until = ends[np.searchsorted(ends, np.arange(len(steps)))]
-    block = 0
-    while block < len(offsets):
-        if block < len(steps) and joined[block]:
-            n = int(same_until[block]) - block + 2
-            yield block, n, int(steps[block])
-        else:
-            n = 1
-            yield block, 1, 0
-        block += n
+    parts = datatype.items(count).parts(limit)
+    if parts is None:
+        return None
+    return [(Side(pointer, part.memory), Side(packed, part.packed)) for part in parts]
 
 
 def pieces(copy: Copy) -> list[Piece]:

@@ -7,35 +7,23 @@ uploaded and kernels launched.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from halox.datatypes import contiguous
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors, stream_pointer
 from halox.engine.launch import PreparedLaunch
-from halox.engine.packers.device_arrays import DeviceArray, device_array, packed_bytes
+from halox.engine.packers.device_packer import DevicePacker
 from halox.engine.packers.ordering import rounds
-from halox.engine.packers.refine import Copy, Side, contiguous_side, sides
-from halox.engine.packers.strided_plan import THREADS, Plan, plan
+from halox.engine.packers.refine import MAX_PARTS, Copy, paired
+from halox.engine.packers.strided_plan import Plan, plan
 from halox.errors import DatatypeError
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-
-__all__ = [
-    "Copy",
-    "Side",
-    "StridedAdd",
-    "StridedCopy",
-    "contiguous_side",
-    "pack_device",
-    "sides",
-    "unpack_device",
-]
 
 _ELEMENTS = {
     "f2": "Half",
@@ -52,6 +40,59 @@ _ELEMENTS = {
     "i8": "unsigned long long",
     "u8": "unsigned long long",
 }
+
+
+class StridedPacker(DevicePacker):
+    """Packs types that consist of few strided parts; see :class:`DevicePacker`.
+
+    Notes
+    -----
+    Words are as wide as the layout and the addresses of a call allow; each width is planned, and
+    its table made, when it first occurs.
+    """
+
+    method: ClassVar[str] = "strided"
+
+    def __init__(
+        self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
+    ) -> None:
+        super().__init__(datatype, count, device, max_blocks)
+        pairs = paired(0, datatype, count, 0)
+        assert pairs is not None
+        self._packing = [Copy(array, packed) for array, packed in pairs]
+        self._unpacking = [Copy(packed, array) for array, packed in pairs]
+        # By the lowest bits of both addresses together, which bound the words.
+        self._packs: dict[int, _Launch] = {}
+        self._unpacks: dict[int, _Launch] = {}
+
+    @classmethod
+    def why_not(cls, datatype: Datatype, count: int) -> str | None:
+        """Return a short reason why this packer cannot take the items, or None if it can."""
+        if paired(0, datatype, count, 0) is None:
+            return f"its blocks form more than {MAX_PARTS} regular parts"
+        return None
+
+    def pack(self, array: int, packed: int, stream: int) -> None:
+        """Copy the bytes that the items describe to contiguous memory."""
+        bits = (array | packed) & 15
+        launch = self._packs.get(bits)
+        if launch is None:
+            launch = self._packs[bits] = self._made(self._packing, bits)
+        launch.at(stream, array, packed)
+
+    def unpack(self, packed: int, array: int, stream: int) -> None:
+        """Copy contiguous bytes to where the items say."""
+        bits = (array | packed) & 15
+        launch = self._unpacks.get(bits)
+        if launch is None:
+            launch = self._unpacks[bits] = self._made(self._unpacking, bits)
+        launch.at(stream, packed, array)
+
+    def _made(self, copies: Sequence[Copy], bits: int) -> _Launch:
+        bits |= 16
+        sms = multiprocessors(self.device)
+        planned = plan(copies, sms=sms, max_blocks=self.max_blocks, max_word=bits & -bits)
+        return _Launch("strided_copy", planned, self.device)
 
 
 class StridedCopy:
@@ -91,11 +132,9 @@ class StridedCopy:
     def __init__(
         self, copies: Sequence[Copy], *, device: int, max_blocks: int | None = None
     ) -> None:
-        self._device = device
         planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks)
         self.nbytes = planned.nbytes
-        self._table = _Table(planned, device)
-        self._launches = _prepare("strided_copy", planned, self._table.pointer, device)
+        self._launch = _Launch("strided_copy", planned, device)
 
     def launch(self, stream: Any = None) -> None:
         """Perform the copies on a stream.
@@ -110,9 +149,7 @@ class StridedCopy:
         Not collective; does not block; ordered as work of the stream, and may be captured. The
         GPU must be the calling thread's current device.
         """
-        pointer = stream_pointer(stream)
-        for launch in self._launches:
-            launch.launch(pointer)
+        self._launch.at(stream_pointer(stream), 0, 0)
 
 
 class StridedAdd:
@@ -151,17 +188,13 @@ class StridedAdd:
     def __init__(self, copies: Sequence[Copy], dtype: npt.DTypeLike, *, device: int) -> None:
         element, element_bytes = addition_element(dtype)
         defines = (("ELEMENT", element),)
-        self._device = device
         plans = [
             plan(together, sms=multiprocessors(device), element_bytes=element_bytes)
             for together in rounds(copies)
         ]
         self.nbytes = sum(planned.nbytes for planned in plans)
-        self._tables = [_Table(planned, device) for planned in plans]
         self._launches = [
-            launch
-            for planned, table in zip(plans, self._tables, strict=True)
-            for launch in _prepare("strided_add", planned, table.pointer, device, defines)
+            _Launch("strided_add", planned, device, defines) for planned in plans if planned.chunks
         ]
 
     @property
@@ -173,7 +206,7 @@ class StridedAdd:
         """Perform the additions on a stream; see :meth:`StridedCopy.launch`."""
         pointer = stream_pointer(stream)
         for launch in self._launches:
-            launch.launch(pointer)
+            launch.at(pointer, 0, 0)
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
@@ -199,117 +232,51 @@ def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
     return element, asked.itemsize // (2 if asked.kind == "c" else 1)
 
 
-def pack_device(array: Any, datatype: Datatype, count: int = 1, out: Any = None) -> Any:
-    """Copy the bytes a datatype describes into contiguous device memory.
-
-    Parameters
-    ----------
-    array : object with ``__cuda_array_interface__``
-        Displacements count from its first element.
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    out : array of uint8 on the same device, optional
-        Contiguous, one-dimensional, at least ``count * datatype.size`` long. Made if not given.
-
-    Returns
-    -------
-    array
-        The first ``count * datatype.size`` bytes of ``out``, or a new CuPy array of them.
-
-    Raises
-    ------
-    FieldError
-        If the datatype reaches outside the array's allocation; names the byte range.
-        If ``out`` is of another shape, dtype or device, too short or read-only.
-    DeviceError
-        If there is no GPU.
-
-    Notes
-    -----
-    Not collective; does not block; ordered on CuPy's current stream. Plans and uploads a table on
-    every call: in a time loop use a plan.
-    """
-    items = contiguous(count, datatype)
-    nbytes = items.size
-    source = device_array(array, "source")
-    source.check_bounds(datatype, count)
-    with cupy().cuda.Device(source.device):
-        if out is None:
-            out = cupy().empty(nbytes, np.uint8)
-        packed = packed_bytes(out, "out", nbytes, source.device, writable=True)
-        _once([Copy(side, at) for side, at in _pairs(source, items, packed)], source.device)
-    return out[:nbytes]
+def _nothing(stream: int, source: int, target: int) -> None:
+    """Launch nothing."""
 
 
-def unpack_device(packed: Any, datatype: Datatype, array: Any, count: int = 1) -> None:
-    """Copy contiguous bytes to where a datatype says; the reverse of :func:`pack_device`.
+class _Launch:
+    """A plan made ready: its table, in the launch's parameters or in device memory, and its kernel."""
 
-    Parameters
-    ----------
-    packed : array of uint8 on the array's device
-        Contiguous, one-dimensional, at least ``count * datatype.size`` long.
-    datatype : Datatype
-    array : object with ``__cuda_array_interface__``
-        Displacements count from its first element.
-    count : int
-        Items, one extent apart.
-
-    Raises
-    ------
-    FieldError
-        If the datatype reaches outside the array's allocation; names the byte range.
-        If the array is read-only, or ``packed`` is of another shape, dtype or device, or too short.
-    DeviceError
-        If there is no GPU.
-
-    Notes
-    -----
-    As for :func:`pack_device`. Where the datatype visits a byte twice, which value stays is not
-    defined.
-    """
-    items = contiguous(count, datatype)
-    target = device_array(array, "target", writable=True)
-    target.check_bounds(datatype, count)
-    with cupy().cuda.Device(target.device):
-        source = packed_bytes(packed, "packed", items.size, target.device)
-        copies = [Copy(at, side) for side, at in _pairs(target, items, source)]
-        _once(copies, target.device)
-
-
-def _pairs(array: DeviceArray, items: Datatype, packed: int) -> list[tuple[Side, Side]]:
-    """Each strided side of an array beside its place in a packed buffer."""
-    return [
-        (side, contiguous_side(packed + offset, side.strided.nbytes))
-        for offset, side in sides(array.pointer, items)
-    ]
-
-
-def _once(copies: Sequence[Copy], device: int) -> None:
-    """Perform copies on CuPy's current stream, without waiting.
-
-    The table comes from CuPy's pool, which hands memory on in stream order: it may be let go of
-    before the kernel has run.
-    """
-    planned = plan(copies, sms=multiprocessors(device))
-    table = cupy().asarray(planned.table)
-    for launch in _prepare("strided_copy", planned, int(table.data.ptr), device):
-        launch.launch(stream_pointer())
-
-
-class _Table:
-    """A plan's table in device memory of its own.
-
-    Not from CuPy's pool: a plan may be let go of while its last launch runs on any stream, and
-    the pool knows only the stream that memory was made on. cudaFree waits.
-    """
-
-    def __init__(self, planned: Plan, device: int) -> None:
-        cp = cupy()
-        self.pointer = 0
-        table = planned.table
-        if not table.nbytes:
+    def __init__(
+        self, name: str, planned: Plan, device: int, defines: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self.at: Callable[[int, int, int], None] = _nothing
+        """Puts it on a stream, the plan's addresses being relative to two others."""
+        if not planned.chunks:
             return
+        table = planned.table
+        if not planned.inline:
+            self._memory = DeviceTable(table, device)
+            pointer = self._memory.pointer
+            table = np.array([pointer, pointer + planned.chunk_region_offset], np.uint64)
+        launch = PreparedLaunch(
+            kernel(name, name, device, (*planned.defines, *defines)),
+            planned.blocks,
+            planned.threads,
+            (
+                ctypes.c_uint64(0),
+                ctypes.c_uint64(0),
+                (ctypes.c_char * table.nbytes).from_buffer_copy(table.tobytes()),
+                ctypes.c_uint32(len(planned.regions)),
+                ctypes.c_uint32(planned.chunks),
+                ctypes.c_uint32(planned.chunk_words),
+            ),
+            device=device,
+        )
+        self.at = launch.launch_at
+
+
+class DeviceTable:
+    """A table in device memory of its own, uploaded when the constructor returns.
+
+    Not from CuPy's pool: its owner may be let go of while the last launch that reads it runs on
+    any stream, and the pool knows only the stream that memory was made on. cudaFree waits.
+    """
+
+    def __init__(self, table: npt.NDArray[Any], device: int) -> None:
+        cp = cupy()
         with cp.cuda.Device(device):
             self._memory = cp.cuda.Memory(table.nbytes)
             self.pointer = int(self._memory.ptr)
@@ -323,23 +290,3 @@ class _Table:
                 stream.ptr,
             )
             stream.synchronize()
-
-
-def _prepare(
-    name: str,
-    planned: Plan,
-    table: int,
-    device: int,
-    defines: tuple[tuple[str, str], ...] = (),
-) -> list[PreparedLaunch]:
-    """One launch, or none where there is nothing to move."""
-    if not planned.chunks:
-        return []
-    function = kernel(name, name, device, defines)
-    args = (
-        ctypes.c_void_p(table),
-        ctypes.c_void_p(table + planned.chunk_region_offset),
-        ctypes.c_uint32(planned.chunks),
-        ctypes.c_uint32(planned.chunk_words),
-    )
-    return [PreparedLaunch(function, planned.blocks, THREADS, args, device=device)]

@@ -1,0 +1,213 @@
+// What a careful user writes for one layout: packing kernels that know nothing of datatypes.
+//
+// Contract:  with UNPACK 0 copies words of the layout to `packed`, with UNPACK 1 the other way. `array` is the address
+//            that the layout's offsets count from.
+// boxes      WORD_BYTES a word, up to three levels of equal strides; several boxes one after another, each with blocks
+//            of its own. Aligned: offsets, strides, runs and `packed` are multiples of the word.
+// triangle   One block a column of the lower or upper triangle of an n x n matrix of doubles, one thread an element.
+// gathers    Elements of `words` words by a list of their numbers, the list repeated `count` times.
+// records    24-byte structs (double, two ints, char) to 17 bytes each, through shared memory, so that stores are wide.
+// Launch:    one-dimensional, THREADS threads; boxes and gathers exactly as many blocks as their tables say, records one
+//            block for THREADS records, triangle any number.
+// Memory:    every byte read once and written once.
+
+#ifndef WORD_BYTES
+#define WORD_BYTES 8
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+#ifndef UNPACK
+#define UNPACK 0
+#endif
+#ifndef PARTS
+#define PARTS 10
+#endif
+// Words a thread moves: loads of all of them are under way before the first store.
+#ifndef EACH
+#define EACH 4
+#endif
+
+typedef unsigned long long u64;
+
+#if WORD_BYTES == 16
+struct __align__(16) Word {
+    u64 low, high;
+};
+#elif WORD_BYTES == 8
+typedef u64 Word;
+#elif WORD_BYTES == 4
+typedef unsigned int Word;
+#elif WORD_BYTES == 2
+typedef unsigned short Word;
+#else
+typedef unsigned char Word;
+#endif
+
+struct Box {
+    long long array, packed; // first bytes
+    long long stride[3];     // bytes, innermost first
+    unsigned count[3];       // innermost first; unused levels are 1
+    unsigned words;          // of a run
+    unsigned total;          // words of all runs
+    unsigned blocks;
+};
+
+struct Boxes {
+    Box box[PARTS];
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    boxes(unsigned char* array, unsigned char* packed, const __grid_constant__ Boxes table)
+{
+    unsigned block = blockIdx.x;
+    int b = 0;
+    while (block >= table.box[b].blocks)
+        block -= table.box[b++].blocks;
+    const Box& box = table.box[b];
+
+    Word* at[EACH];
+    Word word[EACH];
+    Word* const out = (Word*)(packed + box.packed);
+    const unsigned first = block * (THREADS * EACH) + threadIdx.x;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const unsigned t = first + e * THREADS;
+        if (t < box.total) {
+            unsigned run = t / box.words;
+            const unsigned w = t - run * box.words;
+            const unsigned row = run / box.count[0];
+            run -= row * box.count[0];
+            const unsigned plane = row / box.count[1];
+            at[e] = (Word*)(array + box.array + run * box.stride[0] + (row - plane * box.count[1]) * box.stride[1] +
+                            plane * box.stride[2]) + w;
+            word[e] = UNPACK ? out[t] : *at[e];
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const unsigned t = first + e * THREADS;
+        if (t < box.total)
+            *(UNPACK ? at[e] : out + t) = word[e];
+    }
+}
+
+extern "C" __global__ void triangle(double* array, double* packed, unsigned n, int lower)
+{
+    for (unsigned j = blockIdx.x; j < n; j += gridDim.x) {
+        const long long column = j;
+        const unsigned length = lower ? n - j : j + 1;
+        double* const from = array + column * n + (lower ? column : 0);
+        double* const to = packed + (lower ? column * n - column * (column - 1) / 2 : column * (column + 1) / 2);
+#pragma unroll 4
+        for (unsigned i = threadIdx.x; i < length; i += blockDim.x)
+            if (UNPACK)
+                from[i] = to[i];
+            else
+                to[i] = from[i];
+    }
+}
+
+struct Gather {
+    const unsigned* index;
+    long long array, packed, extent; // bytes
+    unsigned entries;                // of the list
+    unsigned words;                  // of an element
+    unsigned total;                  // words of all elements
+    unsigned blocks;
+};
+
+struct Gathers {
+    Gather part[PARTS];
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gathers(unsigned char* array, unsigned char* packed, const __grid_constant__ Gathers table)
+{
+    unsigned block = blockIdx.x;
+    int p = 0;
+    while (block >= table.part[p].blocks)
+        block -= table.part[p++].blocks;
+    const Gather& part = table.part[p];
+
+    Word* at[EACH];
+    Word word[EACH];
+    Word* const out = (Word*)(packed + part.packed);
+    const unsigned first = block * (THREADS * EACH) + threadIdx.x;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const unsigned t = first + e * THREADS;
+        if (t < part.total) {
+            const unsigned element = t / part.words;
+            const unsigned item = element / part.entries;
+            Word* const origin = (Word*)(array + part.array + item * part.extent);
+            at[e] = origin + (u64)part.index[element - item * part.entries] * part.words + (t - element * part.words);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e)
+        if (first + e * THREADS < part.total)
+            word[e] = UNPACK ? out[first + e * THREADS] : *at[e];
+#pragma unroll
+    for (int e = 0; e < EACH; ++e)
+        if (first + e * THREADS < part.total)
+            *(UNPACK ? at[e] : out + first + e * THREADS) = word[e];
+}
+
+#ifdef __CUDACC__
+
+// The 17 bytes of a record, from or to the shared bytes, where it may begin anywhere.
+static __device__ __forceinline__ void move_record(unsigned char* record, unsigned char* bytes)
+{
+    u64* const number = (u64*)record;
+    if (UNPACK) {
+        u64 d = 0, ints = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            d |= (u64)bytes[i] << (8 * i);
+            ints |= (u64)bytes[8 + i] << (8 * i);
+        }
+        number[0] = d;
+        number[1] = ints;
+        record[16] = bytes[16];
+    } else {
+        const u64 d = number[0], ints = number[1];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            bytes[i] = (unsigned char)(d >> (8 * i));
+            bytes[8 + i] = (unsigned char)(ints >> (8 * i));
+        }
+        bytes[16] = record[16];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) records(unsigned char* array, unsigned char* packed, unsigned n)
+{
+    __shared__ __align__(16) unsigned char staged[17 * THREADS];
+    const unsigned first = blockIdx.x * THREADS;
+    const unsigned here = n - first < THREADS ? n - first : THREADS;
+    const unsigned nbytes = 17 * here, wide = nbytes / 16;
+    unsigned char* const out = packed + 17ull * first;
+    unsigned char* const record = array + 24ull * (first + threadIdx.x);
+    uint4* const shared = (uint4*)staged;
+    uint4* const global = (uint4*)out;
+
+    if (UNPACK) {
+        for (unsigned i = threadIdx.x; i < wide; i += THREADS)
+            shared[i] = global[i];
+        for (unsigned i = 16 * wide + threadIdx.x; i < nbytes; i += THREADS)
+            staged[i] = out[i];
+        __syncthreads();
+    }
+    if (threadIdx.x < here)
+        move_record(record, staged + 17 * threadIdx.x);
+    if (!UNPACK) {
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < wide; i += THREADS)
+            global[i] = shared[i];
+        for (unsigned i = 16 * wide + threadIdx.x; i < nbytes; i += THREADS)
+            out[i] = staged[i];
+    }
+}
+
+#endif

@@ -1,0 +1,182 @@
+"""The catalogue of benchmark patterns: which data, described by which datatype, in which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from halox.cli.bench.layouts import ByHand
+from halox.datatypes import Datatype
+from halox.errors import HaloxError
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+# Arrays of a case lie apart as separate allocations do, and aligned as they are.
+_ALIGNMENT = 512
+_GAP = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pattern in one size.
+
+    Attributes
+    ----------
+    pattern, size : str
+        Name of the pattern and of the size; without spaces.
+    arrays : tuple of int
+        Bytes of memory of each array, from its first element.
+    build : callable
+        Returns the datatype; given the addresses of the arrays, which only an absolute one uses.
+    payload : int
+        Bytes that are packed, by the pattern's own formula.
+    count : int
+        Items of the datatype.
+    start : int
+        Bytes from the first array's beginning to the buffer address that goes with the datatype.
+    absolute : bool
+        Whether displacements are addresses, as with ``MPI_BOTTOM``.
+    by_hand : ByHand or None
+        The layout for hand-written baselines.
+    block_bytes : int
+        Length of the contiguous runs where they are all alike, else 0; for plots.
+    """
+
+    pattern: str
+    size: str
+    arrays: tuple[int, ...]
+    build: Callable[[Sequence[int]], Datatype]
+    payload: int
+    count: int = 1
+    start: int = 0
+    absolute: bool = False
+    by_hand: ByHand | None = None
+    block_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Pattern and size in one word."""
+        return f"{self.pattern}/{self.size}"
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each array begins in one slab of memory that holds them all."""
+        found, at = [], 0
+        for nbytes in self.arrays:
+            found.append(at)
+            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _GAP
+        return tuple(found)
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of such a slab."""
+        return self.offsets[-1] + -(-self.arrays[-1] // _ALIGNMENT) * _ALIGNMENT
+
+    def place(self, base: int) -> tuple[Datatype, int]:
+        """Return the datatype for arrays in a slab at an address, and the buffer address.
+
+        Notes
+        -----
+        With a slab elsewhere the same datatype does, with the buffer address moved alike.
+        """
+        addresses = [base + offset for offset in self.offsets]
+        return self.build(addresses), 0 if self.absolute else base + self.start
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A family of cases.
+
+    Attributes
+    ----------
+    name, summary : str
+    make : callable
+        Returns all cases.
+    quick : tuple of str
+        Sizes of a quick run.
+    source : str
+        Where the sizes are published.
+    """
+
+    name: str
+    summary: str
+    make: Callable[[], Iterable[Case]]
+    quick: tuple[str, ...]
+    source: str = ""
+
+    def cases(self, *, quick: bool = False) -> Iterator[Case]:
+        """Yield the cases."""
+        for case in self.make():
+            if not quick or case.size in self.quick:
+                yield case
+
+
+def size_label(nbytes: int) -> str:
+    """Return a number of bytes as one word.
+
+    Examples
+    --------
+    >>> size_label(8), size_label(65536), size_label(100)
+    ('8B', '64KiB', '100B')
+    """
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit}{name}"
+    return f"{nbytes}B"
+
+
+def catalogue() -> dict[str, Pattern]:
+    """Return all patterns by name."""
+    from halox.cli.bench import applications, synthetic
+
+    return {pattern.name: pattern for pattern in (*synthetic.PATTERNS, *applications.PATTERNS)}
+
+
+def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[Case]:
+    """Yield the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
+
+    Parameters
+    ----------
+    wanted : sequence of str
+        Such as ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; none means all.
+    quick : bool
+        Only the sizes of a quick run, where a pattern and not a size is named.
+
+    Raises
+    ------
+    HaloxError
+        If one of them matches nothing.
+
+    Examples
+    --------
+    >>> [case.name for case in select(["NAS_LU_y/12"])]
+    ['NAS_LU_y/12']
+    """
+    known = catalogue()
+    _check(wanted, known)
+    for pattern in known.values():
+        whole = not wanted or any(fnmatchcase(pattern.name, name) for name in wanted)
+        sizes = [
+            size
+            for name, slash, size in (word.partition("/") for word in wanted)
+            if slash and fnmatchcase(pattern.name, name)
+        ]
+        for case in pattern.make() if whole or sizes else ():
+            by_size = any(fnmatchcase(case.size, size) for size in sizes)
+            if by_size or (whole and (not quick or case.size in pattern.quick)):
+                yield case
+
+
+def _check(wanted: Sequence[str], known: dict[str, Pattern]) -> None:
+    for name in wanted:
+        family, _, size = name.partition("/")
+        found = [pattern for pattern in known.values() if fnmatchcase(pattern.name, family)]
+        if not found:
+            raise HaloxError(
+                f"--patterns: no pattern is called {name!r}; known are {', '.join(known)}"
+            )
+        if size and not any(fnmatchcase(case.size, size) for p in found for case in p.make()):
+            sizes = ", ".join(case.size for p in found for case in p.make())
+            raise HaloxError(f"--patterns: {name!r} names no size of {family}; its sizes: {sizes}")

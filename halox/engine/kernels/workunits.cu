@@ -1,0 +1,281 @@
+// workunits: packs or unpacks lists of blocks, cut into equal work units, in one launch.
+//
+// After Wu et al. 2016, section 3.2: the host cuts a datatype's blocks into units that name where bytes lie
+// on both sides, and warps work them off. A launch is a table of segments, each a list of like units for
+// one item of the datatype, repeated for `items` items:
+//   LISTED   blocks of `block_bytes` bytes; u32 index[unit], the block lies at index * granule, and at
+//            unit * block_bytes in the packed item;
+//   REGULAR  the same with index[unit] == unit, which takes no list;
+//   SHORT    16-byte descriptors (struct Unit) of at most `block_bytes` bytes, a unit to 2^lanes_log lanes,
+//            a word of `word` bytes to each;
+//   LONG     descriptors of runs of up to 4096 bytes and any alignment, a unit to a warp.
+// LISTED and REGULAR segments are cut into words, each found from its number by two multiplications, so
+// that neighbouring lanes touch neighbouring packed bytes however short the blocks are.
+//
+// All displacements are bytes: on the array's side relative to `array` and of any sign, on the packed side
+// relative to `packed`. Any alignment of the two addresses works; words are as wide as both, and the
+// segment, allow. A segment holds less than 2^31 bytes (LISTED, REGULAR) or units (SHORT, LONG).
+//
+// Launch shape: one dimension, whole warps of threads, at most 256 a block, any number of blocks: they
+// stride over tiles, `tile` bytes (LISTED, REGULAR) or units of one segment each, numbered through all
+// segments. Segments come in the kernel's parameter unless they are too many; so does the list if it is small
+// (..._inline), since a list in device memory costs a dependent load before the first byte moves.
+//
+// Bytes moved: each byte is read once and written once; 4 bytes of list a block, or 16 a unit.
+
+#include "run_body.cu"
+
+#define INLINE_SEGMENTS 16
+#define INLINE_WORDS 512
+#define LISTED_SEGMENTS 32
+#define SEGMENT_WORDS 24
+#define MAX_THREADS 256
+#ifndef BLOCKS_PER_SM
+#define BLOCKS_PER_SM 5  // 48 registers a thread, which is what the code needs
+#endif
+#ifndef WORDS_IN_FLIGHT
+#define WORDS_IN_FLIGHT 4  // words, or short units, that a thread loads before it stores the first
+#endif
+
+enum Form { LISTED, REGULAR, SHORT, LONG };
+
+struct __align__(16) Segment {
+    i64 array, packed;       // displacements that the list's are relative to
+    i64 extent, item_bytes;  // from item to item, on the array's side and on the packed side
+    i64 granule;             // bytes that an index counts
+    u64 list;                // address, or number of the first word in the parameter
+    u32 first_tile, tile;
+    u32 units, items;  // units an item
+    u32 units_magic, units_shift;  // block / units == mulhi(block, magic) >> shift, if units > 1
+    u32 block_bytes;
+    u32 block_magic, block_shift;  // byte / block_bytes == byte * magic >> shift
+    u32 word;                      // widest word that divides all displacements and lengths
+    u32 form, lanes_log;
+};
+
+struct __align__(16) Unit {
+    i64 array;
+    u64 packed_length;  // packed displacement << 16 | length
+};
+
+template <int SEGMENTS, int WORDS, bool INLINE>
+struct __align__(16) Table {
+    const Segment* segments;  // in device memory; null if they are in `segment`
+    u32 n_segments, tiles;
+    union {
+        Segment segment[SEGMENTS];
+        u32 first_tiles[SEGMENTS * SEGMENT_WORDS];  // of segments in device memory, if there is room
+    };
+    u32 list[WORDS];
+
+    __device__ __forceinline__ u32 first_tile(u32 k) const
+    {
+        if (!segments)
+            return segment[k].first_tile;
+        return n_segments <= SEGMENTS * SEGMENT_WORDS ? first_tiles[k] : segments[k].first_tile;
+    }
+
+    __device__ __forceinline__ u32 index(const Segment& s, u32 unit) const
+    {
+        return INLINE ? list[u32(s.list) + unit] : at_address<const u32>(s.list)[unit];
+    }
+
+    __device__ __forceinline__ Unit unit(const Segment& s, u32 unit) const
+    {
+        if (!INLINE)
+            return at_address<const Unit>(s.list)[unit];
+        const u32 k = u32(s.list) + 4 * unit;
+        Unit made;
+        made.array = i64(u64(list[k + 1]) << 32 | list[k]);
+        made.packed_length = u64(list[k + 3]) << 32 | list[k + 2];
+        return made;
+    }
+};
+
+typedef Table<LISTED_SEGMENTS, 4, false> ListedTable;
+typedef Table<INLINE_SEGMENTS, INLINE_WORDS, true> InlineTable;
+
+// A unit of all items: which item, and which of its units.
+__device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
+{
+    if (s.items == 1)
+        return 0;
+    return s.units == 1 ? unit : __umulhi(unit, s.units_magic) >> s.units_shift;
+}
+
+// LISTED and REGULAR: the words of tile `tile` of the segment.
+template <bool UNPACK, class Word, class Lists>
+__device__ __forceinline__ void move_blocks(
+    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 tile)
+{
+    const u32 log = sizeof(Word) == 16 ? 4 : sizeof(Word) == 8 ? 3 : sizeof(Word) == 4 ? 2 : sizeof(Word) / 2;
+    const u32 words = s.block_bytes >> log;
+    const u32 all = (s.units * s.items * s.block_bytes) >> log;
+    const u32 first = (tile * s.tile) >> log;
+    const u32 left = all - first, most = s.tile >> log;
+    const u32 last = first + (left < most ? left : most);
+    for (u32 start = first + threadIdx.x; start < last; start += WORDS_IN_FLIGHT * blockDim.x) {
+        u64 there[WORDS_IN_FLIGHT], here[WORDS_IN_FLIGHT];
+        Word taken[WORDS_IN_FLIGHT] = {};
+#pragma unroll
+        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i) {
+            const u32 n = start + i * blockDim.x;
+            const u32 block = u32((u64(n) * s.block_magic) >> (s.block_shift - log));
+            const u32 item = item_of(s, block);
+            const u32 unit = block - item * s.units;
+            u32 index = unit;
+            if (s.form == LISTED && n < last)
+                index = lists.index(s, unit);
+            there[i] = array + u64(i64(item) * s.extent) + u64(i64(index) * s.granule) +
+                       (u64(n - block * words) << log);
+            here[i] = packed + u64(i64(item) * s.item_bytes) +
+                      (u64(n - item * s.units * words) << log);
+        }
+#pragma unroll
+        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                taken[i] = *at_address<const Word>(UNPACK ? here[i] : there[i]);
+#pragma unroll
+        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                *at_address<Word>(UNPACK ? there[i] : here[i]) = taken[i];
+    }
+}
+
+// A unit's two addresses.
+struct Run {
+    u64 source, target;
+    u32 length;
+};
+
+template <bool UNPACK, class Lists>
+__device__ __forceinline__ Run run_of(
+    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 n)
+{
+    const u32 item = item_of(s, n);
+    const Unit unit = lists.unit(s, n - item * s.units);
+    const u64 there = array + u64(i64(item) * s.extent) + u64(unit.array);
+    const u64 here = packed + u64(i64(item) * s.item_bytes) + (unit.packed_length >> 16);
+    Run run;
+    run.source = UNPACK ? here : there;
+    run.target = UNPACK ? there : here;
+    run.length = u32(unit.packed_length) & 0xffff;
+    return run;
+}
+
+// SHORT, where words of at least 4 bytes fit everything: several units in flight.
+template <bool UNPACK, class Word, class Lists>
+__device__ __forceinline__ void move_short(
+    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)
+{
+    const u32 lane = threadIdx.x & ((1u << s.lanes_log) - 1);
+    const u32 groups = blockDim.x >> s.lanes_log;
+    const u32 step = u32(sizeof(Word)) << s.lanes_log;
+    for (u32 start = first + (threadIdx.x >> s.lanes_log); start < last;
+         start += WORDS_IN_FLIGHT * groups) {
+        Run run[WORDS_IN_FLIGHT] = {};
+#pragma unroll
+        for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i) {
+            if (start + i * groups < last)
+                run[i] = run_of<UNPACK>(lists, s, array, packed, start + i * groups);
+        }
+        // Once, unless the addresses force narrower words than the list would allow.
+        for (u32 at = lane * u32(sizeof(Word)); at < s.block_bytes; at += step) {
+            Word taken[WORDS_IN_FLIGHT] = {};
+#pragma unroll
+            for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+                if (at < run[i].length)
+                    taken[i] = *at_address<const Word>(run[i].source + at);
+#pragma unroll
+            for (u32 i = 0; i < WORDS_IN_FLIGHT; ++i)
+                if (at < run[i].length)
+                    *at_address<Word>(run[i].target + at) = taken[i];
+        }
+    }
+}
+
+// LONG, and SHORT of odd alignment: each unit finds its own words.
+template <bool UNPACK, class Lists>
+__device__ __forceinline__ void move_runs(
+    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 first, u32 last)
+{
+    const u32 lanes = 1u << s.lanes_log;
+    const u32 lane = threadIdx.x & (lanes - 1);
+    const u32 groups = blockDim.x >> s.lanes_log;
+    for (u32 n = first + (threadIdx.x >> s.lanes_log); n < last; n += groups) {
+        const Run run = run_of<UNPACK>(lists, s, array, packed, n);
+        copy_run(run.source, run.target, run.length, lane, lanes);
+    }
+}
+
+template <bool UNPACK, class Lists>
+__device__ __forceinline__ void move_tile(
+    const Lists& lists, const Segment& s, u64 array, u64 packed, u32 tile)
+{
+    array += u64(s.array);
+    packed += u64(s.packed);
+    const u32 bits = s.word | u32(array) | u32(packed);
+    const u32 word = bits & (0u - bits);  // the lowest bit that is set; at most s.word
+    if (s.form <= REGULAR) {
+        switch (word) {
+        case 16: move_blocks<UNPACK, Word16>(lists, s, array, packed, tile); break;
+        case 8: move_blocks<UNPACK, u64>(lists, s, array, packed, tile); break;
+        case 4: move_blocks<UNPACK, u32>(lists, s, array, packed, tile); break;
+        case 2: move_blocks<UNPACK, unsigned short>(lists, s, array, packed, tile); break;
+        default: move_blocks<UNPACK, unsigned char>(lists, s, array, packed, tile); break;
+        }
+        return;
+    }
+    const u32 first = tile * s.tile;
+    const u32 left = s.units * s.items - first;
+    const u32 last = first + (left < s.tile ? left : s.tile);
+    if (s.form == LONG || word < 4)
+        move_runs<UNPACK>(lists, s, array, packed, first, last);
+    else if (word == 16)
+        move_short<UNPACK, Word16>(lists, s, array, packed, first, last);
+    else if (word == 8)
+        move_short<UNPACK, u64>(lists, s, array, packed, first, last);
+    else
+        move_short<UNPACK, u32>(lists, s, array, packed, first, last);
+}
+
+template <bool UNPACK, class Lists>
+__device__ __forceinline__ void move_all(u64 array, u64 packed, const Lists& lists)
+{
+    for (u32 tile = blockIdx.x; tile < lists.tiles; tile += gridDim.x) {
+        u32 low = 0, high = lists.n_segments;
+        while (high - low > 1) {
+            const u32 middle = (low + high) / 2;
+            if (lists.first_tile(middle) <= tile)
+                low = middle;
+            else
+                high = middle;
+        }
+        const Segment s = lists.segments ? lists.segments[low] : lists.segment[low];
+        move_tile<UNPACK>(lists, s, array, packed, tile - s.first_tile);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_pack(
+    u64 array, u64 packed, const __grid_constant__ ListedTable table)
+{
+    move_all<false>(array, packed, table);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_unpack(
+    u64 array, u64 packed, const __grid_constant__ ListedTable table)
+{
+    move_all<true>(array, packed, table);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_pack_inline(
+    u64 array, u64 packed, const __grid_constant__ InlineTable table)
+{
+    move_all<false>(array, packed, table);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS_PER_SM) workunits_unpack_inline(
+    u64 array, u64 packed, const __grid_constant__ InlineTable table)
+{
+    move_all<true>(array, packed, table);
+}

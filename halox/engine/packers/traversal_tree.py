@@ -1,0 +1,413 @@
+"""A datatype's tree of constructors, simplified for walking it from the root to a byte.
+
+What is regular becomes a :class:`Regular` leaf, however it was built; bounds disappear, because
+only distances remain. Lists lose their empty entries. Equal subtrees are one object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.datatypes.layout import BlockList, StridedBlocks
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+Int64Array = npt.NDArray[np.int64]
+
+FLAT_BLOCKS = 64
+"""An irregular subtree of up to so many blocks becomes one list: one search beats several steps."""
+
+MOST_BLOCKS = 1 << 20
+"""Subtrees of more blocks are not expanded to find out whether they are regular after all."""
+
+MOST_UNITS = 2
+"""Blocks of unlike lengths are cut into equal ones if that makes up to so many of one: entries of
+equal length are found by one multiplication, and the list is no longer than one to be searched."""
+
+FEW_UNITS = 4096
+"""Up to so many equal ones, a list that stays in a cache, they are cut into more of them."""
+
+FEW_TIMES = 16
+"""So many of one, then."""
+
+MOST_NESTED = 64
+"""Irregular constructors one inside the other."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Regular:
+    """Equal blocks at nested equal strides, the first at 0."""
+
+    blocks: StridedBlocks
+
+    @property
+    def size(self) -> int:
+        """Bytes of data."""
+        return self.blocks.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """``count`` copies of an irregular child, ``stride`` bytes apart."""
+
+    count: int
+    stride: int
+    child: Tree
+
+    @property
+    def size(self) -> int:
+        """Bytes of data."""
+        return self.count * self.child.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gather:
+    """A child at each displacement."""
+
+    displacements: Int64Array
+    child: Tree
+
+    @property
+    def size(self) -> int:
+        """Bytes of data."""
+        return self.displacements.size * self.child.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """The first ``ends[i] - ends[i - 1]`` bytes of a child at displacement i."""
+
+    displacements: Int64Array
+    ends: Int64Array
+    child: Tree
+
+    @property
+    def size(self) -> int:
+        """Bytes of data."""
+        return int(self.ends[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """Unlike children, each at its displacement."""
+
+    displacements: Int64Array
+    ends: Int64Array
+    children: tuple[Tree, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of data."""
+        return int(self.ends[-1])
+
+
+Tree = Regular | Repeat | Gather | Search | Branch
+
+Placed = tuple[int, Tree]
+"""A tree and the displacement of its origin; None stands for no bytes."""
+
+
+def simplified(
+    datatype: Datatype,
+    count: int = 1,
+    *,
+    flat_blocks: int = FLAT_BLOCKS,
+    few_units: int = FEW_UNITS,
+) -> Placed | None:
+    """Return the simplified tree of ``count`` items of a datatype, and where its origin lies.
+
+    Parameters
+    ----------
+    datatype : Datatype
+        Nested at most :data:`MOST_NESTED` deep; see :func:`nesting`.
+    count : int
+        Items, one extent apart.
+    flat_blocks : int
+        Irregular subtrees of up to so many blocks become one list.
+    few_units : int
+        Lists of unlike lengths are cut into up to so many equal ones.
+
+    Returns
+    -------
+    (int, Tree) or None
+        None if there are no bytes. Every ``Repeat``, ``Gather``, ``Search`` and ``Branch`` has two
+        entries or more.
+
+    Notes
+    -----
+    Not collective; touches no device. Takes time and memory in proportion to the lists of the
+    datatype, not to its bytes.
+
+    Examples
+    --------
+    >>> from halox.datatypes import indexed, vector
+    >>> simplified(vector(3, 1, 2, "f8"), 2)
+    (0, Regular(blocks=StridedBlocks(offset=0, counts=(2, 3), strides=(40, 16), block_bytes=8)))
+    >>> offset, tree = simplified(indexed([1, 5, 1], [4, 6, 0], "f8"), 3)
+    >>> tree.count, type(tree.child).__name__, tree.child.displacements.tolist()
+    (3, 'Gather', [32, 48, 56, 64, 72, 80, 0])
+    """
+    if count == 0 or datatype.size == 0:
+        return None
+    building = _Building(flat_blocks, few_units)
+    placed = building.place(datatype)
+    return None if placed is None else building.repeat(placed, count, datatype.extent)
+
+
+def nesting(datatype: Datatype) -> int:
+    """Return how many irregular constructors of a datatype lie one inside the other.
+
+    Examples
+    --------
+    >>> from halox.datatypes import contiguous, indexed
+    >>> nesting(contiguous(3, indexed([1, 2], [0, 2], "f8")))
+    2
+    """
+    depth: dict[int, int] = {}
+    pending = [datatype]
+    while pending:
+        here = pending[-1]
+        olds = () if _is_regular(here) else here.olds
+        unknown = [old for old in olds if id(old) not in depth]
+        if unknown:
+            pending += unknown
+            continue
+        depth[id(here)] = 1 + max(depth[id(old)] for old in olds) if olds else 0
+        pending.pop()
+    return depth[id(datatype)]
+
+
+def common_word(tree: Tree) -> int:
+    """Return the largest power of two, at most 16, that divides all lengths and distances.
+
+    Examples
+    --------
+    >>> from halox.datatypes import vector
+    >>> common_word(simplified(vector(3, 3, 5, "i4"))[1])
+    4
+    """
+    bits, seen, pending = 16, set(), [tree]
+    while pending:
+        here = pending.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        match here:
+            case Regular(blocks):
+                for number in (blocks.block_bytes, *blocks.strides):
+                    bits |= number
+            case Repeat(_, stride, child):
+                bits |= stride
+                pending.append(child)
+            case Gather(displacements, child):
+                bits |= _any_bit(displacements)
+                pending.append(child)
+            case Search(displacements, ends, child):
+                bits |= _any_bit(displacements) | _any_bit(ends)
+                pending.append(child)
+            case Branch(displacements, _, children):
+                bits |= _any_bit(displacements)
+                pending += children
+    return bits & -bits
+
+
+class _Building:
+    """What one simplification has met so far."""
+
+    def __init__(self, flat_blocks: int, few_units: int) -> None:
+        self._flat_blocks, self._few_units = flat_blocks, few_units
+        self._placed: dict[int, Placed | None] = {}
+        self._blocks: dict[int, int] = {}
+        self._leaves: dict[StridedBlocks, Regular] = {}
+        self._repeats: dict[tuple[int, int, int], Repeat] = {}
+
+    def place(self, datatype: Datatype) -> Placed | None:
+        if id(datatype) not in self._placed:
+            self._placed[id(datatype)] = self._place(datatype)
+        return self._placed[id(datatype)]
+
+    def _place(self, datatype: Datatype) -> Placed | None:
+        if not datatype.size:
+            return None
+        if _is_regular(datatype) or self._worth_expanding(datatype):
+            strided = datatype.strided
+            if strided is not None:
+                return strided.offset, self._leaf(strided)
+        if self._count_blocks(datatype) <= self._flat_blocks:
+            return self._flat(datatype)
+        name, arguments, olds = datatype.constructor, datatype.arguments, datatype.olds
+        if name == "struct":
+            return self._struct(datatype)
+        if name in _LISTS:
+            return self._list(datatype)
+        placed, extent = self.place(olds[0]), olds[0].extent
+        if placed is None:  # pragma: no cover - then the type itself would have no bytes
+            return None
+        if name in ("dup", "resized"):
+            return placed
+        if name == "contiguous":
+            return self.repeat(placed, arguments[0], extent)
+        if name in ("vector", "hvector"):
+            count, blocklength, stride = arguments
+            step = stride * extent if name == "vector" else stride
+            return self.repeat(self.repeat(placed, blocklength, extent), count, step)
+        if name == "subarray":
+            return self._subarray(arguments, placed, extent)
+        return self._flat(datatype)  # pragma: no cover - there are no other constructors
+
+    def _subarray(self, arguments: tuple[Any, ...], placed: Placed, extent: int) -> Placed:
+        sizes, subsizes, starts, order = arguments
+        axes = list(zip(sizes, subsizes, starts, strict=True))
+        step = extent
+        for size, subsize, start in axes if order == "F" else axes[::-1]:
+            offset, tree = self.repeat(placed, subsize, step)
+            placed = offset + start * step, tree
+            step *= size
+        return placed
+
+    def repeat(self, placed: Placed, count: int, stride: int) -> Placed:
+        """``count >= 1`` copies, ``stride`` bytes apart."""
+        offset, tree = placed
+        if count == 1:
+            return placed
+        if isinstance(tree, Regular):
+            return offset, self._leaf(tree.blocks.repeated(count, stride))
+        if isinstance(tree, Repeat) and stride == tree.count * tree.stride:
+            count, stride, tree = count * tree.count, tree.stride, tree.child
+        key = (count, stride, id(tree))
+        if key not in self._repeats:
+            self._repeats[key] = Repeat(count, stride, tree)
+        return offset, self._repeats[key]
+
+    def _list(self, datatype: Datatype) -> Placed | None:
+        (old,) = datatype.olds
+        if _is_one_run(old):
+            return self._flat(datatype)
+        placed = self.place(old)
+        if placed is None:  # pragma: no cover - then the type itself would have no bytes
+            return None
+        return self._listed(*_list_of(datatype), placed, old.extent)
+
+    def _flat(self, datatype: Datatype) -> Placed:
+        return self._runs(datatype.blocks())
+
+    def _runs(self, blocks: BlockList) -> Placed:
+        """Make a list of runs of bytes."""
+        byte = (0, self._leaf(StridedBlocks(0, (), (), 1)))
+        return self._listed(blocks.offsets, blocks.lengths, byte, 1)
+
+    def _listed(
+        self, displacements: Int64Array, lengths: Int64Array, placed: Placed, extent: int
+    ) -> Placed:
+        """``lengths[i]`` items, ``extent`` bytes apart, at each displacement."""
+        used = lengths != 0
+        displacements, lengths = displacements[used], lengths[used]
+        unit, items = int(np.gcd.reduce(lengths)), int(lengths.sum())
+        if items // unit <= self._most_units(lengths.size):
+            starts = _spread(displacements, lengths // unit, unit * extent)
+            return self._gather(starts, self.repeat(placed, unit, extent))
+        offset, child = self.repeat(placed, int(lengths.max()), extent)
+        ends = np.cumsum(lengths) * placed[1].size
+        return offset, Search(displacements, ends, child)
+
+    def _most_units(self, entries: int) -> int:
+        return max(MOST_UNITS * entries, min(FEW_TIMES * entries, self._few_units))
+
+    def _gather(self, displacements: Int64Array, placed: Placed) -> Placed:
+        offset, child = placed
+        first = int(displacements[0])
+        steps = np.diff(displacements)
+        if not steps.size or (steps == steps[0]).all():
+            step = int(steps[0]) if steps.size else 0
+            return self.repeat((offset + first, child), displacements.size, step)
+        return offset, Gather(displacements, child)
+
+    def _struct(self, datatype: Datatype) -> Placed | None:
+        lengths, displacements = datatype.arguments
+        parts: list[tuple[int, Tree]] = []
+        for length, start, old in zip(lengths, displacements, datatype.olds, strict=True):
+            placed = self.place(old) if length else None
+            if placed is not None:
+                offset, tree = self.repeat(placed, int(length), old.extent)
+                parts.append((int(start) + offset, tree))
+        starts = np.array([start for start, _ in parts], dtype=np.int64)
+        trees = tuple(tree for _, tree in parts)
+        if all(tree is trees[0] for tree in trees):
+            return self._gather(starts, (0, trees[0]))
+        sizes = np.array([tree.size for tree in trees], dtype=np.int64)
+        if all(isinstance(tree, Regular) and not tree.blocks.counts for tree in trees):
+            return self._runs(BlockList(starts, sizes).merged())
+        return 0, Branch(starts, np.cumsum(sizes), trees)
+
+    def _leaf(self, blocks: StridedBlocks) -> Regular:
+        key = blocks.shifted(-blocks.offset)
+        return self._leaves.setdefault(key, Regular(key))
+
+    def _worth_expanding(self, datatype: Datatype) -> bool:
+        """Whether finding the strided form costs no more than reading the lists, or little."""
+        lists_runs = datatype.constructor in _LISTS and _is_one_run(datatype.olds[0])
+        return lists_runs or self._count_blocks(datatype) <= MOST_BLOCKS
+
+    def _count_blocks(self, datatype: Datatype) -> int:
+        if id(datatype) not in self._blocks:
+            self._blocks[id(datatype)] = self._count(datatype)
+        return self._blocks[id(datatype)]
+
+    def _count(self, datatype: Datatype) -> int:
+        """Return how many blocks, before merging, an expansion would go through."""
+        if _is_regular(datatype):
+            return int(datatype.layout.n_blocks)  # type: ignore[attr-defined]
+        lengths = [datatype.size // max(1, datatype.olds[0].size)]
+        if datatype.constructor in _LISTS:
+            lengths = [int(_list_of(datatype)[1].sum())]
+            if _is_one_run(datatype.olds[0]):
+                return len(datatype.arguments[1])
+        elif datatype.constructor == "struct":
+            lengths = datatype.arguments[0].tolist()
+        return sum(
+            1 if _is_one_run(old) else length * self._count_blocks(old)
+            for length, old in zip(lengths, datatype.olds, strict=True)
+            if length
+        )
+
+
+_LISTS = ("indexed", "hindexed", "indexed_block", "hindexed_block")
+
+
+def _list_of(datatype: Datatype) -> tuple[Int64Array, Int64Array]:
+    """Byte displacements and lengths in items of an indexed type of any kind."""
+    lengths, displacements = datatype.arguments
+    if datatype.constructor.endswith("_block"):
+        lengths = np.full(displacements.size, lengths, dtype=np.int64)
+    if not datatype.constructor.startswith("h"):
+        displacements = displacements * datatype.olds[0].extent
+    return displacements, lengths
+
+
+def _is_regular(datatype: Datatype) -> bool:
+    """Whether the strided form is known without looking for it."""
+    return isinstance(datatype.layout, StridedBlocks)
+
+
+def _is_one_run(datatype: Datatype) -> bool:
+    """Whether consecutive items are one run of bytes."""
+    layout = datatype.layout
+    if not isinstance(layout, StridedBlocks):
+        return False
+    return not layout.counts and layout.block_bytes == datatype.extent
+
+
+def _spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
+    """``starts[i] + j * stride`` for each i and ``j < counts[i]``, in order."""
+    step = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(starts, counts) + step * stride
+
+
+def _any_bit(numbers: Int64Array) -> int:
+    """Bits that are set in any of the numbers; enough of them to tell the common power of two."""
+    return int(np.bitwise_or.reduce(numbers)) & 31

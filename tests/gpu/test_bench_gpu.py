@@ -1,0 +1,115 @@
+"""The benchmarks on a real GPU: hand-written kernels, timing, what holds multiprocessors."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halox.cli import main
+from halox.cli.bench import baselines, contention, on_device, reference
+from halox.cli.bench.options import Options
+from halox.cli.bench.patterns import select
+from halox.cli.bench.rig import Placed, Rig
+from tests.support import require
+
+pytestmark = pytest.mark.gpu
+require("gpu")
+
+CASES = [
+    "vector/8B-64KiB",
+    "hypercube/8",
+    "lower_triangle/1024",
+    "random_indexed/sparse-64KiB",
+    "struct_24/4096",
+    "LAMMPS_full/1907-1662",
+    "HACC_vblock/4Ki",
+    "face_x/64",
+]
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(repeats=3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_way_gives_the_right_bytes(rig: Rig, name: str) -> None:
+    options = Options(directions=("pack", "unpack"), methods=("auto", "strided"), repeats=3)
+    rows = list(on_device.run(rig, select([name]), options, str.strip))
+    assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+    timed = {(row.method, row.direction) for row in rows if row.us}
+    assert {(baselines.BY_HAND, "pack"), (baselines.BY_HAND, "unpack")} <= timed
+    assert {row.destination for row in rows} >= {"device", "host"}
+    assert all(row.graph_us for row in rows if row.method == "auto" and row.destination == "device")
+
+
+def test_times_are_plausible(rig: Rig) -> None:
+    empty = rig.clock.empty()
+    assert 0.2 < empty.graph_us < empty.us * 1.5 < 30
+    assert 0.1e6 < rig.bytes_per_us < 20e6  # 0.1 to 20 TB/s
+    assert 1e3 < rig.link_bytes_per_us("host") < 1e6
+
+
+def test_filling(rig: Rig) -> None:
+    memory = rig.cp.empty(1 << 20, np.uint8)
+    rig.fill(memory)
+    assert np.array_equal(memory.get(), reference.filled(1 << 20))
+    rig.fill(memory, combine=True)
+    assert not memory.any()
+
+
+def test_cold_is_not_faster_than_warm(rig: Rig) -> None:
+    options = Options(methods=("strided",), destinations=("device",), baselines=False)
+    rows = list(on_device.run(rig, select(["face_x/256"]), options, str.strip))
+    times = {row.cache: row.graph_us for row in rows if row.method == "strided"}
+    assert times["cold"] > 0.95 * times["warm"]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_multiprocessors_are_held_and_given_back(rig: Rig, share: float) -> None:
+    neighbour = contention.Neighbour(rig)
+    began = time.monotonic()
+    with neighbour.holding(share) as note:
+        assert note == "", "every block that should stay stays"
+        assert neighbour.busy
+        time.sleep(0.05)
+        assert neighbour.busy
+    assert not neighbour.busy
+    assert time.monotonic() - began < 1
+
+
+def test_packing_starves_on_a_full_gpu_and_ends_with_its_neighbour(rig: Rig) -> None:
+    neighbour = contention.Neighbour(rig)
+    (case,) = select(["vector/128B-1MiB"])
+    placed = Placed(rig, case)
+    buffer = rig.buffer("device", case.payload)
+    packer = on_device.make_packer("strided", placed.datatype, 1, rig.device)
+
+    def call() -> None:
+        packer.pack(placed.addresses[0], buffer.address(0), rig.stream.ptr)
+
+    call()
+    rig.stream.synchronize()
+    alone = contention._patient_us(rig, call, None)
+    assert alone is not None
+    with neighbour.holding(1.0):
+        assert contention._patient_us(rig, call, neighbour) is None
+    rig.stream.synchronize()
+    with neighbour.taking_turns():
+        assert contention._patient_us(rig, call, neighbour) is not None
+    rig.stream.synchronize()
+    placed.close()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    words = ["--patterns", "face_x/64,vector/128B-1MiB", "--repeats", "3"]
+    assert main(["bench", "pack", *words, "--json", str(file), "--plot", str(tmp_path)]) == 0
+    result = json.loads(file.read_text())
+    assert result["machine"]["device"] == "gpu" and result["machine"]["gpus"]
+    assert "large copies: device" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth.png"}

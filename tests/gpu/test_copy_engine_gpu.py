@@ -1,0 +1,501 @@
+"""The copy engine, the driver's copies and look-ups on a GPU, against NumPy, with guard bytes."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from tests.support import require
+
+pytestmark = pytest.mark.gpu
+require("gpu")
+
+import cupy as cp  # noqa: E402
+
+from halox.engine import libcuda  # noqa: E402
+from halox.engine.addresses import memory_kind, memory_range  # noqa: E402
+from halox.engine.driver import (  # noqa: E402
+    MAX_PITCH,
+    PreparedBatch,
+    PreparedMemcpy,
+    memcpy_2d_async,
+    memcpy_3d_async,
+    memcpy_async,
+    memcpy_batch_async,
+)
+from halox.engine.memory import pinned, register  # noqa: E402
+from halox.engine.packers.absolute import check_absolute  # noqa: E402
+from halox.engine.packers.copy_engine import CopyEnginePacker  # noqa: E402
+from halox.engine.packers.host import HostPacker  # noqa: E402
+from halox.errors import DeviceError, FieldError  # noqa: E402
+
+DEVICE = 0
+GUARD = 0xA5
+MARGIN = 256
+BEFORE = 1 << 16
+"""Bytes of every array before displacement 0, for types that reach there."""
+
+
+@pytest.fixture(autouse=True)
+def finished():
+    """A copy's failure belongs to the test that asked for it."""
+    yield
+    cp.cuda.runtime.deviceSynchronize()
+
+
+@pytest.fixture(params=["legacy", "blocking", "non-blocking", "per thread"])
+def stream(request):
+    """Each kind of stream; batches are not allowed on the first."""
+    made = {
+        "legacy": lambda: cp.cuda.Stream.null,
+        "blocking": cp.cuda.Stream,
+        "non-blocking": lambda: cp.cuda.Stream(non_blocking=True),
+        "per thread": lambda: cp.cuda.Stream.ptds,
+    }[request.param]()
+    cp.cuda.runtime.deviceSynchronize()
+    return made
+
+
+def coded(nbytes: int, seed: int = 0) -> np.ndarray:
+    """Bytes that never equal the guard, on the host."""
+    return np.random.default_rng(seed).integers(0, GUARD, nbytes, np.uint8)
+
+
+class Guarded:
+    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
+
+    def __init__(self, nbytes: int, offset: int = 0) -> None:
+        self.memory = cp.full(nbytes + 2 * MARGIN + 16, GUARD, np.uint8)
+        self.start, self.stop = MARGIN + offset, MARGIN + offset + nbytes
+        self.pointer = int(self.memory.data.ptr) + self.start
+        cp.cuda.runtime.deviceSynchronize()
+
+    def get(self) -> np.ndarray:
+        cp.cuda.runtime.deviceSynchronize()
+        everything = self.memory.get()
+        assert (everything[: self.start] == GUARD).all(), "bytes before the target were written"
+        assert (everything[self.stop :] == GUARD).all(), "bytes after the target were written"
+        return everything[self.start : self.stop]
+
+
+def on_device(array: np.ndarray, offset: int = 0) -> Guarded:
+    guarded = Guarded(array.nbytes, offset)
+    guarded.memory[guarded.start : guarded.stop] = cp.asarray(array)
+    cp.cuda.runtime.deviceSynchronize()
+    return guarded
+
+
+TYPES = {
+    "contiguous": dt.contiguous(1001, "f4"),
+    "one byte": dt.primitive("u1"),
+    "rows": dt.vector(100, 2, 5, "f8"),
+    "bytes": dt.vector(300, 1, 3, "u1"),
+    "slices": dt.subarray((20, 21, 22), (18, 19, 20), (1, 1, 1), "f4"),
+    "x-face": dt.subarray((20, 21, 22), (20, 21, 1), (0, 0, 21), "f8"),
+    "y-face": dt.subarray((20, 21, 22), (20, 1, 22), (0, 3, 0), "f8"),
+    "four levels": dt.subarray((5, 6, 7, 8), (3, 4, 5, 6), (1, 1, 1, 1), "f4"),
+    "six levels": dt.subarray((3,) * 6, (2,) * 6, (0,) * 6, "f4"),
+    "fortran": dt.subarray((20, 21, 22), (18, 19, 20), (1, 1, 1), "f4", "F"),
+    "slices apart": dt.hvector(9, 1, 1001, dt.vector(20, 2, 5, "f8")),
+    "transposed": dt.hvector(30, 1, 8, dt.vector(40, 1, 30, "f8")),
+    "backwards": dt.hvector(100, 1, -16, "f8"),
+    "rows backwards": dt.hvector(10, 1, -400, dt.vector(10, 1, 3, "f8")),
+    "overlapping": dt.hvector(100, 3, 16, "f8"),
+    "the same again": dt.hvector(10, 1, 0, "f8"),
+    "list": dt.indexed([1, 5, 2, 9], [0, 40, -7, 100], "f4"),
+    "long list": dt.hindexed_block(3, np.cumsum(np.arange(5000) % 7 + 4), "u1"),
+    "struct": dt.struct(
+        [1, 3, 2], [0, 9000, -50], [dt.vector(90, 1, 2, "f8"), "i2", dt.vector(7, 1, 2, "u1")]
+    ),
+    "repeated list": dt.hvector(20, 1, 128, dt.indexed([1, 2, 3], [0, 2, 7], "f8")),
+    "empty": dt.contiguous(0, "f8"),
+}
+
+
+def on_a_stream(call, *addresses):
+    """Call with a stream of its own, after what CuPy's has been given, and wait for the end."""
+    cp.cuda.get_current_stream().synchronize()
+    stream = cp.cuda.Stream(non_blocking=True)
+    call(*addresses, stream.ptr)
+    stream.synchronize()
+
+
+class TestPacker:
+    @pytest.mark.parametrize("count", [1, 3])
+    @pytest.mark.parametrize("name", TYPES)
+    def test_packs_and_unpacks(self, name, count, stream):
+        datatype = TYPES[name]
+        host = coded(8 * BEFORE)
+        oracle = HostPacker(host[BEFORE:], datatype, count)
+        expected = np.zeros(oracle.nbytes, np.uint8)
+        oracle.pack(expected)
+        packer = CopyEnginePacker(datatype, count, DEVICE)
+        source, packed = on_device(host), Guarded(packer.nbytes)
+        packer.pack(source.pointer + BEFORE, packed.pointer, stream.ptr)
+        np.testing.assert_array_equal(packed.get(), expected)
+        assert (source.get() == host).all()
+        if datatype.overlaps(count):
+            return
+        target, wanted = Guarded(host.nbytes), np.full(host.nbytes, GUARD, np.uint8)
+        packer.unpack(packed.pointer, target.pointer + BEFORE, stream.ptr)
+        HostPacker(wanted[BEFORE:], datatype, count).unpack(expected)
+        np.testing.assert_array_equal(target.get(), wanted)
+
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "x-face", "list", "struct"])
+    @pytest.mark.parametrize("to", [0, 1, 2, 7, 8])
+    @pytest.mark.parametrize("at", [0, 1, 4, 15])
+    def test_any_alignment(self, name, at, to):
+        datatype, host = TYPES[name], coded(2 * BEFORE)
+        stream = cp.cuda.Stream(non_blocking=True)
+        expected = np.zeros(datatype.size, np.uint8)
+        HostPacker(host[1024:], datatype).pack(expected)
+        packer = CopyEnginePacker(datatype, 1, DEVICE)
+        source, packed = on_device(host, at), Guarded(packer.nbytes, to)
+        packer.pack(source.pointer + 1024, packed.pointer, stream.ptr)
+        np.testing.assert_array_equal(packed.get(), expected)
+        target, wanted = Guarded(host.nbytes, at), np.full(host.nbytes, GUARD, np.uint8)
+        packer.unpack(packed.pointer, target.pointer + 1024, stream.ptr)
+        HostPacker(wanted[1024:], datatype).unpack(expected)
+        np.testing.assert_array_equal(target.get(), wanted)
+
+    @pytest.mark.parametrize("kind", ["pinned", "registered"])
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "four levels", "long list"])
+    def test_page_locked_memory(self, name, kind, stream):
+        datatype, host = TYPES[name], coded(2 * BEFORE)
+        expected = np.zeros(datatype.size, np.uint8)
+        HostPacker(host, datatype).pack(expected)
+        packer, source = CopyEnginePacker(datatype, 1, DEVICE), on_device(host)
+        size = packer.nbytes + 2 * MARGIN
+        buffer = pinned(size) if kind == "pinned" else register(np.zeros(size, np.uint8))
+        buffer.array[:] = GUARD
+        for pointer in {buffer.device_pointer, buffer.array.ctypes.data}:
+            packer.pack(source.pointer, pointer + MARGIN + 1, stream.ptr)
+            stream.synchronize()
+            assert (buffer.array[: MARGIN + 1] == GUARD).all()
+            assert (buffer.array[MARGIN + 1 + packer.nbytes :] == GUARD).all()
+            np.testing.assert_array_equal(buffer.array[MARGIN + 1 :][: packer.nbytes], expected)
+            target, wanted = Guarded(host.nbytes), np.full(host.nbytes, GUARD, np.uint8)
+            packer.unpack(pointer + MARGIN + 1, target.pointer, stream.ptr)
+            HostPacker(wanted, datatype).unpack(expected)
+            np.testing.assert_array_equal(target.get(), wanted)
+        buffer.close()
+
+    @pytest.mark.skipif(
+        cp.cuda.runtime.getDeviceCount() < 2, reason="a second GPU is needed for a peer's memory"
+    )
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
+    def test_a_peers_memory(self, name):
+        datatype, host = TYPES[name], coded(2 * BEFORE)
+        expected = np.zeros(datatype.size, np.uint8)
+        HostPacker(host[1024:], datatype).pack(expected)
+        packer, source = CopyEnginePacker(datatype, 1, DEVICE), on_device(host)
+        stream = cp.cuda.Stream(non_blocking=True)
+        with cp.cuda.Device(1):
+            there = cp.full(packer.nbytes, GUARD, np.uint8)
+            cp.cuda.runtime.deviceSynchronize()
+        packer.pack(source.pointer + 1024, int(there.data.ptr), stream.ptr)
+        stream.synchronize()
+        with cp.cuda.Device(1):
+            np.testing.assert_array_equal(there.get(), expected)
+        target, wanted = Guarded(host.nbytes), np.full(host.nbytes, GUARD, np.uint8)
+        packer.unpack(int(there.data.ptr), target.pointer + 1024, stream.ptr)
+        HostPacker(wanted[1024:], datatype).unpack(expected)
+        np.testing.assert_array_equal(target.get(), wanted)
+
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "four levels", "list"])
+    def test_captured_in_a_graph(self, name):
+        """Lists too: a batch is handed over copy by copy while the stream is captured."""
+        datatype, host = TYPES[name], coded(2 * BEFORE)
+        packer = CopyEnginePacker(datatype, 1, DEVICE)
+        source, packed = on_device(host), Guarded(packer.nbytes)
+        stream = cp.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            packer.pack(source.pointer + 1024, packed.pointer, stream.ptr)
+            graph = stream.end_capture()
+        assert (packed.get() == GUARD).all()
+        for seed in (1, 2):
+            host = coded(2 * BEFORE, seed)
+            source.memory[source.start : source.stop] = cp.asarray(host)
+            cp.cuda.runtime.deviceSynchronize()
+            graph.launch(stream)
+            expected = np.zeros(datatype.size, np.uint8)
+            HostPacker(host[1024:], datatype).pack(expected)
+            np.testing.assert_array_equal(packed.get(), expected)
+
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
+    def test_order_follows_the_stream(self, name):
+        """The stream is busy when the copy is handed over: it must take what comes later."""
+        datatype = TYPES[name]
+        packer = CopyEnginePacker(datatype, 1, DEVICE)
+        source, packed = on_device(np.zeros(2 * BEFORE, np.uint8)), Guarded(packer.nbytes)
+        stream, large = cp.cuda.Stream(non_blocking=True), cp.ones(1 << 25)
+        cp.cuda.runtime.deviceSynchronize()
+        with stream:
+            for _ in range(30):
+                cp.sqrt(large, out=large)
+            source.memory[source.start : source.stop] = 7
+            packer.pack(source.pointer + 1024, packed.pointer, stream.ptr)
+        assert (packed.get() == 7).all()
+
+    def test_strides_past_32_bits(self):
+        """Rows further apart than any pitch are copied one by one."""
+        if cp.cuda.runtime.memGetInfo()[0] < 10 << 30:
+            pytest.skip("less than 10 GiB of device memory are free")
+        stride, rows = 3 << 30, coded(3 * 4096).reshape(3, 4096)
+        memory = cp.cuda.alloc(2 * stride + 4096)
+        runtime = cp.cuda.runtime
+        for i in range(3):
+            runtime.memcpy(
+                memory.ptr + i * stride, rows[i].ctypes.data, 4096, runtime.memcpyHostToDevice
+            )
+        stream = cp.cuda.Stream(non_blocking=True)
+        packer = CopyEnginePacker(dt.hvector(3, 4096, stride, "u1"), 1, DEVICE)
+        packed = Guarded(packer.nbytes)
+        packer.pack(int(memory.ptr), packed.pointer, stream.ptr)
+        assert packed.get().tobytes() == rows.tobytes()
+        # Slices as far apart are no matter, as long as they are whole rows apart.
+        halves = dt.hvector(3, 1, stride, dt.hvector(2, 1024, 2048, "u1"))
+        packer = CopyEnginePacker(halves, 1, DEVICE)
+        assert packer.calls == 1
+        packed = Guarded(packer.nbytes)
+        packer.pack(int(memory.ptr), packed.pointer, stream.ptr)
+        assert packed.get().tobytes() == rows.reshape(3, 2, 2048)[:, :, :1024].tobytes()
+        del memory
+        cp.get_default_memory_pool().free_all_blocks()
+
+    @pytest.mark.parametrize("n", [1000, 65535, 65536, 65537, 1_000_000])
+    def test_many_rows(self, n):
+        host = coded(16 * n)
+        packer = CopyEnginePacker(dt.vector(n, 1, 2, "f8"), 1, DEVICE)
+        source, packed = on_device(host), Guarded(packer.nbytes)
+        on_a_stream(packer.pack, source.pointer, packed.pointer)
+        assert packed.get().tobytes() == host.view("f8")[::2].tobytes()
+
+    @pytest.mark.parametrize("n", [65535, 65536, 100_000])
+    def test_many_slices(self, n):
+        host = coded(16 * n)
+        packer = CopyEnginePacker(dt.hvector(n, 1, 16, dt.vector(2, 3, 4, "u1")), 1, DEVICE)
+        assert packer.calls == 1
+        source, packed = on_device(host), Guarded(packer.nbytes)
+        on_a_stream(packer.pack, source.pointer, packed.pointer)
+        expected = host.reshape(n, 4, 4)[:, :2, :3]
+        assert packed.get().tobytes() == expected.tobytes()
+
+    def test_the_longest_list(self):
+        places = np.cumsum(np.arange(65536) % 7 + 9)
+        host, index = coded(1 << 20), (places[:, None] + np.arange(8)).ravel()
+        packer = CopyEnginePacker(dt.hindexed_block(8, places, "u1"), 1, DEVICE)
+        source, packed = on_device(host), Guarded(packer.nbytes)
+        on_a_stream(packer.pack, source.pointer, packed.pointer)
+        assert (packed.get() == host[index]).all()
+
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
+    def test_from_another_thread(self, name):
+        """A thread that has not called CUDA before has no context yet."""
+        datatype, host, failures = TYPES[name], coded(2 * BEFORE), []
+        packer = CopyEnginePacker(datatype, 1, DEVICE)
+        source, packed = on_device(host), Guarded(packer.nbytes)
+
+        def work():
+            try:
+                packer.pack(source.pointer + 1024, packed.pointer, 0)
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert not failures
+        expected = np.zeros(datatype.size, np.uint8)
+        HostPacker(host[1024:], datatype).pack(expected)
+        np.testing.assert_array_equal(packed.get(), expected)
+
+    def test_host_time_of_a_call(self):
+        """Printed; a recurring copy must not cost more than one that is prepared each time."""
+        stream = cp.cuda.Stream(non_blocking=True)
+        source, packed = Guarded(1 << 16), Guarded(1 << 16)
+        addresses = (source.pointer + 1024, packed.pointer, stream.ptr)
+        ways = {
+            name: partial(CopyEnginePacker(TYPES[name], 1, DEVICE).pack, *addresses)
+            for name in ("contiguous", "rows", "slices", "list")
+        }
+        ways["memcpy_2d_async"] = partial(
+            memcpy_2d_async, packed.pointer, 16, source.pointer, 40, 16, 100, stream.ptr
+        )
+        took = {}
+        for name, call in ways.items():
+            times = []
+            for _ in range(5):
+                stream.synchronize()
+                start = perf_counter_ns()
+                for _ in range(200):
+                    call()
+                times.append((perf_counter_ns() - start) / 200e3)
+            took[name] = sorted(times)[2]
+        print("\nhost microseconds a call:", {name: round(us, 2) for name, us in took.items()})
+        assert took["rows"] < took["memcpy_2d_async"]
+
+
+class TestDriver:
+    def test_copies(self, stream):
+        host = coded(6 * 9 * 31)
+        source, cube = on_device(host), host.reshape(6, 9, 31)
+
+        target = Guarded(500)
+        memcpy_async(target.pointer, source.pointer + 1, 500, stream.ptr)
+        assert (target.get() == host[1:501]).all()
+
+        target = Guarded(54 * 17)
+        memcpy_2d_async(target.pointer, 17, source.pointer + 2, 31, 13, 54, stream.ptr)
+        expected = np.full((54, 17), GUARD, np.uint8)
+        expected[:, :13] = host.reshape(54, 31)[:, 2:15]
+        assert (target.get() == expected.ravel()).all()
+
+        target = Guarded(6 * 8 * 17)
+        memcpy_3d_async(
+            target.pointer, (17, 8), source.pointer + 2, (31, 9), (13, 7, 6), stream.ptr
+        )
+        expected = np.full((6, 8, 17), GUARD, np.uint8)
+        expected[:, :7, :13] = cube[:, :7, 2:15]
+        assert (target.get() == expected.ravel()).all()
+
+    @pytest.mark.parametrize("prefer_overlap", [False, True])
+    def test_batch(self, stream, prefer_overlap):
+        host = coded(5000)
+        source, target = on_device(host), Guarded(5000)
+        to, at, sizes = np.array([4000, 0, 50]), np.array([3, 700, 1]), np.array([1000, 7, 33])
+        memcpy_batch_async(
+            to + target.pointer,
+            at + source.pointer,
+            sizes,
+            stream.ptr,
+            prefer_overlap=prefer_overlap,
+        )
+        expected = np.full(5000, GUARD, np.uint8)
+        for t, a, n in zip(to, at, sizes, strict=True):
+            expected[t : t + n] = host[a : a + n]
+        assert (target.get() == expected).all()
+
+    def test_the_batched_copy_is_what_runs(self, monkeypatch):
+        """On a stream of ours, with a driver that has it, no single copies."""
+        if not (libcuda.has("cuMemcpyBatchAsync") or libcuda.has("cuMemcpyBatchAsync_v2")):
+            pytest.skip("the driver is older than CUDA 12.8")
+        source, target = on_device(coded(100)), Guarded(100)
+        batch = PreparedBatch([0, 50], [10, 20], [5, 6])
+        monkeypatch.setattr(batch, "_single", None)
+        on_a_stream(batch.launch, target.pointer, source.pointer)
+        assert (target.get()[:5] == source.get()[10:15]).all()
+
+    def test_pitch_limit(self):
+        runtime = cp.cuda.runtime
+        limit = runtime.deviceGetAttribute(11, DEVICE)  # cudaDevAttrMaxPitch
+        assert limit >= MAX_PITCH
+        target = Guarded(64)
+        with pytest.raises(
+            DeviceError, match="cuMemcpy2DAsync_v2: CUDA_ERROR_INVALID_VALUE; check"
+        ):
+            memcpy_2d_async(target.pointer, 4, target.pointer + 32, 8, 8, 2, 0)
+
+    def test_kinds_of_memory(self):
+        array = cp.zeros(1000, np.uint8)
+        pointer = int(array.data.ptr)
+        assert memory_kind(pointer + 999) == ("device", DEVICE, pointer + 999)
+        base, nbytes = memory_range(pointer + 999)
+        assert base <= pointer and pointer + 1000 <= base + nbytes
+
+        own = cp.cuda.Memory(5000)
+        base, nbytes = memory_range(int(own.ptr) + 4999)
+        assert base == own.ptr and nbytes >= 5000
+
+        buffer = pinned(1000)
+        host = buffer.array.ctypes.data
+        assert memory_kind(host + 10) == ("pinned", DEVICE, buffer.device_pointer + 10)
+        assert memory_range(host + 10) is None
+        buffer.close()
+
+        plain = np.zeros(1000, np.uint8)
+        assert memory_kind(plain.ctypes.data).kind == "unregistered"
+        assert memory_range(plain.ctypes.data) is None
+        assert memory_kind(0).kind == "unregistered"
+
+    def test_managed_memory(self):
+        managed = cp.cuda.ManagedMemory(8192)
+        assert memory_kind(int(managed.ptr) + 1).kind == "managed"
+        base, nbytes = memory_range(int(managed.ptr) + 1)
+        assert base <= managed.ptr and managed.ptr + 8192 <= base + nbytes
+
+    def test_memory_of_a_pool_of_cuda(self):
+        pool = cp.cuda.MemoryAsyncPool()
+        memory = pool.malloc(4096)
+        cp.cuda.runtime.deviceSynchronize()
+        assert memory_kind(int(memory.ptr)).kind == "device"
+        base, nbytes = memory_range(int(memory.ptr))
+        assert base <= memory.ptr and memory.ptr + 4096 <= base + nbytes
+
+    def test_kinds_from_another_thread(self):
+        pointer, found = int(cp.zeros(10).data.ptr), []
+        thread = threading.Thread(target=lambda: found.append(memory_kind(pointer).kind))
+        thread.start()
+        thread.join()
+        assert found == ["device"]
+
+    def test_prepared_copies_keep_their_shape(self):
+        rows = PreparedMemcpy(8, 10, target_pitch=8, source_pitch=16, device=DEVICE)
+        stream = cp.cuda.Stream(non_blocking=True)
+        hosts = [coded(160, seed) for seed in range(3)]
+        pairs = [(on_device(host), Guarded(80)) for host in hosts]
+        for source, target in pairs:
+            rows.launch(target.pointer, source.pointer, stream.ptr)
+        for host, (_, target) in zip(hosts, pairs, strict=True):
+            assert target.get().tobytes() == host.view("f8")[::2].tobytes()
+
+
+class TestAbsolute:
+    def test_arrays_of_a_gpu(self):
+        own = cp.cuda.Memory(8000)
+        arrays = [cp.full(1000, float(i)) for i in range(5)]
+        arrays.append(cp.ndarray(1000, "f8", cp.cuda.MemoryPointer(own, 0)))
+        arrays[-1][:] = 5
+        cp.cuda.runtime.deviceSynchronize()
+        places = [int(array.data.ptr) + 80 for array in arrays]
+        datatype = dt.hindexed_block(512, places, "f8")
+        check_absolute(datatype, 1, DEVICE)
+        packed = Guarded(datatype.size)
+        CopyEnginePacker(datatype, 1, DEVICE).pack(0, packed.pointer, 0)
+        assert packed.get().view("f8").tolist() == np.repeat(np.arange(6.0), 512).tolist()
+
+    def test_beyond_the_end(self):
+        own = cp.cuda.Memory(4096)
+        base, nbytes = memory_range(int(own.ptr))
+        if memory_range(base + nbytes) is not None:
+            pytest.skip("other memory follows at once")
+        with pytest.raises(
+            FieldError, match=rf"bytes \[{base + nbytes:#x}, {base + nbytes + 8:#x}"
+        ):
+            check_absolute(dt.hindexed([nbytes + 8], [base], "u1"), 1, DEVICE)
+
+    def test_host_memory(self):
+        array, plain, buffer = cp.zeros(10), np.zeros(10), pinned(80)
+        for address, text in [
+            (plain.ctypes.data, "no GPU's memory: host pointers where device"),
+            (buffer.array.ctypes.data, "page-locked host memory: host pointers where device"),
+        ]:
+            datatype = dt.hindexed_block(10, [int(array.data.ptr), address], "f8")
+            with pytest.raises(FieldError, match=f"{address:#x}.*{text}"):
+                check_absolute(datatype, 1, DEVICE)
+        buffer.close()
+
+    @pytest.mark.skipif(cp.cuda.runtime.getDeviceCount() < 2, reason="a second GPU is needed")
+    def test_another_gpu(self):
+        with cp.cuda.Device(1):
+            there = cp.zeros(10)
+        datatype = dt.hindexed_block(10, [int(there.data.ptr)], "f8")
+        check_absolute(datatype, 1, 1)
+        with pytest.raises(FieldError, match="memory of GPU 1, and GPU 0 would pack"):
+            check_absolute(datatype, 1, 0)

@@ -1,0 +1,195 @@
+/* A driver library for tests without a GPU: copies in host memory, what the CUDA driver copies on a GPU.
+
+   The structs stand here a second time, as CUDA's documentation of the driver API gives them, so that a wrong field in
+   halox reads a wrong value here. FORM is 0 for a driver without batched copies, 1 for the form of CUDA 12.8, 2 for
+   that of CUDA 13. Streams 0 and 1 are the legacy default stream; stream 7 is being captured. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { INVALID_VALUE = 1, CAPTURE_UNSUPPORTED = 900 };
+enum { MAX_PITCH = 2147483647, UNIFIED = 4, IN_STREAM_ORDER = 1 };
+
+typedef struct {
+    size_t srcXInBytes, srcY;
+    unsigned srcMemoryType;
+    const void *srcHost;
+    uint64_t srcDevice;
+    void *srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    unsigned dstMemoryType;
+    void *dstHost;
+    uint64_t dstDevice;
+    void *dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} Copy2D;
+
+typedef struct {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    unsigned srcMemoryType;
+    const void *srcHost;
+    uint64_t srcDevice;
+    void *srcArray, *reserved0;
+    size_t srcPitch, srcHeight;
+    size_t dstXInBytes, dstY, dstZ, dstLOD;
+    unsigned dstMemoryType;
+    void *dstHost;
+    uint64_t dstDevice;
+    void *dstArray, *reserved1;
+    size_t dstPitch, dstHeight;
+    size_t WidthInBytes, Height, Depth;
+} Copy3D;
+
+typedef struct {
+    unsigned type;
+    int id;
+} Location;
+
+typedef struct {
+    unsigned srcAccessOrder;
+    Location srcLocHint, dstLocHint;
+    unsigned flags;
+} Attributes;
+
+/* What the tests look at and set. */
+int calls_1d, calls_2d, calls_3d, calls_batch, last_flags, next_error;
+int kind, managed, ordinal;
+uint64_t allocation, allocation_bytes, last_stream;
+
+static int refused(uint64_t stream)
+{
+    int error = next_error;
+    next_error = 0;
+    last_stream = stream;
+    return error;
+}
+
+static int copy(uint64_t to, uint64_t from, size_t n)
+{
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, n);
+    return 0;
+}
+
+int cuDriverGetVersion(int *version)
+{
+    *version = FORM == 2 ? 13000 : FORM == 1 ? 12080 : 12020;
+    return 0;
+}
+
+int cuGetErrorName(int error, const char **name)
+{
+    if (error != INVALID_VALUE && error != CAPTURE_UNSUPPORTED) return INVALID_VALUE;
+    *name = error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    return 0;
+}
+
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t stream)
+{
+    calls_1d++;
+    int error = refused(stream);
+    return error ? error : copy(to, from, n);
+}
+
+int cuMemcpy2DAsync_v2(const Copy2D *c, uint64_t stream)
+{
+    calls_2d++;
+    int error = refused(stream);
+    if (error) return error;
+    if (c->srcMemoryType != UNIFIED || c->dstMemoryType != UNIFIED || c->srcHost || c->dstHost || c->srcArray ||
+        c->dstArray || c->srcXInBytes || c->srcY || c->dstXInBytes || c->dstY || c->srcPitch < c->WidthInBytes ||
+        c->dstPitch < c->WidthInBytes || c->srcPitch > MAX_PITCH || c->dstPitch > MAX_PITCH)
+        return INVALID_VALUE;
+    for (size_t y = 0; y < c->Height; y++)
+        copy(c->dstDevice + y * c->dstPitch, c->srcDevice + y * c->srcPitch, c->WidthInBytes);
+    return 0;
+}
+
+int cuMemcpy3DAsync_v2(const Copy3D *c, uint64_t stream)
+{
+    calls_3d++;
+    int error = refused(stream);
+    if (error) return error;
+    if (c->srcMemoryType != UNIFIED || c->dstMemoryType != UNIFIED || c->srcHost || c->dstHost || c->srcArray ||
+        c->dstArray || c->reserved0 || c->reserved1 || c->srcXInBytes || c->srcY || c->srcZ || c->srcLOD ||
+        c->dstXInBytes || c->dstY || c->dstZ || c->dstLOD || c->srcPitch < c->WidthInBytes ||
+        c->dstPitch < c->WidthInBytes || c->srcPitch > MAX_PITCH || c->dstPitch > MAX_PITCH ||
+        c->srcHeight < c->Height || c->dstHeight < c->Height)
+        return INVALID_VALUE;
+    for (size_t z = 0; z < c->Depth; z++)
+        for (size_t y = 0; y < c->Height; y++)
+            copy(c->dstDevice + (z * c->dstHeight + y) * c->dstPitch,
+                 c->srcDevice + (z * c->srcHeight + y) * c->srcPitch, c->WidthInBytes);
+    return 0;
+}
+
+int fake_batch(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count, const Attributes *attrs,
+               const size_t *index, size_t n_attrs, uint64_t stream)
+{
+    calls_batch++;
+    int error = refused(stream);
+    if (error) return error;
+    if (stream == 7) return CAPTURE_UNSUPPORTED;
+    if (stream < 2 || !count || n_attrs != 1 || index[0] != 0 || attrs->srcAccessOrder != IN_STREAM_ORDER)
+        return INVALID_VALUE;
+    last_flags = (int)attrs->flags;
+    /* Any order is allowed: the last one first finds out who relies on one. */
+    for (size_t i = count; i-- > 0;) {
+        if (!sizes[i]) return INVALID_VALUE;
+        copy(to[i], from[i], sizes[i]);
+    }
+    return 0;
+}
+
+#if FORM >= 1
+int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
+                       const Attributes *attrs, const size_t *index, size_t n_attrs, size_t *fail_index,
+                       uint64_t stream)
+{
+    if (FORM == 2) return INVALID_VALUE; /* the newer form is there to be used */
+    if (fail_index) *fail_index = 0;
+    return fake_batch(to, from, sizes, count, attrs, index, n_attrs, stream);
+}
+#endif
+
+#if FORM >= 2
+int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
+                          const Attributes *attrs, const size_t *index, size_t n_attrs, uint64_t stream)
+{
+    return fake_batch(to, from, sizes, count, attrs, index, n_attrs, stream);
+}
+#endif
+
+int cuStreamIsCapturing(uint64_t stream, int *status)
+{
+    *status = stream == 7;
+    return stream < 2 ? INVALID_VALUE : 0;
+}
+
+int cuPointerGetAttributes(unsigned n, const int *attributes, void **values, uint64_t address)
+{
+    int inside = address >= allocation && address < allocation + allocation_bytes;
+    for (unsigned i = 0; i < n; i++) {
+        if (attributes[i] == 2) *(unsigned *)values[i] = inside ? (unsigned)kind : 0;
+        else if (attributes[i] == 8) *(unsigned *)values[i] = inside ? (unsigned)managed : 0;
+        else if (attributes[i] == 9) *(int *)values[i] = inside ? ordinal : -2;
+        else return INVALID_VALUE;
+    }
+    return refused(0);
+}
+
+int cuPointerGetAttribute(void *value, int attribute, uint64_t address)
+{
+    if (attribute != 3) return INVALID_VALUE;
+    *(uint64_t *)value = address + 4096;
+    return 0;
+}
+
+int cuMemGetAddressRange_v2(uint64_t *base, size_t *n, uint64_t address)
+{
+    if (address < allocation || address >= allocation + allocation_bytes) return 500;
+    *base = allocation;
+    *n = allocation_bytes;
+    return refused(0);
+}

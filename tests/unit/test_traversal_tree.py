@@ -1,0 +1,212 @@
+"""Simplified trees, against the blocks that the datatypes list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.engine.packers.traversal_tree import (
+    Branch,
+    Gather,
+    Regular,
+    Repeat,
+    Search,
+    Tree,
+    common_word,
+    nesting,
+    simplified,
+)
+from tests.unit.datatype_strategies import build, recipes
+
+
+def bytes_of(tree: Tree) -> np.ndarray:
+    """Displacements of all bytes in packed order."""
+    match tree:
+        case Regular(blocks):
+            return every_byte(blocks.offsets(), np.full(blocks.n_blocks, blocks.block_bytes))
+        case Repeat(count, stride, child):
+            return np.add.outer(np.arange(count) * stride, bytes_of(child)).ravel()
+        case Gather(displacements, child):
+            return np.add.outer(displacements, bytes_of(child)).ravel()
+        case Search(displacements, ends, child):
+            lengths, below = np.diff(ends, prepend=0), bytes_of(child)
+            return np.concatenate(
+                [d + below[:n] for d, n in zip(displacements, lengths, strict=True)]
+            )
+        case Branch(displacements, ends, children):
+            assert ends.tolist() == np.cumsum([child.size for child in children]).tolist()
+            return np.concatenate(
+                [d + bytes_of(child) for d, child in zip(displacements, children, strict=True)]
+            )
+
+
+def every_byte(offsets, lengths) -> np.ndarray:
+    return np.concatenate([np.arange(o, o + n) for o, n in zip(offsets, lengths, strict=True)])
+
+
+def parts(tree: Tree):
+    """The tree and all below it."""
+    yield tree
+    children = getattr(tree, "children", ()) or [getattr(tree, "child", None)]
+    for child in children:
+        if child is not None:
+            yield from parts(child)
+
+
+def depth(tree: Tree) -> int:
+    return sum(1 for _ in parts(tree))
+
+
+@settings(max_examples=300, deadline=None)
+@given(recipes(), st.integers(0, 3), st.sampled_from([(0, 0), (0, 4096), (64, 4096)]))
+def test_random_types_keep_their_bytes_in_order(recipe, count, limits):
+    datatype = build(recipe)
+    placed = simplified(datatype, count, flat_blocks=limits[0], few_units=limits[1])
+    if placed is None:
+        assert datatype.size * count == 0
+        return
+    offset, tree = placed
+    blocks = datatype.blocks(count)
+    expected = every_byte(blocks.offsets, blocks.lengths)
+    assert tree.size == datatype.size * count == expected.size
+    np.testing.assert_array_equal(offset + bytes_of(tree), expected)
+    for part in parts(tree):
+        if isinstance(part, Regular):
+            assert part.blocks.offset == 0
+        elif isinstance(part, Repeat):
+            assert part.count > 1
+            assert not isinstance(part.child, Regular)
+        else:
+            assert len(part.displacements) > 1
+    strided = dt.contiguous(count, datatype).strided
+    if strided is not None:
+        assert isinstance(tree, Regular), "what is regular is one leaf"
+        assert tree.blocks == strided.shifted(-strided.offset)
+        assert offset == strided.offset
+
+
+def test_regular_types_are_one_leaf():
+    for datatype in (
+        dt.vector(5, 3, 7, "f4"),
+        dt.subarray((9, 8, 7), (3, 4, 5), (1, 2, 1), "f8", order="F"),
+        dt.indexed_block(2, np.arange(100) * 5, "f8"),
+        dt.struct([1, 2], [0, 8], ["f8", "i4"]),
+        dt.resized(dt.dup(dt.hvector(4, 1, -12, "i2")), 8, 100),
+    ):
+        offset, tree = simplified(datatype)
+        assert isinstance(tree, Regular)
+        assert offset == datatype.strided.offset
+
+
+def test_lists_of_one_length_need_no_search():
+    rng = np.random.default_rng(1)
+    chosen = np.sort(rng.permutation(1180)[:1024])
+    assert (np.diff(chosen) == 1).any(), "some lie side by side"
+    for displacements in (chosen, rng.permutation(chosen)):
+        datatype = dt.indexed_block(1, displacements, "f8")
+        offset, tree = simplified(datatype, 50)
+        assert isinstance(tree, Repeat)
+        assert isinstance(tree.child, Gather)
+        assert (offset + tree.child.displacements).tolist() == (displacements * 8).tolist()
+
+
+def test_lists_of_long_runs_stay_short():
+    lengths = [1000003, 17, 999983, 5]
+    datatype = dt.hindexed(lengths, [0, 2000000, 3000000, 9000000], "u1")
+    _, tree = simplified(datatype)
+    assert isinstance(tree, Search)
+    assert tree.ends.tolist() == np.cumsum(lengths).tolist()
+    assert tree.child.blocks.block_bytes == 1000003
+
+
+def test_small_irregular_types_become_one_list():
+    inner = dt.struct([1, 1, 3], [0, 16, 32], ["f8", "i4", dt.vector(2, 1, 2, "i4")])
+    datatype = dt.struct([1, 1], [0, 200], [inner, dt.indexed([1, 2], [0, 3], "f8")])
+    _, flat = simplified(datatype)
+    _, deep = simplified(datatype, flat_blocks=0)
+    assert depth(flat) == 2
+    assert any(isinstance(part, Branch) for part in parts(deep))
+    assert (bytes_of(flat) == bytes_of(deep)).all()
+
+
+def test_repetition_does_not_expand_lists():
+    irregular = dt.indexed([1, 2, 1], [0, 5, 3], "f8")
+    datatype = dt.struct([10**9, 10**8], [0, 10**12], [irregular, dt.vector(3, 1, 2, "f4")])
+    _, tree = simplified(dt.contiguous(10**3, datatype), 7)
+    assert tree.size == 7000 * datatype.size
+    assert depth(tree) < 10
+
+
+def test_runs_in_disguise_are_not_expanded_either():
+    run = dt.indexed_block(1, [0, 1, 2], "f8")
+    datatype = dt.struct([10**9, 10**9], [0, 10**11], [run, "i4"])
+    offset, tree = simplified(datatype, few_units=0)
+    assert isinstance(tree, Search)
+    assert (offset, tree.ends.tolist()) == (0, [24 * 10**9, 28 * 10**9])
+
+
+def test_shared_subtrees_are_simplified_once():
+    datatype = dt.indexed([1, 2], [0, 3], "f8")
+    for level in range(30):
+        datatype = dt.struct([1, 2], [0, 100 * 3**level], [datatype, datatype])
+    _, tree = simplified(datatype)
+    seen = set()
+    pending = [tree]
+    while pending:
+        part = pending.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            pending += getattr(part, "children", ()) or ()
+            pending += [part.child] if hasattr(part, "child") else []
+    assert len(seen) < 100
+    assert tree.size == 24 * 3**30
+
+
+def test_no_bytes():
+    for datatype in (
+        dt.contiguous(0, "f8"),
+        dt.struct([], [], []),
+        dt.indexed([0, 0], [1, 2], "f8"),
+    ):
+        assert simplified(datatype, 3) is None
+    assert simplified(dt.primitive("f8"), 0) is None
+
+
+def test_empty_parts_are_left_out():
+    nothing = dt.contiguous(0, "f8")
+    irregular = dt.indexed([1, 0, 2], [0, 50, 3], "f4")
+    datatype = dt.struct([1, 0, 2, 1], [0, 8, 16, 400], ["f8", "f8", nothing, irregular])
+    _, tree = simplified(datatype, flat_blocks=0)
+    assert all(len(part.displacements) > 1 for part in parts(tree) if hasattr(part, "ends"))
+    assert tree.size == 20
+
+
+@pytest.mark.parametrize(
+    ("datatype", "word"),
+    [
+        (dt.contiguous(32, "f8"), 16),
+        (dt.vector(3, 1, 2, "f8"), 8),
+        (dt.vector(3, 2, 4, "f8"), 16),
+        (dt.hvector(3, 1, 12, "f8"), 4),
+        (dt.hvector(3, 1, -6, "i2"), 2),
+        (dt.hindexed([16, 32], [0, 33], "u1"), 1),
+        (dt.hindexed([16, 34], [0, 64], "u1"), 2),
+        (dt.struct([1, 1], [0, 40], [dt.indexed([1, 3], [0, 5], "f8"), "i4"]), 4),
+    ],
+    ids=str,
+)
+def test_the_word_divides_everything(datatype, word):
+    _, tree = simplified(datatype)
+    assert common_word(tree) == word
+
+
+def test_nesting_counts_irregular_constructors():
+    datatype = dt.contiguous(9, dt.vector(2, 1, 2, "f8"))
+    assert nesting(datatype) == 0
+    for level in range(1, 100):
+        datatype = dt.struct([1, 1, 1], [0, 32, 64 + level], [datatype, datatype, "i1"])
+        datatype = dt.resized(datatype, 0, 64)
+        assert nesting(datatype) == 2 * level

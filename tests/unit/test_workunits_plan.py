@@ -1,0 +1,202 @@
+"""Plans of work units: every byte once, forms, bounds and speed, without running a kernel."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.datatypes import BlockList
+from halox.engine.packers import workunits_plan as wp
+from halox.errors import DeviceError
+from tests.unit.datatype_strategies import build, recipes
+
+
+def bytes_of_segments(segments, words):
+    """(array displacement, packed displacement) of every byte, read from the tables one by one."""
+    pairs = []
+    for s in segments:
+        for item in range(s["items"]):
+            array = int(s["array"]) + item * int(s["extent"])
+            packed = int(s["packed"]) + item * int(s["item_bytes"])
+            for unit in range(s["units"]):
+                at, length = int(s["list"]), int(s["block_bytes"])
+                if s["form"] >= wp.SHORT:
+                    low, high, p_low, p_high = map(int, words[at + 4 * unit : at + 4 * unit + 4])
+                    offset = int(np.int64(np.uint64(high << 32 | low)))
+                    described = p_high << 32 | p_low
+                    place, length = described >> 16, described & 0xFFFF
+                    assert 0 < length <= s["block_bytes"]
+                else:
+                    index = unit if s["form"] == wp.REGULAR else int(words[at + unit])
+                    offset, place = index * int(s["granule"]), unit * length
+                pairs += [(array + offset + i, packed + place + i) for i in range(length)]
+    return sorted(pairs, key=lambda pair: pair[1])
+
+
+def bytes_of_blocks(blocks: BlockList):
+    starts = [o + i for o, n in zip(blocks.offsets, blocks.lengths, strict=True) for i in range(n)]
+    return [(int(array), packed) for packed, array in enumerate(starts)]
+
+
+def segments_of(datatype, count=1, unit_bytes=512):
+    part = wp.whole(list(wp.converted(datatype.blocks(), unit_bytes)))
+    return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_every_byte_once_in_order(data):
+    datatype = build(data.draw(recipes()))
+    count = data.draw(st.integers(1, 3))
+    part_blocks = wp._PART_BLOCKS
+    try:
+        wp._PART_BLOCKS = data.draw(st.sampled_from([1, 3, part_blocks]))
+        segments, words = segments_of(datatype, count)
+        assert words.size <= max(wp.most_words(datatype.blocks(), 512), 0)
+    finally:
+        wp._PART_BLOCKS = part_blocks
+    assert bytes_of_segments(segments, words) == bytes_of_blocks(datatype.blocks(count))
+
+
+@pytest.mark.parametrize("unit_bytes", wp.UNIT_BYTES)
+def test_long_blocks_become_equal_units_and_residues(unit_bytes):
+    datatype = dt.hindexed([10_000, 1, 4096, 513] * 5, np.arange(20) * 16_000, "u1")
+    segments, words = segments_of(datatype, unit_bytes=unit_bytes)
+    lengths = []
+    for s in segments:
+        units = words[s["list"] :][: 4 * s["units"]].reshape(-1, 4)
+        lengths += (units[:, 2] & 0xFFFF).tolist()
+    whole_units = 5 * sum(n // unit_bytes for n in (10_000, 1, 4096, 513))
+    assert lengths.count(unit_bytes) == whole_units
+    assert max(lengths) == unit_bytes
+    assert sum(lengths) == datatype.size
+
+
+class TestForms:
+    def forms(self, datatype):
+        segments, _ = segments_of(datatype)
+        return segments["form"].tolist()
+
+    def test_a_vector_is_regular(self):
+        assert self.forms(dt.vector(1000, 3, 7, "f8")) == [wp.REGULAR]
+
+    def test_a_million_equal_steps_are_one_row(self):
+        segments, words = segments_of(dt.vector(200_000, 1, 3, "f8"))
+        assert segments["form"].tolist() == [wp.REGULAR] and words.size == 0
+
+    def test_blocks_alike_take_four_bytes_each(self):
+        datatype = dt.indexed_block(1, [0, 5, 7, 30, 31, 40], "f8")
+        segments, words = segments_of(dt.indexed_block(3, [0, 5, 70, 30, 10], "f8"))
+        assert segments["form"].tolist() == [wp.LISTED] and words.size == 8  # padded
+        assert self.forms(datatype) == [wp.LISTED]  # 8, 8, 16, 8: pieces of 8
+
+    def test_short_multiples_of_a_granule_become_granules(self):
+        rng = np.random.default_rng(0)
+        lengths = rng.choice([1, 2, 6], 1000)
+        datatype = dt.indexed(lengths, np.cumsum(lengths + 3) - lengths, "f4")
+        segments, words = segments_of(datatype)
+        assert segments["form"].tolist() == [wp.LISTED]
+        assert segments["block_bytes"].tolist() == [4]
+        assert words.size <= int(lengths.sum()) + 3
+
+    def test_stretches_have_rows_of_their_own(self):
+        lengths = np.repeat([6, 1, 4], [10, 20, 30])
+        starts = np.random.default_rng(1).permutation(60) * 7
+        assert self.forms(dt.indexed(lengths, starts, "f8")) == [wp.LISTED] * 3
+
+    def test_a_few_large_blocks_need_no_list(self):
+        segments, words = segments_of(dt.hindexed([12, 4000, 400_000], [0, 100, 8000], "u1"))
+        assert segments["form"].tolist() == [wp.REGULAR] * 3 and words.size == 0
+
+    def test_lanes_follow_lengths(self):
+        lengths = np.random.default_rng(2).permutation(np.arange(1, 80))
+        segments, _ = segments_of(dt.indexed(lengths, np.cumsum(lengths + 2) - lengths, "f8"))
+        assert segments["form"].tolist() == [wp.SHORT] * 6 + [wp.LONG]
+        assert segments["lanes_log"].tolist() == [0, 1, 2, 3, 4, 5, 5]
+        assert segments["block_bytes"].tolist()[:6] == [8, 16, 32, 64, 128, 256]
+        assert (segments["word"] == 8).all()
+
+    def test_displacements_past_32_bits(self):
+        """Blocks 5 GiB apart and more; granules of 4 bytes cannot be named in 32 bits."""
+        offsets = np.array([0, 5 << 30, (40 << 30) + 4, 7])
+        segments, words = segments_of(dt.hindexed([8, 8, 8, 1], offsets, "u1"))
+        assert bytes_of_segments(segments, words)[16][0] == (40 << 30) + 4
+        segments, words = segments_of(dt.hindexed_block(8, [0, 5 << 30, (40 << 30) + 4], "u1"))
+        assert [a for a, p in bytes_of_segments(segments, words)][8::8] == [5 << 30, (40 << 30) + 4]
+
+    def test_a_block_of_terabytes_has_no_segment_past_31_bits(self):
+        segments, words = segments_of(dt.contiguous(3 << 40, "u1"))
+        sizes = segments["units"].astype(np.int64) * segments["items"] * segments["block_bytes"]
+        assert sizes.sum() == 3 << 40 and sizes.max() < 1 << 31
+        assert words.size == 0
+
+    def test_many_items_have_no_segment_past_31_bits(self):
+        datatype = dt.resized(dt.indexed_block(1, [0, 5, 7, 31, 40], "f8"), 0, 1 << 20)
+        segments, _ = segments_of(datatype, 1 << 28)
+        sizes = segments["units"].astype(np.int64) * segments["items"] * segments["block_bytes"]
+        assert sizes.sum() == 40 << 28 and sizes.max() < 1 << 31
+        launch = wp.launch_of(segments, sms=132)
+        assert launch.blocks == launch.tiles < 1 << 31
+
+
+class TestLaunch:
+    @pytest.mark.parametrize("nbytes", [1, 64 << 10, 1 << 20, 64 << 20])
+    @pytest.mark.parametrize("max_blocks", [None, 1, 16])
+    def test_tiles_cover_every_segment(self, nbytes, max_blocks):
+        rng = np.random.default_rng(3)
+        n = max(1, nbytes // 400)
+        lengths = rng.integers(1, 100, n)
+        datatype = dt.indexed(lengths, np.cumsum(lengths + 1) - lengths, "f8")
+        segments, _ = segments_of(datatype)
+        launch = wp.launch_of(segments, sms=132, max_blocks=max_blocks)
+        assert launch.blocks <= (max_blocks or launch.tiles)
+        ends = np.append(launch.segments["first_tile"][1:], launch.tiles)
+        units = launch.segments["units"].astype(np.int64) * launch.segments["items"]
+        whole = np.where(
+            launch.segments["form"] <= wp.REGULAR, units * launch.segments["block_bytes"], units
+        )
+        tiles = ends - launch.segments["first_tile"]
+        assert (tiles * launch.segments["tile"] >= whole).all()
+        assert ((tiles - 1) * launch.segments["tile"] < whole).all()
+
+    def test_a_small_message_spreads_over_the_sms(self):
+        segments, _ = segments_of(dt.vector(512, 16, 32, "f8"))
+        launch = wp.launch_of(segments, sms=132)
+        assert launch.blocks >= 64 and launch.threads == 64
+
+    def test_unit_bytes_follow_the_message(self):
+        chosen = [
+            wp.default_unit_bytes(n) for n in (0, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 1 << 40)
+        ]
+        assert chosen == [512, 512, 1024, 2048, 2048, 2048]
+
+    def test_wrong_unit_bytes(self):
+        with pytest.raises(DeviceError, match="unit_bytes: got 100"):
+            list(wp.converted(dt.contiguous(4, "f8").blocks(), 100))
+
+
+@pytest.mark.parametrize("kind", ["alike", "mixed", "granules", "odd"])
+def test_a_million_blocks_convert_without_a_loop_over_them(kind):
+    """A Python loop would take a second; this takes some 30 ms."""
+    rng, n = np.random.default_rng(4), 1_000_000
+    if kind == "alike":
+        blocks = BlockList(rng.permutation(2 * n)[:n] * 8, np.full(n, 8))
+    else:
+        lengths = {
+            "mixed": rng.integers(1, 60, n) * 8,
+            "granules": rng.choice([4, 8, 24], n),
+            "odd": rng.integers(1, 60, n),
+        }[kind]
+        blocks = BlockList(np.cumsum(lengths + 8) - lengths, lengths)
+    took = []
+    for _ in range(3):
+        start = perf_counter()
+        parts = list(wp.converted(blocks, 4096))
+        took.append(perf_counter() - start)
+    assert min(took) < 0.4
+    assert sum(part.words.size for part in parts) <= wp.most_words(blocks, 4096)
