@@ -95,6 +95,9 @@ def _not_placed(case: Case, direction: str, destination: str, error: str) -> Row
     return Row(*what, "", "-", "packer", error=error)
 
 
+_GRAPH_COPIES = 8
+
+
 class _Bench:
     """All methods on one case, one destination and one direction."""
 
@@ -221,7 +224,9 @@ class _Bench:
                 packer.pack(placed.addresses[turn], buffer.address(turn), stream)
 
         self._check(call, buffer)
-        times = self._timed(call)
+        # A call of many copies is as many nodes of a graph, a thousand times over: it takes minutes.
+        few = getattr(packer, "calls", 1) <= _GRAPH_COPIES
+        times = self._timed(call, graph=few)
         if method != "auto":
             return times
         host_us = self._public_host_us() if self._destination == "device" else None
