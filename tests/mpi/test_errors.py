@@ -302,6 +302,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         FieldError,
         "bytes",
     ),
+    "a receive that touches a byte twice": (
+        exchange(ring(dt.contiguous(4, "f8")), from_left(dt.hindexed_block(2, [0, 8], "f8"))),
+        DatatypeError,
+        "touch some byte twice",
+    ),
     "a datatype of negative count": (
         lambda c: dt.vector(-1, 1, 1, "f8"),
         DatatypeError,

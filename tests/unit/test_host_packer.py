@@ -298,3 +298,23 @@ def test_pack_into_a_given_buffer_returns_its_part() -> None:
     assert (buffer[24:] == 0xA5).all()
     assert pack(filled(9), contiguous(0, "f8")).size == 0
     assert pack(filled(9), as_datatype("f8"), count=0).size == 0
+
+
+def test_types_that_touch_a_byte_twice_are_packed_but_not_unpacked() -> None:
+    twice = indexed_block(2, [0, 1], "f8")
+    assert pack(filled(9), twice).view("f8").tolist() == [0, 1, 1, 2]
+    target = filled(9)
+    with pytest.raises(DatatypeError, match="touch some byte twice"):
+        unpack(np.zeros(32, np.uint8), twice, target)
+    with pytest.raises(DatatypeError, match="touch some byte twice"):
+        unpack(np.zeros(32, np.uint8), resized(contiguous(2, "f8"), 0, 8), target, count=2)
+    assert target.tolist() == filled(9).tolist()
+
+
+def test_methods_are_for_the_memory_they_fit() -> None:
+    assert pack(filled(3), "f8", method="host").view("f8").tolist() == [0]
+    for method in ("strided", "nonsense"):
+        with pytest.raises(DatatypeError, match=f"method: got '{method}', which"):
+            pack(filled(3), "f8", method=method)
+        with pytest.raises(DatatypeError, match=f"method: got '{method}', which"):
+            unpack(np.zeros(8, np.uint8), "f8", filled(3), method=method)
