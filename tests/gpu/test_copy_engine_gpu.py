@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from time import perf_counter_ns
 
 import numpy as np
 import pytest
@@ -33,19 +32,11 @@ from halox.engine.packers.absolute import check_absolute  # noqa: E402
 from halox.engine.packers.copy_engine import CopyEnginePacker  # noqa: E402
 from halox.engine.packers.host import HostPacker  # noqa: E402
 from halox.errors import DeviceError, FieldError  # noqa: E402
+from tests.gpu import guarded  # noqa: E402
+from tests.gpu.guarded import DEVICE, GUARD, MARGIN, host_us  # noqa: E402
 
-DEVICE = 0
-GUARD = 0xA5
-MARGIN = 256
 BEFORE = 1 << 16
 """Bytes of every array before displacement 0, for types that reach there."""
-
-
-@pytest.fixture(autouse=True)
-def finished():
-    """A copy's failure belongs to the test that asked for it."""
-    yield
-    cp.cuda.runtime.deviceSynchronize()
 
 
 @pytest.fixture(params=["legacy", "blocking", "non-blocking", "per thread"])
@@ -66,28 +57,23 @@ def coded(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, GUARD, nbytes, np.uint8)
 
 
-class Guarded:
-    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
+class Guarded(guarded.Guarded):
+    """Waits for the whole GPU: streams of most kinds do not wait for CuPy's, which fills the memory."""
 
     def __init__(self, nbytes: int, offset: int = 0) -> None:
-        self.memory = cp.full(nbytes + 2 * MARGIN + 16, GUARD, np.uint8)
-        self.start, self.stop = MARGIN + offset, MARGIN + offset + nbytes
-        self.pointer = int(self.memory.data.ptr) + self.start
+        super().__init__(nbytes, offset)
         cp.cuda.runtime.deviceSynchronize()
 
     def get(self) -> np.ndarray:
         cp.cuda.runtime.deviceSynchronize()
-        everything = self.memory.get()
-        assert (everything[: self.start] == GUARD).all(), "bytes before the target were written"
-        assert (everything[self.stop :] == GUARD).all(), "bytes after the target were written"
-        return everything[self.start : self.stop]
+        return super().get()
 
 
 def on_device(array: np.ndarray, offset: int = 0) -> Guarded:
-    guarded = Guarded(array.nbytes, offset)
-    guarded.memory[guarded.start : guarded.stop] = cp.asarray(array)
+    made = Guarded(array.nbytes, offset)
+    made.array[:] = cp.asarray(array)
     cp.cuda.runtime.deviceSynchronize()
-    return guarded
+    return made
 
 
 TYPES = {
@@ -221,7 +207,7 @@ class TestPacker:
         assert (packed.get() == GUARD).all()
         for seed in (1, 2):
             host = coded(2 * BEFORE, seed)
-            source.memory[source.start : source.stop] = cp.asarray(host)
+            source.array[:] = cp.asarray(host)
             cp.cuda.runtime.deviceSynchronize()
             graph.launch(stream)
             expected = np.zeros(datatype.size, np.uint8)
@@ -239,7 +225,7 @@ class TestPacker:
         with stream:
             for _ in range(30):
                 cp.sqrt(large, out=large)
-            source.memory[source.start : source.stop] = 7
+            source.array[:] = 7
             packer.pack(source.pointer + 1024, packed.pointer, stream.ptr)
         assert (packed.get() == 7).all()
 
@@ -328,16 +314,7 @@ class TestPacker:
         ways["memcpy_2d_async"] = partial(
             memcpy_2d_async, packed.pointer, 16, source.pointer, 40, 16, 100, stream.ptr
         )
-        took = {}
-        for name, call in ways.items():
-            times = []
-            for _ in range(5):
-                stream.synchronize()
-                start = perf_counter_ns()
-                for _ in range(200):
-                    call()
-                times.append((perf_counter_ns() - start) / 200e3)
-            took[name] = sorted(times)[2]
+        took = {name: host_us(call) for name, call in ways.items()}
         print("\nhost microseconds a call:", {name: round(us, 2) for name, us in took.items()})
         assert took["rows"] < took["memcpy_2d_async"]
 

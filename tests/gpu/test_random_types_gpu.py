@@ -24,12 +24,12 @@ require("gpu")
 import cupy as cp  # noqa: E402
 
 from halox.engine.packers.choosing import packers  # noqa: E402
+from tests.gpu.guarded import GUARD  # noqa: E402
 
 SHARD, SHARDS = map(int, (os.environ.get("HALOX_RANDOM_SHARD") or "0/1").split("/"))
 EXAMPLES = int(os.environ.get("HALOX_RANDOM_TYPES", "10000")) // SHARDS
 SPAN = 1 << 17  # bytes of the array, displacement 0 in the middle
 PACKED = 1 << 16
-GUARD = 0xA5
 
 
 class Memory:

@@ -6,7 +6,6 @@ import mmap
 import os
 import tempfile
 import threading
-from time import perf_counter_ns
 
 import numpy as np
 import pytest
@@ -26,48 +25,15 @@ from halox.engine.memory import pinned, register  # noqa: E402
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired  # noqa: E402
 from halox.engine.packers.strided import StridedAdd, StridedCopy  # noqa: E402
 from halox.errors import DatatypeError, DeviceError  # noqa: E402
-
-DEVICE = 0
-GUARD = 0xA5
-
-
-@pytest.fixture(autouse=True)
-def finished():
-    """A kernel's failure belongs to the test that launched it."""
-    yield
-    cp.cuda.runtime.deviceSynchronize()
-
-
-def coded(shape, dtype) -> np.ndarray:
-    """Bytes that differ from place to place and never equal the guard, on the host."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    flat = ((np.arange(nbytes) * 7 + np.arange(nbytes) // 251) % 251 % GUARD).astype(np.uint8)
-    return flat.view(dtype).reshape(shape)
-
-
-class Guarded:
-    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
-
-    def __init__(self, nbytes, offset=0, margin=256):
-        self.memory = cp.full(nbytes + 2 * margin + 16, GUARD, np.uint8)
-        self.start, self.stop = margin + offset, margin + offset + nbytes
-        self.pointer = int(self.memory.data.ptr) + self.start
-
-    @property
-    def array(self):
-        return self.memory[self.start : self.stop]
-
-    def get(self) -> np.ndarray:
-        everything = self.memory.get()
-        assert (everything[: self.start] == GUARD).all(), "bytes before the target were written"
-        assert (everything[self.stop :] == GUARD).all(), "bytes after the target were written"
-        return everything[self.start : self.stop]
-
-
-def on_device(array: np.ndarray, offset=0) -> Guarded:
-    guarded = Guarded(array.nbytes, offset)
-    guarded.array[:] = cp.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return guarded
+from tests.gpu.guarded import (  # noqa: E402
+    DEVICE,
+    GUARD,
+    Guarded,
+    coded,
+    host_us,
+    on_device,
+    stall,
+)
 
 
 def packing(pointer, packed, datatype, count=1):
@@ -76,13 +42,6 @@ def packing(pointer, packed, datatype, count=1):
 
 def unpacking(pointer, packed, datatype, count=1):
     return [Copy(b, a) for a, b in packing(pointer, packed, datatype, count)]
-
-
-def stall():
-    """Keep CuPy's current stream busy for some milliseconds."""
-    large = cp.ones(1 << 25)
-    for _ in range(30):
-        cp.sqrt(large, out=large)
 
 
 BOXES = [
@@ -436,15 +395,6 @@ class TestLaunch:
             ),
         }
         assert isinstance(prepared, PreparedLaunch)
-        took = {}
-        for name, call in ways.items():
-            times = []
-            for _ in range(5):
-                stream.synchronize()
-                start = perf_counter_ns()
-                for _ in range(200):
-                    call()
-                times.append((perf_counter_ns() - start) / 200e3)
-            took[name] = sorted(times)[2]
+        took = {name: host_us(call) for name, call in ways.items()}
         print("\nhost microseconds a launch:", {name: round(us, 2) for name, us in took.items()})
         assert took["PreparedLaunch.launch"] < took["CuPy function call"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from time import perf_counter_ns
 
 import numpy as np
 import pytest
@@ -28,42 +27,9 @@ from halox.engine.packers.strided import StridedPacker  # noqa: E402
 from halox.engine.packers.traversal import TraversalPacker  # noqa: E402
 from halox.engine.packers.traversal_plan import plan  # noqa: E402
 from halox.engine.packers.traversal_tree import simplified  # noqa: E402
+from tests.gpu.guarded import DEVICE, GUARD, Guarded, coded, host_us, on_device  # noqa: E402
 
-DEVICE = 0
-GUARD = 0xA5
 HALF = 1 << 17
-
-
-@pytest.fixture(autouse=True)
-def finished():
-    """A kernel's failure belongs to the test that launched it."""
-    yield
-    cp.cuda.runtime.deviceSynchronize()
-
-
-def coded(nbytes) -> np.ndarray:
-    """Bytes that differ from place to place and never equal the guard, on the host."""
-    numbers = np.arange(nbytes)
-    return ((numbers * 7 + numbers // 251) % 251 % GUARD).astype(np.uint8)
-
-
-class Guarded:
-    """``nbytes`` of device memory at an offset from 256-byte alignment, guards on both sides."""
-
-    def __init__(self, nbytes, offset=0, margin=256):
-        self.memory = cp.full(nbytes + 2 * margin + 16, GUARD, np.uint8)
-        self.start, self.stop = margin + offset, margin + offset + nbytes
-        self.pointer = int(self.memory.data.ptr) + self.start
-
-    @property
-    def array(self):
-        return self.memory[self.start : self.stop]
-
-    def get(self) -> np.ndarray:
-        everything = self.memory.get()
-        assert (everything[: self.start] == GUARD).all(), "bytes before the target were written"
-        assert (everything[self.stop :] == GUARD).all(), "bytes after the target were written"
-        return everything[self.start : self.stop]
 
 
 def stream():
@@ -75,8 +41,7 @@ def check(datatype, count=1, *, at=0, to=0, max_blocks=None, half=HALF, packer=N
     host = coded(2 * half)
     expected = np.zeros(datatype.size * count, np.uint8)
     HostPacker(host[half:], datatype, count).pack(expected)
-    source, packed = Guarded(host.size, at), Guarded(expected.size, to)
-    source.array[:] = cp.asarray(host)
+    source, packed = on_device(host, at), Guarded(expected.size, to)
     packer = packer or TraversalPacker(datatype, count, DEVICE, max_blocks)
     packer.pack(source.pointer + half, packed.pointer, stream())
     assert packed.get().tobytes() == expected.tobytes()
@@ -314,15 +279,9 @@ class TestLaunches:
         source, packed = cp.zeros(4000), cp.zeros(4000)
         packer = TraversalPacker(dt.vector(1000, 1, 2, "f8"), 1, DEVICE)
         here, there, where = int(source.data.ptr), int(packed.data.ptr), stream()
-        times = []
-        for _ in range(5):
-            cp.cuda.runtime.deviceSynchronize()
-            start = perf_counter_ns()
-            for _ in range(200):
-                packer.pack(here, there, where)
-            times.append((perf_counter_ns() - start) / 200e3)
-        print(f"\nhost microseconds a pack: {sorted(times)[2]:.2f}")
-        assert sorted(times)[2] < 20
+        took = host_us(lambda: packer.pack(here, there, where))
+        print(f"\nhost microseconds a pack: {took:.2f}")
+        assert took < 20
 
 
 def spilled(entry, **defines):

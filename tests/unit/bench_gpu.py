@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import subprocess
 import time
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,13 +27,7 @@ from halox.cli.bench.reference import mixed
 from halox.engine.compiler import preamble
 from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError
-
-SHIM = Path(__file__).with_name("cpu_shim.h")
-FLAGS = [
-    *("-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"),
-    *("-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
-    *("-fsanitize=undefined", "-fno-sanitize-recover=all"),
-]
+from tests.unit.cpu_kernels import SHIM, shared_library
 
 ENTRIES = {
     "bench": """
@@ -65,13 +56,8 @@ extern "C" void run_triangle(unsigned grid, unsigned block, u64 array, u64 packe
 @cache
 def library(name: str, settings: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
     """Compile a kernel file of the benchmarks for the CPU."""
-    folder = Path(mkdtemp(prefix="halox-bench-"))
     text = f'{preamble(settings)}#include "{SHIM}"\n{kernels.source(name)}\n{ENTRIES[name]}'
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", *FLAGS, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return shared_library(text, "-O1")  # megabytes go through these
 
 
 class Launch:

@@ -25,10 +25,25 @@ FLAGS = [
 ]
 
 
+def build(source: Path, library: Path, *flags: str) -> Path:
+    """Make a shared library of a source file with g++."""
+    command = ["g++", *flags, str(source), "-o", str(library)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if result.returncode:
+        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
+    return library
+
+
+def shared_library(text: str, *flags: str) -> ctypes.CDLL:
+    """Compile the text of a kernel, behind the shim, and load it; further flags come last."""
+    folder = Path(mkdtemp(prefix="halox-kernel-"))
+    (folder / "kernel.cpp").write_text(text)
+    return ctypes.CDLL(str(build(folder / "kernel.cpp", folder / "kernel.so", *FLAGS, *flags)))
+
+
 @cache
 def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = "") -> ctypes.CDLL:
     """A kernel file as a shared library with a function ``run`` beside the kernel."""
-    folder = Path(mkdtemp(prefix="halox-kernel-"))
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
@@ -40,12 +55,7 @@ extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u6
 }}
 {extra}
 """
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", *FLAGS, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if result.returncode:
-        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return shared_library(text)
 
 
 def run(
@@ -105,7 +115,6 @@ def aligned(nbytes: int, offset: int = 0) -> np.ndarray:
 @cache
 def workunits_library() -> ctypes.CDLL:
     """workunits.cu as a shared library with a function for each kernel, ``run_`` before its name."""
-    folder = Path(mkdtemp(prefix="halox-kernel-"))
     runs = "".join(
         f"""
 extern "C" void run_workunits_{name}(unsigned grid, unsigned block, int backwards, u64 array,
@@ -131,12 +140,7 @@ extern "C" { unsigned long layout[] = {
     AT(block_shift), AT(word), AT(form), AT(lanes_log)}; }
 """
     text = f'#include "{SHIM}"\n{source("workunits")}\n{runs}\n{numbers}'
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", *FLAGS, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if result.returncode:
-        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return shared_library(text)
 
 
 def run_workunits(

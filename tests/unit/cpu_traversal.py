@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from halox.datatypes import Datatype
 from halox.engine.compiler import preamble, source
 from halox.engine.packers.traversal_plan import TraversalPlan, plan
 from halox.engine.packers.traversal_tree import common_word, simplified
-from tests.unit.cpu_kernels import FLAGS, SHIM
+from tests.unit.cpu_kernels import SHIM, shared_library
 
 _RUN = """
 extern "C" void run(unsigned grid, unsigned block, int backwards, unsigned shared_bytes, int entry, int unpack,
@@ -43,17 +40,11 @@ ENTRIES = ("_regular", "_chain", "")
 @cache
 def library(defines: tuple[tuple[str, str], ...], extra: str = "") -> ctypes.CDLL:
     """The kernels as a shared library with a function ``run`` beside them."""
-    folder = Path(mkdtemp(prefix="halox-kernel-"))
     text = (
         f'{preamble(defines)}#include "{SHIM}"\n{source("traversal")}\n'
         f"thread_local Piece shared_image[4096];\n{_RUN.format(extra=extra)}"
     )
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", *FLAGS, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if result.returncode:
-        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return shared_library(text)
 
 
 def aligned_copy(values: np.ndarray) -> np.ndarray:

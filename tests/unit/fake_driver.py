@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,6 +11,7 @@ from tempfile import mkdtemp
 from unittest.mock import patch
 
 from halox.engine import driver, libcuda
+from tests.unit.cpu_kernels import build
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")
 FLAGS = ("-x", "c", "-std=c11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -26,11 +26,7 @@ def compiled(form: int, without: tuple[str, ...] = ()) -> Path:
     """The library of a driver with the form of batched copies, and without some functions."""
     path = Path(mkdtemp(prefix="halox-driver-")) / "libcuda.so"
     renamed = [f"-D{name}=no_{name}" for name in without]
-    command = ["g++", *FLAGS, f"-DFORM={form}", *renamed, str(SOURCE), "-o", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if result.returncode:
-        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
-    return path
+    return build(SOURCE, path, *FLAGS, f"-DFORM={form}", *renamed)
 
 
 class FakeDriver:

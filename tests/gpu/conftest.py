@@ -1,0 +1,14 @@
+"""What every test on a GPU begins and ends with."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def finished():
+    """A kernel's failure belongs to the test that launched it."""
+    yield
+    import cupy
+
+    cupy.cuda.runtime.deviceSynchronize()
