@@ -10,6 +10,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.typed import Exchange, Recv, Send
 from halox.grid import Grid
+from halox.transpose import Transpose
 
 __all__ = [
     "BOTTOM",
@@ -21,6 +22,7 @@ __all__ = [
     "Recv",
     "Report",
     "Send",
+    "Transpose",
     "__version__",
     "datatypes",
     "errors",

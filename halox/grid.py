@@ -33,13 +33,13 @@ from halox.engine.devices import allocate, array_module, choose_device, to_host
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
 from halox.exchange.halo import halo_draft
-from halox.exchange.making import make_plan
+from halox.exchange.making import Draft, make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
-from halox.exchange.selection import reads_in_place
+from halox.exchange.selection import reads_in_place, wished_path
+from halox.exchange.surroundings import Surroundings
 from halox.field_options import field_spec, fixed_dtype
-from halox.transports.arena import SharedArena
-from halox.transports.base import Operation, Surroundings
+from halox.transports.base import Operation
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -69,9 +69,11 @@ class Grid:
         Whether exchanges fill edges and corners of the halo too.
     device : {"auto", "cpu", "gpu"}
         Where fields live: NumPy or CuPy arrays. "auto" is "gpu" where CuPy and a GPU are found. Ranks of one
-        node take its GPUs in turn.
+        machine take its GPUs in turn; a rank alone takes the current one.
     placement : bool
         Whether blocks are given to ranks so that the largest faces stay within nodes.
+    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
+        The data path of all messages to other ranks; by default that of HALOX_PATH, or else the fastest.
 
     Attributes
     ----------
@@ -102,6 +104,8 @@ class Grid:
         If ranks give different arguments.
     DeviceError
         If ``device="gpu"`` and there is none, or ranks would differ.
+    PathError
+        If there is no such path; if it cannot be taken here, the exchanges say so.
     MissingPackageError
         If there is no mpi4py or no MPI library.
 
@@ -133,10 +137,10 @@ class Grid:
         corners: bool = True,
         device: Literal["auto", "cpu", "gpu"] = "auto",
         placement: bool = True,
+        path: str | None = None,
     ) -> None:
         self._world = world = World(comm)
-        self._arena = SharedArena(world)
-        self._surroundings = Surroundings(world, self._arena)
+        self._surroundings = Surroundings(world)
         self._plans = PlanCache()
         self._layouts: dict[int, tuple[weakref.ref[Any], FieldLayout]] = {}
         self._plan_number = 0
@@ -156,15 +160,17 @@ class Grid:
                 spec = FieldSpec(normalise_halo(halo, decomposition.ndim))
                 layout = FieldLayout(decomposition, world.rank, spec)
                 layout.check_widths()
-                return decomposition, layout, choose_device(device, world.node_rank)
+                wished_path(path)
+                return decomposition, layout, choose_device(device, world.turn)
 
             self._decomposition, self._layout, self.device_id = world.guarded(
                 build, "the making of a grid"
             )
             self.corners = bool(corners)
+            self._path = path
             self._compare_arguments()
         except HaloxError as error:
-            world.close_after(error)
+            self._surroundings.close_after(error)
             raise
         self.comm: MPI.Intracomm = world.comm
         self.rank: int = world.rank
@@ -192,6 +198,7 @@ class Grid:
             "corners": self.corners,
             "device": "cpu" if self.device_id is None else "gpu",
             "placement": decomposition.placement.coords,
+            "path": self._path,
         }
         first = world.comm.bcast(mine)
         differs = next((name for name in mine if mine[name] != first[name]), None)
@@ -429,8 +436,15 @@ class Grid:
             plan = self._cached("add", fields, bool(key[1]), key)
         plan()
 
-    def plan(self, *fields: Any, corners: bool | None = None) -> Plan:
+    def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
+
+        Parameters
+        ----------
+        *fields, corners
+            As of `exchange`.
+        path : str, optional
+            As of `Grid`, for this plan.
 
         Returns
         -------
@@ -439,10 +453,10 @@ class Grid:
 
         Notes
         -----
-        Collective. Parameters and errors as of `exchange`.
+        Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
         """
         with_corners = self.corners if corners is None else bool(corners)
-        return self._plan("copy", fields, with_corners, keep=True)
+        return self._plan("copy", fields, with_corners, keep=True, path=path)
 
     def explain(self, *fields: Any) -> Report | str:
         """Tell how the grid is divided; given fields, tell how their exchange travels.
@@ -467,13 +481,15 @@ class Grid:
         return plan
 
     def _plan(
-        self, operation: Operation, fields: tuple[Any, ...], corners: bool, *, keep: bool
+        self,
+        operation: Operation,
+        fields: tuple[Any, ...],
+        corners: bool,
+        *,
+        keep: bool,
+        path: str | None = None,
     ) -> Plan:
-        self._world.check_open()
-        self._plans.sweep()
-        self._plan_number += 1
-
-        def draft() -> Any:
+        def draft() -> Draft:
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
             layouts = [self.layout(field) for field in fields]
@@ -491,7 +507,18 @@ class Grid:
                 fields, layouts, operation=operation, corners=corners, device=self.device_id
             )
 
-        plan = make_plan(self._surroundings, draft, self._plan_number, keep=keep)
+        return self._make_plan(draft, keep=keep, path=path)
+
+    def _make_plan(
+        self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None
+    ) -> Plan:
+        """Make a plan on this grid's ranks that ends with the grid; `Transpose` makes its own by this too."""
+        self._world.check_open()
+        self._plans.sweep()
+        self._plan_number += 1
+        plan = make_plan(
+            self._surroundings, draft, self._plan_number, keep=keep, path=path or self._path
+        )
         self._all_plans.add(plan)
         return plan
 
@@ -591,8 +618,7 @@ class Grid:
             self._plans.clear()
             for plan in list(self._all_plans):
                 plan.close()
-            self._arena.close()
-            self._world.close()
+            self._surroundings.close()
 
     def __enter__(self) -> Grid:
         """Return the grid."""
@@ -645,7 +671,10 @@ class Grid:
         layout, found = self._world.guarded(build, "an allocation")
         array = None
         if self.device_id is None and reads_in_place(layout, found.itemsize):
-            array = self._arena.array(layout.padded_shape, found)
+            array = self._surroundings.arena.array(layout.padded_shape, found)
+        elif self.device_id is not None and self._world.node_comm.size > 1:
+            # Memory that neighbours can map, so that they can store into its halo.
+            array = self._surroundings.use_device(self.device_id).array(layout.padded_shape, found)
         if array is None:
             array = allocate(layout.padded_shape, found, self.device_id)
         if value is not None:

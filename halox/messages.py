@@ -66,8 +66,13 @@ class Message:
         return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts)
 
     @cached_property
+    def is_strided(self) -> bool:
+        """Whether each part is, as a whole, strided blocks."""
+        return all(part.datatype.items(part.count).strided is not None for part in self.parts)
+
+    @cached_property
     def signatures(self) -> tuple[tuple[Signature, int], ...]:
-        """Signature and count of each part; equal on both ends of a valid message."""
+        """Signature and count of each part; their products are equal on both ends of a valid message."""
         return tuple((part.datatype.signature, part.count) for part in self.parts)
 
     @cached_property
@@ -132,7 +137,7 @@ def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequenc
             f"{len(expected)} from it; give both ends the same fields in the same order"
         )
     for number, (theirs, ours) in enumerate(zip(received, expected, strict=True)):
-        if theirs != ours:
+        if theirs[0] * theirs[1] != ours[0] * ours[1]:
             raise MismatchError(
                 f"datatype {number} of the message from rank {peer} to rank {rank} differs: sent "
                 f"{_readable(theirs)}, received as {_readable(ours)}; the same field needs the same "

@@ -20,7 +20,8 @@ DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
 
 _HANDSHAKE_TAG = 1
-_SPINS_BEFORE_YIELD = 64
+_SPINS_BEFORE_YIELD = 200
+_YIELDS_BEFORE_CLOCK = 200
 
 
 def load_mpi() -> Any:
@@ -87,7 +88,7 @@ class Waiter:
             if ready():
                 return
         give_way = os.sched_yield
-        for _ in range(200):
+        for _ in range(_YIELDS_BEFORE_CLOCK):
             if ready():
                 return
             give_way()
@@ -117,12 +118,13 @@ class World:
         Place in ``comm`` and its size.
     nodes : tuple of int
         For each rank the number of its node.
-    node_rank : int
-        Place among the ranks of this node.
+    node_rank, machine_rank : int
+        Place among the ranks of this node; and of this machine, which ``HALOX_NODE`` may divide into several nodes.
 
     Notes
     -----
-    Collective. ``HALOX_NODE=rank`` declares every rank a node of its own.
+    Collective. A node is what can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with
+    different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
@@ -138,10 +140,7 @@ class World:
         self.limit_s = timeout_s()
         self.comm: MPI.Intracomm = comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
-        alone = os.environ.get("HALOX_NODE", "") == "rank"
-        self.node_comm: MPI.Intracomm = (
-            self.comm.Split(self.rank, 0) if alone else self.comm.Split_type(mpi.COMM_TYPE_SHARED)
-        )
+        self.node_comm: MPI.Intracomm = self._find_node()
         self.node_rank = self.node_comm.rank
         leader = self.node_comm.bcast(self.rank)
         leaders = self.comm.allgather(leader)
@@ -155,6 +154,22 @@ class World:
         self.crowded: bool = self.comm.allreduce(self.node_comm.size > len(cores), op=mpi.LOR)
         self.closed = False
 
+    def _find_node(self) -> MPI.Intracomm:
+        """Return the ranks that share memory with this one and name their node alike."""
+        machine = self.comm.Split_type(self.mpi.COMM_TYPE_SHARED)
+        name = os.environ.get("HALOX_NODE", "")
+        self.machine_rank: int = machine.rank
+        names = machine.allgather(f"rank {self.rank}" if name == "rank" else f"name {name}")
+        node: Any = machine.Split(names.index(names[machine.rank]), 0)
+        machine.Free()
+        found: MPI.Intracomm = node
+        return found
+
+    @property
+    def turn(self) -> int | None:
+        """Whose turn this rank is when the machine's GPUs are handed out; None for a rank alone."""
+        return None if self.size == 1 else self.machine_rank
+
     def waiter(self) -> Waiter:
         """Return a waiter with this world's limit."""
         return Waiter(self.limit_s, self.crowded)
@@ -166,8 +181,14 @@ class World:
                 "the grid or exchange is closed; make a new one, or call close() only after the last use"
             )
 
-    def wait(self, requests: Sequence[MPI.Request], what: str) -> None:
+    def wait(self, requests: Sequence[MPI.Request], what: str | Callable[[], str]) -> None:
         """Wait for requests, at most for the limit.
+
+        Parameters
+        ----------
+        requests : sequence of MPI.Request
+        what : str or callable
+            What for, for the text of a timeout; a callable is asked when it comes to that.
 
         Raises
         ------
@@ -176,7 +197,8 @@ class World:
         """
         Testall = self.mpi.Request.Testall
         self.waiter().until(
-            lambda: Testall(requests), lambda: f"rank {self.rank} has waited {what}"
+            lambda: Testall(requests),
+            lambda: f"rank {self.rank} has waited {what() if callable(what) else what}",
         )
 
     def agree(self, error: Exception | None, doing: str) -> None:

@@ -21,6 +21,11 @@ def _missing(need: str) -> str | None:
         from halox.engine.cuda import why_no_gpu
 
         return why_no_gpu()
+    if need == "netns":
+        from tests.netns import why_none
+
+        reason = why_none()
+        return None if reason is None else f"NOT RUN on two network namespaces: {reason}"
     raise ValueError(f"unknown need {need!r}")
 
 

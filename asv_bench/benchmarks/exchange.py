@@ -1,70 +1,114 @@
-"""Halo exchange between ranks on CPU cores, beside the same with mpi4py's subarray types."""
+"""Halo exchange and ping-pong between ranks on CPU cores, beside mpi4py; both run the ``halox bench`` command."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from halox.cli import launcher
+SELECTED = "selected"
+MPI_TYPES = "mpi4py types, Isend/Irecv"
+PINGPONG_TYPES = "mpi4py types"
 
-WORKER = Path(__file__).parents[1] / "exchange_worker.py"
+
+def measured(kind: str, *words: str, limit_s: float) -> list[dict[str, Any]]:
+    """Rows of ``halox bench KIND``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        ended = subprocess.run(
+            [sys.executable, "-m", "halox", "bench", kind, *words, "--json", str(file)],
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        if ended.returncode != 0:
+            raise RuntimeError(f"{kind} {' '.join(words)} failed:\n{ended.stdout}{ended.stderr}")
+        rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
 
 
 class Faces:
     """Both faces normal to one axis of an N^3 float64 block, periodic, halo 1; the slowest rank."""
 
-    params = ([64, 128], [2, 4], ["x", "z"])
+    params = ([64, 128], [2, 4], ["x", "z", "all"])
     param_names = ("N", "ranks", "faces")
     timeout = 600
     number = 1
-    repetitions = 300
+    batches = 21
 
     @classmethod
     def small(cls) -> Faces:
         tiny = cls()
-        tiny.params = ([8], [2], ["x", "z"])
-        tiny.repetitions = 3
+        tiny.params = ([8], [2], ["x", "all"])
+        tiny.batches = 1
         return tiny
 
     def setup_cache(self) -> dict[tuple[int, int, str], dict[str, Any]]:
         sizes, rank_counts, faces = self.params
-        return {
-            (n, ranks, axis): self._measure(n, ranks, axis)
-            for n in sizes
-            for ranks in rank_counts
-            for axis in faces
-        }
-
-    def _measure(self, n: int, ranks: int, axis: str) -> dict[str, Any]:
-        ended = subprocess.run(
-            launcher.command(
-                launcher.find(), ranks, [str(WORKER), str(n), axis, str(self.repetitions)]
-            ),
-            env=launcher.environment(ranks),
-            capture_output=True,
-            text=True,
-            timeout=self.timeout,
-            check=False,
-        )
-        if ended.returncode != 0:
-            raise RuntimeError(f"{ranks} ranks failed:\n{ended.stderr}")
-        figures: dict[str, Any] = json.loads(ended.stdout)
-        return figures
+        found: dict[tuple[int, int, str], dict[str, Any]] = {}
+        for ranks in rank_counts:
+            words = ["-n", str(ranks), "--device", "cpu", "--repeats", str(self.batches)]
+            words += ["--sizes", ",".join(map(str, sizes)), "--faces", ",".join(faces)]
+            for row in measured("exchange", *words, limit_s=self.timeout):
+                key = row["shape"][0], ranks, row["faces"]
+                found.setdefault(key, {"bytes": row["bytes_each_way"]})[row["name"]] = row["us"]
+        return found
 
     def track_exchange(self, measured: Any, n: int, ranks: int, faces: str) -> float:
-        return float(measured[n, ranks, faces]["halox_us"])
+        return float(measured[n, ranks, faces][SELECTED])
 
     track_exchange.unit = "us"  # type: ignore[attr-defined]
 
     def track_time_over_mpi4py(self, measured: Any, n: int, ranks: int, faces: str) -> float:
         figures = measured[n, ranks, faces]
-        return float(figures["halox_us"] / figures["mpi4py_us"])
+        return float(figures[SELECTED] / figures[MPI_TYPES])
 
     track_time_over_mpi4py.unit = "ratio"  # type: ignore[attr-defined]
 
     def track_bytes_sent(self, measured: Any, n: int, ranks: int, faces: str) -> int:
-        return int(measured[n, ranks, faces]["bytes_sent"])
+        return int(measured[n, ranks, faces]["bytes"])
 
     track_bytes_sent.unit = "bytes"  # type: ignore[attr-defined]
+
+
+class PingPong:
+    """Typed messages there and back between two ranks; half a round trip."""
+
+    params = ([256, 1024], ["vector", "triangle", "vector-contiguous", "transpose"])
+    param_names = ("N", "pattern")
+    timeout = 600
+    number = 1
+    batches = 21
+
+    @classmethod
+    def small(cls) -> PingPong:
+        tiny = cls()
+        tiny.params = ([16], ["vector", "transpose"])
+        tiny.batches = 1
+        return tiny
+
+    def setup_cache(self) -> dict[tuple[int, str], dict[str, float]]:
+        sizes, patterns = self.params
+        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
+        words += ["--sizes", ",".join(map(str, sizes)), "--patterns", ",".join(patterns)]
+        found: dict[tuple[int, str], dict[str, float]] = {}
+        for row in measured("pingpong", *words, limit_s=self.timeout):
+            found.setdefault((row["n"], row["pattern"]), {})[row["name"]] = row["half_us"]
+        return found
+
+    def track_half_trip(self, measured: Any, n: int, pattern: str) -> float:
+        return float(measured[n, pattern][SELECTED])
+
+    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+
+    def track_time_over_mpi4py(self, measured: Any, n: int, pattern: str) -> float:
+        figures = measured[n, pattern]
+        return float(figures[SELECTED] / figures[PINGPONG_TYPES])
+
+    track_time_over_mpi4py.unit = "ratio"  # type: ignore[attr-defined]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from halox.cli.bench.catalogue import select
 from halox.cli.bench.options import Options
-from halox.cli.bench.patterns import select
 from halox.cli.bench.rows import Row
 from halox.engine.cuda import why_no_gpu
 

@@ -1,4 +1,4 @@
-"""Reads the command line and hands it to ``run``, ``info`` or ``bench``."""
+"""Reads the command line and hands it to ``run``, ``info``, ``tune`` or ``bench``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from halox._version import __version__
-from halox.cli import catalogue, info, progress, run
+from halox.cli import catalogue, info, paths, progress, run, tune
 from halox.cli.bench import command as bench
 from halox.errors import HaloxError
 
@@ -54,9 +54,14 @@ def build_parser() -> argparse.ArgumentParser:
         )
 
     about = commands.add_parser(
-        "info", help="show versions, the MPI library, GPUs and possible paths"
+        "info", parents=[common], help="show versions, the MPI library, GPUs and possible paths"
     )
-    about.add_argument("--json", action="store_true", help="print figures as JSON")
+    about.add_argument(
+        "--paths",
+        action="store_true",
+        help="show the path between every two ranks instead (default: a rank a GPU, at least two)",
+    )
+    tune.add_parser(commands, common)
 
     bench.add_parser(commands)
     return parser
@@ -84,11 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(words)
         if args.command == "bench":
-            return bench.run(args)
+            progress.announce_terminal()
+            return bench.run(args, words)
         args.json = getattr(args, "json", False)
         if args.command == "info":
-            info.show(as_json=args.json)
-            return 0
+            return _info(args, words)
+        if args.command == "tune":
+            progress.announce_terminal()
+            return tune.tune(args, words)
         if args.list:
             run.show_list(as_json=args.json)
             return 0
@@ -100,3 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def _info(args: argparse.Namespace, words: Sequence[str]) -> int:
+    asked = getattr(args, "ranks", None)
+    if not args.paths:
+        if asked is not None:
+            raise HaloxError("halox info needs no ranks; -n goes with --paths")
+        info.show(as_json=args.json)
+        return 0
+    comm = run.ranks(tune.ranks_wanted(asked), words, "halox info")
+    return run.together(comm, lambda: paths.show(comm, as_json=args.json), "halox info")

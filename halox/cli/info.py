@@ -128,11 +128,14 @@ def topology() -> str:
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:
     """Return the data paths that this version has, each with when it serves."""
-    missing = "not possible: no usable GPU"
+    on_gpus = {
+        "staged": "possible: CuPy arrays, through pinned host memory",
+        "peer": "between ranks with a GPU each that map one another's memory; see `halox info --paths -n N`",
+        "ipc": "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`",
+        "cuda_aware": "where MPI takes device memory; see `halox info --paths -n N`",
+    }
     return {
         "local": "possible: a rank that is its own neighbour",
         "host": "possible: NumPy arrays",
-        "staged": "possible: CuPy arrays, through pinned host memory"
-        if not why_no_gpu
-        else missing,
+        **(dict.fromkeys(on_gpus, "not possible: no usable GPU") if why_no_gpu else on_gpus),
     }

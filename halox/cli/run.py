@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halox.cli import catalogue, launcher, report
@@ -45,7 +45,33 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     MissingPackageError
         If no launcher or no MPI library is found.
     """
-    asked: int | None = getattr(args, "ranks", None)
+    comm = ranks(getattr(args, "ranks", None), words)
+    return together(comm, lambda: _run_here(args, comm))
+
+
+def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> Any:
+    """Return the communicator of the ranks to work on, all of which come here.
+
+    Parameters
+    ----------
+    asked : int or None
+        How many the command line asks for; None takes what is there.
+    words : sequence of str
+        The command line itself, for the ranks that are started.
+    name : str
+        The command, for the texts of errors.
+
+    Raises
+    ------
+    HaloxError
+        If the number of ranks asked for is not the number that the launcher around has started.
+    MissingPackageError
+        If no launcher or no MPI library is found.
+
+    Notes
+    -----
+    Becomes the launcher, and does not return, where ranks are asked for and none run yet.
+    """
     present = launcher.running_ranks()
     started = os.environ.get(launcher.STARTED_BY_HALOX)
     if present is None and started is None and asked is not None and asked > 1:
@@ -55,8 +81,43 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     comm = load_mpi().COMM_WORLD
     wanted = int(started) if started else asked
     if wanted is not None and wanted != comm.size:
-        raise HaloxError(_wrong_size(wanted, comm.size, by_halox=started is not None))
-    return _run_here(args, comm)
+        raise HaloxError(_wrong_size(wanted, comm.size, name, by_halox=started is not None))
+    return comm
+
+
+def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int:
+    """Do work on all ranks and return its status, which is the same on all of them.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    work : callable
+    name : str
+        The command, for the texts of errors.
+
+    Notes
+    -----
+    Collective. An error that all ranks raise is told once, with status 2; any other ends them all.
+    """
+    try:
+        status = work()
+    except Exception as error:
+        if comm.size == 1:
+            raise
+        if isinstance(error, HaloxError) and _all_arrive(comm):
+            if comm.rank == 0:
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+            load_mpi().Finalize()
+            return 2
+        print(f"{name}: rank {comm.rank} failed:", file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        comm.Abort(1)
+        raise
+    if status and comm.size > 1:
+        # Ended in good order: else the launcher takes the failing status for a crash, and says so.
+        load_mpi().Finalize()
+    return status
 
 
 def load_mpi_quietly() -> None:
@@ -80,7 +141,7 @@ def load_mpi_quietly() -> None:
         mpi4py.rc.initialize = was
 
 
-def _wrong_size(wanted: int, size: int, *, by_halox: bool) -> str:
+def _wrong_size(wanted: int, size: int, name: str, *, by_halox: bool) -> str:
     if by_halox:
         return (
             f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
@@ -89,33 +150,16 @@ def _wrong_size(wanted: int, size: int, *, by_halox: bool) -> str:
         )
     return (
         f"-n {wanted} was given inside a launcher that has started {size} ranks; leave out -n "
-        "there, or start `halox run -n` outside of mpiexec and srun"
+        f"there, or start `{name} -n` outside of mpiexec and srun"
     )
 
 
 def _run_here(args: argparse.Namespace, comm: Any) -> int:
     """Run the app on this rank; all ranks return the same status."""
     progress = TerminalProgress(comm.rank)
-    try:
-        figures = catalogue.load(args.app).run(args, comm, progress)
-        progress.clear()
-        verified = comm.bcast(_show(figures, as_json=args.json) if comm.rank == 0 else None)
-    except Exception as error:
-        if comm.size == 1:
-            raise
-        if isinstance(error, HaloxError) and _all_arrive(comm):
-            if comm.rank == 0:
-                print(f"halox run: {error}", file=sys.stderr, flush=True)
-            load_mpi().Finalize()
-            return 2
-        print(f"halox run: rank {comm.rank} failed:", file=sys.stderr)
-        traceback.print_exc()
-        sys.stderr.flush()
-        comm.Abort(1)
-        raise
-    if not verified and comm.size > 1:
-        # Ended in good order: else the launcher takes the failing status for a crash, and says so.
-        load_mpi().Finalize()
+    figures = catalogue.load(args.app).run(args, comm, progress)
+    progress.clear()
+    verified = comm.bcast(_show(figures, as_json=args.json) if comm.rank == 0 else None)
     return 0 if verified else 1
 
 

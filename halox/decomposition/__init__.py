@@ -1,7 +1,7 @@
 """How a grid is divided among ranks, in integers only: no arrays, no communicator, no device.
 
 ``decompose`` divides a grid; ``FieldLayout`` says where a field's cells lie in a rank's array
-and which boxes an exchange moves.
+and which boxes an exchange moves; ``overlaps`` says which boxes pass between two divisions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from halox.decomposition.normalise import (
 from halox.decomposition.partition import AxisPartition, WidthLimit, owned_range
 from halox.decomposition.placement import Placement, place
 from halox.decomposition.procgrid import choose_proc_shape, counted_halo
+from halox.decomposition.transposes import (
+    Overlap,
+    check_same_field,
+    check_same_grid,
+    common_axes,
+    inverse_axes,
+    normalise_axes,
+    overlaps,
+)
 
 __all__ = [
     "AxisPartition",
@@ -29,20 +38,27 @@ __all__ = [
     "FieldSpec",
     "Halo",
     "Neighbour",
+    "Overlap",
     "Placement",
     "Region",
     "WidthLimit",
+    "check_same_field",
+    "check_same_grid",
     "choose_proc_shape",
+    "common_axes",
     "counted_halo",
     "decompose",
     "directions",
     "infer_spec",
+    "inverse_axes",
+    "normalise_axes",
     "normalise_blocks",
     "normalise_grid_shape",
     "normalise_halo",
     "normalise_periodic",
     "normalise_proc_shape",
     "normalise_ranks",
+    "overlaps",
     "owned_range",
     "place",
 ]

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
-from halox.engine.cuda import device_of
+from halox.engine import dlpack
+from halox.engine.addresses import memory_kind
+from halox.engine.cuda import is_cupy_array, is_device_array
 from halox.errors import FieldError
 
 WORDS: dict[int, np.dtype[Any]] = {
@@ -50,13 +52,27 @@ class Described:
 
 
 def describe(array: Any, name: str = "array") -> Described:
-    """Describe a NumPy array or anything with ``__cuda_array_interface__``.
+    """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
     Raises
     ------
     FieldError
-        If ``array`` is neither, or its dtype has no fixed size; names the argument.
+        If ``array`` is none of these, or its dtype has no fixed size; names the argument.
+
+    Notes
+    -----
+    Element types that NumPy does not have, such as bfloat16, are described as opaque bytes (``V2``).
+    An array that comes by DLPack of before version 1.0 alone counts as read-only.
     """
+    if not isinstance(array, np.ndarray):
+        if is_cupy_array(array):
+            place = array.data
+            return Described(
+                int(place.ptr), array.shape, array.strides, array.dtype, int(place.device_id), True
+            )
+        if is_device_array(array):
+            return _on_gpu(array, name)
+        array = as_ndarray(array, name)
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
             raise FieldError(
@@ -71,27 +87,74 @@ def describe(array: Any, name: str = "array") -> Described:
             array.flags.writeable,
         )
     else:
-        interface = getattr(array, "__cuda_array_interface__", None)
-        if interface is None:
-            raise FieldError(
-                f"{name} must be a numpy.ndarray or an array on a GPU (with __cuda_array_interface__, such as "
-                f"cupy.ndarray), got {type(array).__module__}.{type(array).__qualname__}"
-            )
-        dtype = np.dtype(interface["typestr"])
-        if dtype.kind == "V" and interface.get("descr"):
-            dtype = np.dtype(interface["descr"])
-        shape = tuple(interface["shape"])
-        strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-        pointer, read_only = interface["data"]
-        device = getattr(getattr(array, "device", None), "id", None)
-        if not isinstance(device, int):  # only CuPy says it like this; the driver knows for all
-            device = device_of(pointer)
-        found = Described(pointer, shape, tuple(strides), dtype, device, not read_only)
+        raise FieldError(
+            f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
+            f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
+            f"{type(array).__qualname__}"
+        )
     if found.dtype.hasobject:
         raise FieldError(
             f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
         )
     return found
+
+
+def _on_gpu(array: Any, name: str) -> Described:
+    """Describe an array of another library than CuPy, which need not be there."""
+    interface = _cuda_interface(array)
+    if interface is None:
+        pointer, shape, strides, dtype, writable = dlpack.shown(array, name)
+    else:
+        dtype = np.dtype(interface["typestr"])
+        if dtype.kind == "V" and interface.get("descr"):
+            dtype = np.dtype(interface["descr"])
+        shape = tuple(interface["shape"])
+        strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))
+        pointer, read_only = interface["data"]
+        writable = not read_only
+    kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
+    if kind == dlpack.MANAGED and pointer:  # the driver knows for all
+        device = memory_kind(pointer).device or 0
+    return Described(int(pointer), shape, strides, dtype, device, writable)
+
+
+def _cuda_interface(array: Any) -> Any:
+    try:
+        return getattr(array, "__cuda_array_interface__", None)
+    except Exception:  # PyTorch's raises several kinds
+        if hasattr(type(array), "__dlpack__"):
+            return None  # and that says why, or takes more types
+        raise
+
+
+class _Shared:
+    """Host memory that NumPy may look at; keeps its array alive."""
+
+    def __init__(self, array: Any, shown: dlpack.Shown) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (shown.pointer, not shown.writable),
+            "shape": shown.shape,
+            "strides": shown.strides,
+            "typestr": shown.dtype.str,
+        }
+
+
+def as_ndarray(array: Any, name: str = "array") -> Any:
+    """View another library's array on the host as a NumPy array; return anything else as it is.
+
+    Raises
+    ------
+    FieldError
+        If the array does not show its memory; names the argument.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    device = dlpack.device_of(array, name)
+    if device is None or device[0] not in dlpack.ON_HOST:
+        return array
+    return np.asarray(_Shared(array, dlpack.shown(array, name)))
 
 
 def owner(array: Any) -> Any:
@@ -105,11 +168,12 @@ def owner(array: Any) -> Any:
     return root
 
 
-def borrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view of the same memory that does not keep it alive.
+def borrow(array: Any) -> npt.NDArray[Any]:
+    """Return a view of the same memory of the host that does not keep it alive.
 
     Whoever borrows must let go before the memory's owner is gone.
     """
+    array = as_ndarray(array)
     root = owner(array)
     low, high = np.lib.array_utils.byte_bounds(root)
     buffer: Any = (ctypes.c_char * (high - low)).from_address(low)

@@ -7,11 +7,14 @@ without it.
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from typing import Any
 
+from halox.engine import dlpack
 from halox.errors import DeviceError
 
+_cupy_types: set[type] = set()  # seen so far
 _INSTALL = "install halox[cuda13] (driver 580 or newer) or halox[cuda12]"
 
 
@@ -101,14 +104,36 @@ def gpu_count() -> int:
     return 0 if why_no_gpu() is not None else int(cupy().cuda.runtime.getDeviceCount())
 
 
+def is_cupy_array(x: object) -> bool:
+    """Whether an object is an array of CuPy, which is not imported to find out."""
+    # The types seen before are asked first: this is in the way of every call.
+    if type(x) in _cupy_types:
+        return True
+    ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
+    if ndarray is None or not isinstance(x, ndarray):
+        return False
+    _cupy_types.add(type(x))
+    return True
+
+
 def is_device_array(x: object) -> bool:
-    """Whether an object offers its memory as a device array.
+    """Whether an object is an array in a GPU's memory, of CuPy or any other library.
+
+    Raises
+    ------
+    FieldError
+        If it is an array that lies on several devices.
 
     Examples
     --------
     >>> is_device_array([1, 2])
     False
     """
+    if type(x) in _cupy_types or is_cupy_array(x):
+        return True
+    device = dlpack.device_of(x)
+    if device is not None and device[0] in dlpack.ON_GPU:
+        return True
     return hasattr(x, "__cuda_array_interface__")
 
 
@@ -117,11 +142,6 @@ def stream_pointer(stream: Any = None) -> int:
     if stream is None:
         return int(cupy().cuda.get_current_stream().ptr)
     return stream if isinstance(stream, int) else int(stream.ptr)
-
-
-def device_of(pointer: int) -> int:
-    """Return the number of the GPU whose memory an address lies in, 0 for the null address."""
-    return int(cupy().cuda.runtime.pointerGetAttributes(pointer).device) if pointer else 0
 
 
 @cache

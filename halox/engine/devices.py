@@ -9,15 +9,16 @@ import numpy as np
 from halox.errors import DeviceError
 
 
-def choose_device(wanted: str, node_rank: int) -> int | None:
+def choose_device(wanted: str, turn: int | None) -> int | None:
     """Choose this rank's GPU and make it current.
 
     Parameters
     ----------
     wanted : {"auto", "cpu", "gpu"}
         "auto" takes a GPU where CuPy and a GPU are found.
-    node_rank : int
-        Place of the rank on its node; the node's GPUs are taken in turn.
+    turn : int or None
+        Place of the rank on its machine, whose GPUs are taken in turn; None for a rank alone, which takes the GPU
+        that is current.
 
     Returns
     -------
@@ -40,7 +41,9 @@ def choose_device(wanted: str, node_rank: int) -> int | None:
         if wanted == "gpu":
             raise DeviceError(f'device="gpu" was asked for, but {reason}; or say device="cpu"')
         return None
-    device = node_rank % gpu_count()
+    if turn is None:
+        return int(cupy().cuda.Device().id)
+    device = turn % gpu_count()
     cupy().cuda.Device(device).use()
     return device
 
@@ -66,5 +69,10 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
     """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
-    get = getattr(array, "get", None)
-    return np.asarray(get() if get is not None else array)
+    from halox.engine.cuda import cupy, is_cupy_array, is_device_array
+
+    if is_device_array(array) and not is_cupy_array(array):
+        # By DLPack if it can be: its library then ends what it has under way on the array first.
+        by_dlpack = hasattr(type(array), "__dlpack__")
+        array = cupy().from_dlpack(array) if by_dlpack else cupy().asarray(array)
+    return np.asarray(array.get() if is_cupy_array(array) else array)

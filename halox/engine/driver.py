@@ -2,9 +2,8 @@
 
 CuPy offers only the first; :mod:`halox.engine.libcuda` reaches the others. All addresses are those
 of unified addressing: the GPU's own memory, a peer's, or page-locked host memory, and the driver
-finds out which. A copy that recurs is prepared once (:class:`PreparedMemcpy`,
-:class:`PreparedBatch`) and then costs a call; the functions ``memcpy_*_async`` are the same for a
-single use.
+finds out which. A copy is prepared once (:class:`PreparedMemcpy`, :class:`PreparedBatch`) and then
+costs a call.
 """
 
 from __future__ import annotations
@@ -181,8 +180,6 @@ class PreparedBatch:
         Bytes of each copy, more than 0.
     device : int, optional
         GPU to make current in a thread that has not used CUDA yet.
-    prefer_overlap : bool
-        Hint to the driver to leave the SMs to others; drivers may ignore it.
 
     Raises
     ------
@@ -204,7 +201,6 @@ class PreparedBatch:
         sizes: npt.ArrayLike,
         *,
         device: int | None = None,
-        prefer_overlap: bool = False,
     ) -> None:
         self._offsets = [
             np.array(a, np.int64).reshape(-1) for a in (target_offsets, source_offsets)
@@ -219,7 +215,7 @@ class PreparedBatch:
         self._device = device
         self._lock = Lock()
         self._addresses = [np.empty_like(a) for a in self._offsets]
-        self._attributes = MemcpyAttributes(srcAccessOrder=1, flags=int(prefer_overlap))
+        self._attributes = MemcpyAttributes(srcAccessOrder=1)
         self._attribute_index = ctypes.c_size_t(0)
         self._single = libcuda.function("cuMemcpyAsync")
         self._batch = _batch_function()
@@ -267,82 +263,3 @@ def _batch_function() -> tuple[Any, tuple[None, ...]] | None:
         # Its index of the copy that failed may be left out.
         return libcuda.function("cuMemcpyBatchAsync"), (None,)
     return None
-
-
-def memcpy_async(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy contiguous bytes on a stream; see :meth:`PreparedMemcpy.launch`."""
-    PreparedMemcpy(nbytes).launch(target, source, stream)
-
-
-def memcpy_2d_async(
-    target: int,
-    target_pitch: int,
-    source: int,
-    source_pitch: int,
-    width: int,
-    height: int,
-    stream: int,
-) -> None:
-    """Copy ``height`` rows of ``width`` bytes on a stream; arguments as of ``cudaMemcpy2DAsync``.
-
-    See :class:`PreparedMemcpy`.
-    """
-    PreparedMemcpy(width, height, target_pitch=target_pitch, source_pitch=source_pitch).launch(
-        target, source, stream
-    )
-
-
-def memcpy_3d_async(
-    target: int,
-    target_pitch: tuple[int, int],
-    source: int,
-    source_pitch: tuple[int, int],
-    extent: tuple[int, int, int],
-    stream: int,
-) -> None:
-    """Copy slices of rows on a stream.
-
-    Parameters
-    ----------
-    target, source : int
-        Addresses of the first bytes.
-    target_pitch, source_pitch : (int, int)
-        Bytes from row to row, and rows from slice to slice.
-    extent : (int, int, int)
-        Bytes a row, rows a slice, slices.
-    stream : int
-
-    Notes
-    -----
-    See :class:`PreparedMemcpy`.
-    """
-    PreparedMemcpy(
-        *extent,
-        target_pitch=target_pitch[0],
-        target_rows=target_pitch[1],
-        source_pitch=source_pitch[0],
-        source_rows=source_pitch[1],
-    ).launch(target, source, stream)
-
-
-def memcpy_batch_async(
-    targets: npt.ArrayLike,
-    sources: npt.ArrayLike,
-    sizes: npt.ArrayLike,
-    stream: int,
-    *,
-    prefer_overlap: bool = False,
-) -> None:
-    """Copy contiguous bytes from several addresses to as many others on a stream.
-
-    Parameters
-    ----------
-    targets, sources : array of int, shape (n,)
-        Addresses.
-    sizes : array of int, shape (n,)
-        Bytes of each copy.
-    stream : int
-    prefer_overlap : bool
-        As for :class:`PreparedBatch`, whose notes hold here as well.
-    """
-    PreparedBatch(targets, sources, sizes, prefer_overlap=prefer_overlap).launch(0, 0, stream)

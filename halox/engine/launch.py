@@ -131,6 +131,12 @@ class PreparedLaunch:
         return DeviceError(f"kernel launch on device {self._device}: {error}")
 
 
+def check_max_blocks(max_blocks: int | None) -> None:
+    """Raise `DeviceError` unless a limit of thread blocks leaves one at least."""
+    if max_blocks is not None and max_blocks < 1:
+        raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
+
+
 def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     given = (shape,) if isinstance(shape, int) else tuple(shape)
     return given + (1,) * (3 - len(given))

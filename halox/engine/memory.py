@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halox.engine.addresses import memory_kind
 from halox.engine.cuda import cupy
 from halox.errors import DeviceError, FieldError
 
@@ -172,4 +173,7 @@ def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
 
 def _device_pointer(pointer: int) -> int:
     """Address of mapped host memory on the current device, which need not be the host's."""
-    return int(cupy().cuda.runtime.pointerGetAttributes(pointer).devicePointer)
+    found = memory_kind(pointer).device_pointer
+    if found is None:
+        raise DeviceError(f"the host memory at {pointer:#x} has no address on the GPU")
+    return found

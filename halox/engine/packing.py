@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from halox.datatypes import Datatype, TypeLike, as_datatype
+from halox.engine.arrays import as_ndarray
+from halox.engine.cuda import is_device_array
 from halox.engine.device_packing import (
     BOTTOM,
     method_for,
@@ -35,9 +37,9 @@ def pack(
     Parameters
     ----------
     source : ndarray, device array or BOTTOM
-        NumPy array, or anything with ``__cuda_array_interface__`` such as a CuPy array.
-        Displacements count from its first element. :data:`halox.BOTTOM` if they are addresses in
-        the current GPU's memory.
+        Array of NumPy or CuPy, or of any library that offers DLPack or
+        ``__cuda_array_interface__``, such as PyTorch, Numba and JAX. Displacements count from its
+        first element. :data:`halox.BOTTOM` if they are addresses in the current GPU's memory.
     datatype : Datatype or dtype-like
         What to copy.
     count : int
@@ -81,7 +83,7 @@ def pack(
     array([0, 2, 4], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
-    if not isinstance(source, np.ndarray) and _on_device(source):
+    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
         return pack_device(source, described, count, out, method, max_blocks)
     packer = _host_packer("source", source, described, count, method)
     if out is None:
@@ -141,7 +143,7 @@ def unpack(
     array([1, 0, 2, 0, 3, 0], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
-    if not isinstance(target, np.ndarray) and _on_device(target):
+    if not isinstance(target, np.ndarray) and (is_device_array(target) or target is BOTTOM):
         unpack_device(packed, described, target, count, method, max_blocks)
         return
     packer = _host_packer("target", target, described, count, method)
@@ -180,21 +182,16 @@ def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = N
     host: the array is in host memory
     """
     described = as_datatype(datatype)
-    if isinstance(source, np.ndarray):
-        described.items(count)  # checks the count
-        return Choice("host", "the array is in host memory")
-    if not _on_device(source):
+    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
+        return method_for(described, count, out)
+    if not isinstance(as_ndarray(source, "source"), np.ndarray):
         raise _no_array("source", source)
-    return method_for(described, count, out)
-
-
-def _on_device(array: Any) -> bool:
-    # Asking the type first: asking a CuPy array builds its whole description, a microsecond.
-    interface = "__cuda_array_interface__"
-    return array is BOTTOM or hasattr(type(array), interface) or hasattr(array, interface)
+    described.items(count)  # checks the count
+    return Choice("host", "the array is in host memory")
 
 
 def _host_packer(name: str, array: Any, datatype: Datatype, count: int, method: str) -> HostPacker:
+    array = as_ndarray(array, name)
     if not isinstance(array, np.ndarray):
         raise _no_array(name, array)
     if method not in ("auto", "host"):
@@ -209,6 +206,6 @@ def _host_packer(name: str, array: Any, datatype: Datatype, count: int, method: 
 
 def _no_array(name: str, array: Any) -> FieldError:
     return FieldError(
-        f"{name} must be a NumPy array, or a device array with __cuda_array_interface__, "
-        f"got {type(array).__name__}"
+        f"{name} must be a NumPy array, or a device array or another library's with __dlpack__ or "
+        f"__cuda_array_interface__, got {type(array).__name__}"
     )

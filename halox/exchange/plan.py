@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from halox.errors import ClosedError, StateError
+from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
 from halox.messages import Message
 from halox.transports.base import Channel
@@ -17,8 +18,8 @@ _READY, _STARTED, _FAILED = range(3)
 class Plan:
     """An exchange ready to run: ``plan()``, or ``plan.start()`` ... ``plan.finish()`` around other work.
 
-    Made by `Grid.plan` and `Exchange`. Between `start` and `finish` the cells that are sent must not be written
-    and the halos must not be touched. On a GPU the work goes to CuPy's current stream at each call.
+    Made by `Grid.plan`, `Transpose.plan` and `Exchange`. Between `start` and `finish` the cells that are sent must not
+    be written and the halos must not be touched.
 
     Attributes
     ----------
@@ -28,6 +29,12 @@ class Plan:
     Notes
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
+
+    On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
+    later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
+    On the peer and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
+    plan before the capture, make as many exchanges on all ranks, and never replay on two streams at once. On the
+    other paths the host takes part, and a capture is refused before anything is put on the stream.
     """
 
     def __init__(
@@ -36,14 +43,18 @@ class Plan:
         report: Report,
         messages: Sequence[Message],
         check_open: Callable[[], None],
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self._channels = tuple(channels)
         # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
         self._release = weakref.finalize(self, _close, self._channels)
         self._release.atexit = False
+        self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         self._starts = tuple(channel.start for channel in channels)
+        self._starts_at_once = tuple(channel.start_at_once for channel in channels)
         self._finishes = tuple(channel.finish for channel in channels)
         self._report = report
+        self._stopwatch = stopwatch
         self._check_open = check_open
         self._state = _READY
         self.arrays: tuple[Any, ...] = ()
@@ -52,9 +63,9 @@ class Plan:
         self.messages_sent = len(sent)
 
     def __call__(self) -> None:
-        """Run one exchange; errors as of `start` and `finish`."""
+        """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
         self._enter(_READY, "called between start() and finish(); call finish() first")
-        for start in self._starts:
+        for start in self._starts_at_once:
             start()
         for finish in self._finishes:
             finish()
@@ -66,11 +77,18 @@ class Plan:
         Raises
         ------
         StateError
-            If the last one was not finished, or has failed.
+            If the last one was not finished, or has failed; if the current stream is being captured, and a path
+            of the plan cannot be.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds; on the peer path, if one did not come to
+            an earlier exchange. What was received in that and since is not valid.
+
+        Notes
+        -----
+        On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
+        current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
         """
         self._enter(_READY, "start() was called twice; call finish() between two starts")
         for start in self._starts:
@@ -78,12 +96,13 @@ class Plan:
         self._state = _STARTED
 
     def finish(self) -> None:
-        """End the exchange: the halos hold the neighbours' values.
+        """End the exchange: the halos hold the neighbours' values, on a GPU for what is put on the current stream now.
 
         Raises
         ------
         StateError
-            If it was not started, or has failed.
+            If it was not started, or has failed; if the current stream is being captured, and a path of the plan
+            cannot be.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
@@ -101,16 +120,65 @@ class Plan:
             if self._state == _FAILED:
                 misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
             raise StateError(misuse)
+        for check in self._checks:
+            check()
         self._state = _FAILED
 
     def explain(self) -> Report:
-        """Return, for each message, its bytes, runs, path and the reason for it."""
+        """Return, for each message, its bytes, runs, path, the reason for it, and microseconds.
+
+        Notes
+        -----
+        Not collective. Predicted times are there for arrays on a GPU, measured ones after `measure`.
+        """
+        return self._report
+
+    def measure(self, repeats: int = 20) -> Report:
+        """Measure how long exchanges take, path by path, and return the report with the times in it.
+
+        Parameters
+        ----------
+        repeats : int
+            Exchanges in a row between two looks at the clock; the same on all ranks.
+
+        Returns
+        -------
+        Report
+            As of `explain`, here and from now on. A message's measured time is that of all messages which go its
+            path together, both ways, on the slowest rank.
+
+        Raises
+        ------
+        HaloxError
+            On all ranks, if ``repeats`` is no number of exchanges, or differs between ranks.
+        StateError
+            If the last exchange was not finished, or has failed.
+        ClosedError
+            If the plan, the grid or the exchange was closed.
+        ExchangeTimeoutError
+            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
+
+        Notes
+        -----
+        Collective. Waits for the current stream, so that it cannot be captured. The arrays' contents are exchanged
+        as in normal calls, some hundred times: cells that are received and sent on travel on each time.
+        """
+        self._check_open()
+        if self._stopwatch is None:
+            raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
+        self._stopwatch.check(repeats)
+        self._enter(
+            _READY, "measure() was called between start() and finish(); call finish() first"
+        )
+        found = self._stopwatch.measure(self._channels, repeats)
+        self._report = self._report.measured(found)
+        self._state = _READY
         return self._report
 
     def close(self) -> None:
         """Give back buffers and requests; local, and harmless when repeated."""
         self._release()
-        self._channels = self._starts = self._finishes = ()
+        self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:

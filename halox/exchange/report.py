@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from halox.exchange.selection import Route
 from halox.messages import Message
+
+Key = tuple[str, int, int]
+"""Direction, peer and tag: what tells the messages of a plan apart."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class Row:
         Datatypes in the message, contiguous runs in all of them, mean bytes of a run.
     path, way, reason : str
         The path taken, how it goes there, and why.
+    tag : int
+        Tells several messages with one peer apart.
+    predicted_us : float or None
+        What the cost model expects of an exchange of this message alone; None for paths without a model.
+    measured_us : float or None
+        What an exchange of all messages that travel with this one takes, both ways; see `Plan.measure`.
+    why_not : mapping of str to str
+        For each path that cannot be taken, why.
     """
 
     peer: int
@@ -35,10 +47,14 @@ class Row:
     path: str
     way: str
     reason: str
+    tag: int = 0
+    predicted_us: float | None = None
+    measured_us: float | None = None
+    why_not: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, message: Message, route: Route) -> Row:
-        """Describe a message and its route."""
+    def of(cls, message: Message, route: Route, why_not: Mapping[str, str] | None = None) -> Row:
+        """Describe a message, its route, and why other paths cannot be taken."""
         return cls(
             message.peer,
             message.direction,
@@ -49,7 +65,15 @@ class Row:
             route.path,
             route.way,
             route.reason,
+            message.tag,
+            route.predicted_us,
+            why_not=dict(why_not or {}),
         )
+
+    @property
+    def key(self) -> Key:
+        """Direction, peer and tag, as of its message."""
+        return self.direction, self.peer, self.tag
 
 
 @dataclass(frozen=True)
@@ -65,9 +89,19 @@ class Report:
         """Return everything as plain values, ready for JSON."""
         return asdict(self)
 
+    def measured(self, us: Mapping[Key, float]) -> Report:
+        """Return the report with the measured times of some messages filled in."""
+        rows = tuple(
+            replace(row, measured_us=us.get(row.key, row.measured_us)) for row in self.rows
+        )
+        return replace(self, rows=rows)
+
     def __str__(self) -> str:
         """Return a table with a line a message."""
-        head = ("peer", "way", "bytes", "types", "runs", "run bytes", "path", "why")
+        head = (
+            *("peer", "way", "bytes", "types", "runs", "run bytes", "path"),
+            *("predicted us", "measured us", "why"),
+        )
         lines = [
             (
                 str(row.peer),
@@ -77,12 +111,14 @@ class Report:
                 f"{row.blocks:,}",
                 f"{row.block_bytes:,}",
                 f"{row.path}/{row.way}",
+                _us(row.predicted_us),
+                _us(row.measured_us),
                 row.reason,
             )
             for row in self.rows
         ]
         widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-        left = {1, 6, 7}
+        left = {1, 6, 9}
 
         def render(line: tuple[str, ...]) -> str:
             cells = [
@@ -93,4 +129,10 @@ class Report:
 
         title = f"rank {self.rank}: {self.operation} of {', '.join(self.arrays) or 'nothing'}"
         body = [render(head), *map(render, lines)] if lines else ["no messages: no neighbour"]
+        if any(row.measured_us is not None for row in self.rows):
+            body.append("measured us: of an exchange of all messages that go one path together")
         return "\n".join([title, *body])
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

@@ -11,9 +11,8 @@ from halox.engine.arrays import describe
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.exchange.making import Draft, make_plan
 from halox.exchange.plan import Plan
+from halox.exchange.surroundings import Surroundings
 from halox.messages import Direction, Message, Part, fuse
-from halox.transports.arena import SharedArena
-from halox.transports.base import Surroundings
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ class Exchange:
         Those with the same peer and tag travel as one message, matched in the order given.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks; ``MPI.COMM_WORLD`` by default.
+    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
+        What all messages to other ranks take; by default that of HALOX_PATH, or else the fastest.
 
     Raises
     ------
@@ -76,10 +77,13 @@ class Exchange:
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
         On all ranks, if a datatype reaches outside its array, or an array does not fit.
+    PathError
+        On all ranks, if the path asked for cannot be taken; says why.
 
     Notes
     -----
-    Collective over ``comm``, and so is `close`. Call it, or `start` and `finish` it, on all ranks.
+    Collective over ``comm``, and so is `close`. Call it, or `start` and `finish` it, on all ranks. Streams and CUDA
+    graphs: as of `Plan`. The arrays of a rank are all NumPy arrays or all on one GPU; those of two ranks may differ.
 
     Examples
     --------
@@ -100,17 +104,19 @@ class Exchange:
         receives: Sequence[Recv],
         *,
         comm: MPI.Intracomm | None = None,
+        path: str | None = None,
     ) -> None:
-        self._world = World(comm)
-        self._arena = SharedArena(self._world)
+        world = World(comm)
+        self._surroundings = Surroundings(world)
         try:
             self._plan: Plan = make_plan(
-                Surroundings(self._world, self._arena),
-                lambda: _draft(tuple(sends), tuple(receives), self._world.size),
+                self._surroundings,
+                lambda: _draft(tuple(sends), tuple(receives), world.size),
                 0,
+                path=path,
             )
         except HaloxError as error:
-            self._world.close_after(error)
+            self._surroundings.close_after(error)
             raise
 
     def __call__(self) -> None:
@@ -129,12 +135,14 @@ class Exchange:
         """Return, for each message, its path and why."""
         return self._plan.explain()
 
+    def measure(self, repeats: int = 20) -> Report:
+        """Measure how long exchanges take, path by path; see `Plan.measure`."""
+        return self._plan.measure(repeats)
+
     def close(self) -> None:
         """Free everything; collective, and harmless when repeated."""
-        if not self._world.closed:
-            self._plan.close()
-            self._arena.close()
-            self._world.close()
+        self._plan.close()
+        self._surroundings.close()
 
     def __enter__(self) -> Exchange:
         """Return the exchange."""
@@ -171,6 +179,11 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
-    devices = {describe(array).device for array in arrays}
-    device = next(iter(devices - {None}), None)
+    devices = {describe(array).device for array in arrays} - {None}
+    if len(devices) > 1:
+        raise FieldError(
+            f"this rank's arrays lie on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
+            "a rank exchanges arrays of one GPU: move them, or use a rank a GPU"
+        )
+    device = next(iter(devices), None)
     return Draft(tuple(arrays), outgoing, incoming, "copy", device)

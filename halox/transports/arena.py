@@ -163,13 +163,20 @@ class SharedArena:
 
         The others stay until the process ends, so that fields outlive their grid.
         """
+        self._close(list(self._free))
+
+    def close_all(self) -> None:
+        """Free all windows, where what would have used them was never made; collective as `close` is."""
+        self._close(list(range(len(self._windows))))
+
+    def _close(self, unused: list[int]) -> None:
         for registration in self._registered.values():
             registration.close()
         self._registered.clear()
         if not self._windows:
             return
         used = np.ones(len(self._windows), "i4")
-        used[self._free] = 0
+        used[unused] = 0
         anywhere = np.empty_like(used)
         request = self.world.node_comm.Iallreduce(used, anywhere, self.world.mpi.MAX)
         self.world.wait([request], "in the closing of a grid for the ranks of its node")

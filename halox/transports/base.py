@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from halox.messages import Message, Part
-from halox.transports.arena import SharedArena
-from halox.world import World
 
 Operation = Literal["copy", "add"]
 
@@ -51,9 +49,16 @@ class Channel(ABC):
     its channels before it finishes any, and every rank finishes its channels in the same order of paths.
     """
 
+    def check(self) -> None:  # noqa: B027 - most paths can always begin
+        """Raise if an exchange cannot begin as things are; nothing has begun yet."""
+
     @abstractmethod
     def start(self) -> None:
         """Begin one exchange: send what this rank has to send."""
+
+    def start_at_once(self) -> None:
+        """Begin one exchange that `finish` ends without other work in between."""
+        self.start()
 
     @abstractmethod
     def finish(self) -> None:
@@ -61,11 +66,3 @@ class Channel(ABC):
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """Give back what the channel holds; local."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What channels are built with."""
-
-    world: World
-    arena: SharedArena

@@ -3,7 +3,7 @@
 A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
 messages that it sends, once for each of two slots::
 
-    | packed | drained | settled | read | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
+    | packed | drained | settled | read | ipc_... | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
 
 A flag is a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use
 the block: a plan's epochs count from what the flags held when it was made.
@@ -11,7 +11,6 @@ the block: a plan's epochs count from what the flags held when it was made.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +18,10 @@ from halox.messages import Message
 from halox.transports.arena import Block, Place, SharedArena
 from halox.world import World
 
-FLAGS = ("packed", "drained", "settled", "read")
+FLAGS = ("packed", "drained", "settled", "read", "ipc_packed", "ipc_drained", "ipc_settled")
 _LINE_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _HEAD_BYTES = _LINE_BYTES * len(FLAGS)
 _MESSAGE_ALIGNMENT = 256
-_QUICK_LOOKS = 200
 _MOST = 1 << 62
 
 
@@ -42,7 +40,6 @@ class Gate:
         self._flags, self._index, self._base = own
         self._others = list(others)
         self._waiter = world.waiter()
-        self._crowded = world.crowded
 
     def raise_to(self, epoch: int) -> None:
         """Publish everything written so far, and say so."""
@@ -58,13 +55,20 @@ class Gate:
                 self._wait_for(peer, flags, index, base + epoch)
         self._fence()
 
+    def passed(self, epoch: int) -> bool:
+        """Return whether every peer's flag has reached an epoch; what they wrote before may then be read."""
+        for _, flags, index, base in self._others:
+            if flags[index] < base + epoch:
+                return False
+        if self._others:
+            self._fence()
+        return True
+
+    def missing(self, epoch: int) -> list[int]:
+        """Return the peers whose flags have not reached an epoch."""
+        return [peer for peer, flags, index, base in self._others if flags[index] < base + epoch]
+
     def _wait_for(self, peer: int, flags: Any, index: int, value: int) -> None:
-        # Most waits end here: a flag is nearer than a call.
-        for _ in range(_QUICK_LOOKS):
-            if flags[index] >= value:
-                return
-            if self._crowded:
-                os.sched_yield()
         rank, what = self._world.rank, self._what
         self._waiter.until(
             lambda: flags[index] >= value, lambda: f"rank {rank} has waited for rank {peer} {what}"
@@ -92,7 +96,7 @@ class NodeLink:
     def __init__(
         self, world: World, arena: SharedArena, sends: Sequence[Message], peers: Sequence[int]
     ) -> None:
-        self._world, self._arena = world, arena
+        self.world, self._arena = world, arena
         self._offsets: dict[tuple[int, int], int] = {}
         end = 0
         for message in sends:
@@ -135,9 +139,12 @@ class NodeLink:
             "drained": "to take its last message",
             "settled": "to come to the exchange",
             "read": "to read its cells",
+            "ipc_packed": "to send",
+            "ipc_drained": "to take its last message",
+            "ipc_settled": "to come to the exchange",
         }[flag]
         own = (self._flags, index, self._bases[number])
-        return Gate(self._world, self._arena.fence, own, others, what)
+        return Gate(self.world, self._arena.fence, own, others, what)
 
     def outgoing_place(self, message: Message, slot: int) -> Place:
         """Return where this rank packs a message."""
@@ -148,7 +155,7 @@ class NodeLink:
     def incoming_place(self, message: Message, slot: int) -> Place:
         """Return where a peer packs a message for this rank."""
         place, slot_bytes, _, offsets = self._peers[message.peer]
-        offset = offsets[self._world.rank, message.tag]
+        offset = offsets[self.world.rank, message.tag]
         return self._at(place, slot * slot_bytes + offset)
 
     @staticmethod

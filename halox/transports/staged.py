@@ -7,6 +7,10 @@ it, posts the messages, waits for those of the peers, and launches one kernel th
     host                        launch ... wait ->    post ... collect -> launch
 
 Between ranks of a node the carrier's buffers are memory that both GPUs map, so that nothing is copied on the host.
+Large messages go fragment by fragment instead (`halox.transports.pipeline`). The ``cuda_aware`` path is the same
+with buffers in device memory, which MPI takes itself (`halox.transports.cuda_aware`).
+
+The host takes part in every exchange, so that none of this can be captured into a graph.
 """
 
 from __future__ import annotations
@@ -17,44 +21,91 @@ from typing import Any
 from halox.messages import Message
 from halox.transports.base import Channel, Job
 from halox.transports.carriers import Carrier
+from halox.transports.pipeline import Pipeline, Work
+from halox.world import World
+
+
+def staged_channel(
+    world: World, job: Job, carrier: Carrier, device: int, path: str = "staged"
+) -> Channel:
+    """Return the channel of messages that a carrier moves for arrays on a GPU.
+
+    Parameters
+    ----------
+    world : World
+    job : Job
+    carrier : Carrier
+        With buffers that the GPU reads and writes; its messages cut into fragments, or not.
+    device : int
+        This rank's GPU.
+    path : str
+        What the path is called, for errors.
+
+    Notes
+    -----
+    Not collective.
+    """
+    if max(carrier.stages_out, carrier.stages_in) > 1:
+        return Pipeline(world, carrier, _StagedWork(job, carrier, device, path))
+    return StagedChannel(job, carrier, device, path)
+
+
+def _endpoint(job: Job, part: Any) -> tuple[Any, Any, int]:
+    return job.arrays[part.array], part.datatype, part.count
+
+
+def _moves(job: Job, messages: Sequence[Message], pointers: Sequence[int]) -> list[tuple[Any, int]]:
+    """Pair each part of some messages with the address of its packed bytes."""
+    return [
+        (_endpoint(job, part), pointer + offset)
+        for message, pointer in zip(messages, pointers, strict=True)
+        for part, offset in zip(message.parts, message.offsets, strict=True)
+    ]
+
+
+def _clearing(job: Job, device: int) -> Any:
+    from halox.engine.packers.device import Zeroing
+
+    return Zeroing([_endpoint(job, p) for p in job.cleared], device) if job.cleared else None
 
 
 class StagedChannel(Channel):
-    """Moves arrays on this rank's GPU through a carrier's host buffers.
+    """Moves arrays on this rank's GPU through a carrier's buffers, all at once.
 
     The receiver's kernel may still read a buffer when `finish` returns. It has ended by the time `start` has
     waited for its own packing on the same stream, and only then are the last buffers released.
     """
 
-    def __init__(self, job: Job, carrier: Carrier, device: int) -> None:
+    def __init__(self, job: Job, carrier: Carrier, device: int, path: str = "staged") -> None:
+        from halox.engine.capture import refuse_capture
         from halox.engine.cuda import cupy
-        from halox.engine.packers.device import Zeroing, launch_add, launch_pack, launch_unpack
+        from halox.engine.packers.device import launch_add, launch_pack, launch_unpack
 
         self._current_stream = cupy().cuda.get_current_stream
-        self._carrier = carrier
+        self._refuse_capture = refuse_capture
+        self._carrier, self._path = carrier, path
         self._epoch = 0
         self._stream: Any = None
         outgoing, incoming = carrier.device_pointers()
-
-        def moves(messages: Sequence[Message], pointers: Sequence[int]) -> list[tuple[Any, int]]:
-            return [
-                ((job.arrays[part.array], part.datatype, part.count), pointer + offset)
-                for message, pointer in zip(messages, pointers, strict=True)
-                for part, offset in zip(message.parts, message.offsets, strict=True)
-            ]
-
         unpack = launch_add if job.operation == "add" else launch_unpack
         self._pack = (
-            [launch_pack(moves(job.sends, row), device) for row in outgoing] if job.sends else []
+            [launch_pack(_moves(job, job.sends, row), device) for row in outgoing]
+            if job.sends
+            else []
         )
         self._unpack = (
-            [unpack(moves(job.receives, row), device) for row in incoming] if job.receives else []
+            [unpack(_moves(job, job.receives, row), device) for row in incoming]
+            if job.receives
+            else []
         )
-        cleared = [(job.arrays[p.array], p.datatype, p.count) for p in job.cleared]
-        self._clear = Zeroing(cleared, device) if cleared else None
+        self._clear = _clearing(job, device)
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        self._refuse_capture(self._current_stream(), self._path)
 
     def start(self) -> None:
-        """Pack into host memory, wait for that, and post the messages; blocks the host for the packing."""
+        """Pack into the buffers, wait for that, and post the messages; blocks the host for the packing."""
         epoch = self._epoch + 1
         stream = self._current_stream()
         if self._stream is not None and self._stream.ptr != stream.ptr:
@@ -84,3 +135,101 @@ class StagedChannel(Channel):
         if self._stream is not None:
             self._stream.synchronize()
         self._carrier.close()
+
+
+class _StagedWork(Work):
+    """Kernels, events and a stream of the channel's own.
+
+    What is added to is added in the order of the parts, whichever fragment comes first, so that equal values give
+    equal bits: all of it with the last stage, in the launches that an uncut exchange would have made.
+    """
+
+    def __init__(self, job: Job, carrier: Carrier, device: int, path: str) -> None:
+        from halox.engine.capture import refuse_capture
+        from halox.engine.cuda import cupy
+        from halox.engine.packers.device import Launches, launch_add
+        from halox.engine.packers.fragments import fragment_launches
+
+        cuda = cupy().cuda
+        self._current_stream = cuda.get_current_stream
+        self._refuse_capture = refuse_capture
+        self._path = path
+        self._stream: Any = None
+        outgoing, incoming = carrier.device_pointers()
+
+        def fragmented(
+            messages: Sequence[Message], row: Sequence[int], ends: Any, stages: int, unpack: bool
+        ) -> list[Any]:
+            last = [at + (at[-1],) * (stages - len(at)) for at in ends]
+            shares = [
+                tuple(min(max(end - offset, 0), part.nbytes) for end in at)
+                for message, at in zip(messages, last, strict=True)
+                for part, offset in zip(message.parts, message.offsets, strict=True)
+            ]
+            moves = [
+                (*move, share)
+                for move, share in zip(_moves(job, messages, row), shares, strict=True)
+            ]
+            return fragment_launches(moves, stages, device, unpack=unpack)
+
+        stages_out, stages_in = carrier.stages_out, carrier.stages_in
+        self._packs = [
+            fragmented(job.sends, row, carrier.outgoing_ends, stages_out, False) for row in outgoing
+        ]
+        if job.operation == "add":
+            self._unpacks = [
+                [Launches([])] * (stages_in - 1)
+                + [launch_add(_moves(job, job.receives, row), device)]
+                for row in incoming
+            ]
+        else:
+            self._unpacks = [
+                fragmented(job.receives, row, carrier.incoming_ends, stages_in, True)
+                for row in incoming
+            ]
+        self._clear = _clearing(job, device)
+        with cuda.Device(device):
+            self._own = cuda.Stream(non_blocking=True)
+            self._begun, self._read = (
+                cuda.Event(disable_timing=True),
+                cuda.Event(disable_timing=True),
+            )
+            self._packed = [cuda.Event(disable_timing=True) for _ in range(stages_out)]
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        self._refuse_capture(self._current_stream(), self._path)
+
+    def begin(self, slot: int) -> None:
+        """Put the packing of all stages on the current stream, each with an event behind it."""
+        stream = self._current_stream()
+        if self._stream is not None and self._stream.ptr != stream.ptr:
+            self._stream.synchronize()
+        self._stream = stream
+        self._begun.record(stream)
+        self._own.wait_event(self._begun)
+        if self._packed:
+            for launch, event in zip(self._packs[slot], self._packed, strict=True):
+                launch.launch(stream)
+                event.record(stream)
+        if self._clear is not None:
+            self._clear.launch(stream)
+
+    def is_packed(self, stage: int) -> bool:
+        """Return whether the event behind a stage's packing has passed."""
+        return bool(self._packed[stage].done)
+
+    def unpack(self, slot: int, stage: int) -> None:
+        """Put the unpacking of a stage on the channel's own stream."""
+        self._unpacks[slot][stage].launch(self._own)
+
+    def end(self) -> None:
+        """Make the current stream wait for all unpacking."""
+        self._read.record(self._own)
+        stream = self._current_stream()
+        stream.wait_event(self._read)
+        self._stream = stream
+
+    def wait_until_read(self) -> None:
+        """Wait for the event behind the last unpacking; one that was never recorded has passed."""
+        self._read.synchronize()

@@ -192,7 +192,7 @@ def main() -> int:
         figures = measure("tests.gpu.bench_strided", None, scratch)
         figures += measure("halox.cli.bench.headlines", None, scratch)
         for ranks in (2, 4):
-            figures += measure("tests.gpu.bench_exchange", ranks, scratch)
+            figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
         apps = [app(ranks) for ranks in (1, 2)]
     # A test that needs a second GPU says so where there is one only; the reason is on record.
     skipped = [t for t in tests if t["outcome"] == "skipped"]

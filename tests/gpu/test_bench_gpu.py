@@ -11,8 +11,8 @@ import pytest
 
 from halox.cli import main
 from halox.cli.bench import baselines, contention, on_device, reference
+from halox.cli.bench.catalogue import select
 from halox.cli.bench.options import Options
-from halox.cli.bench.patterns import select
 from halox.cli.bench.rig import Placed, Rig
 from tests.support import require
 

@@ -210,7 +210,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
     assert len(grid._plans._by_layout) == 0
     assert len(grid._layouts) == 0
     grid._plans.sweep()
-    assert len(grid._arena._windows) < 12, "blocks are used again"
+    assert len(grid._surroundings.arena._windows) < 12, "blocks are used again"
 
 
 def test_a_plan_keeps_its_arrays(grid: halox.Grid) -> None:

@@ -45,6 +45,10 @@ extern "C" void run_gathers(unsigned grid, unsigned block, u64 array, u64 packed
 {
     launch_on_cpu(grid, block, true, gathers, (unsigned char*)array, (unsigned char*)packed, *table);
 }
+extern "C" void run_faces(unsigned grid, unsigned block, const Box* table, unsigned each)
+{
+    launch_on_cpu(grid, block, true, faces, table, each);
+}
 extern "C" void run_triangle(unsigned grid, unsigned block, u64 array, u64 packed, unsigned n, int lower)
 {
     launch_on_cpu(grid, block, true, triangle, (double*)array, (double*)packed, n, lower);

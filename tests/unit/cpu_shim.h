@@ -18,6 +18,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 // One copy for all threads of a block: its fibers share the variables of one thread of the CPU, and blocks follow
 // one another. Dynamic shared memory is declared `extern __shared__ T name[]` and defined beside the kernel.
 #define __shared__ thread_local
@@ -78,6 +79,8 @@ static struct {
     ucontext_t between;
     unsigned running;
     bool in_block;
+    bool votes[2];  // of the barrier that the threads run to, and of the one that they come from
+    bool has_votes, has_none;
 } the_block;
 
 [[noreturn]] static inline void fail_on_cpu(const char* why)
@@ -86,13 +89,28 @@ static struct {
     std::abort();
 }
 
-[[maybe_unused]] static void __syncthreads()
+static inline void wait_for_the_block()
 {
     if (!the_block.in_block)
         fail_on_cpu("a kernel with barriers needs launch_with_barriers");
     Fiber& fiber = the_block.fibers[the_block.running];
     ++fiber.barriers;
     swapcontext(&fiber.context, &the_block.between);
+}
+
+[[maybe_unused]] static void __syncthreads()
+{
+    the_block.has_none = true;
+    wait_for_the_block();
+}
+
+[[maybe_unused]] static int __syncthreads_or(int mine)
+{
+    the_block.has_votes = true;
+    bool& vote = the_block.votes[the_block.fibers[the_block.running].barriers & 1];
+    vote |= mine != 0;
+    wait_for_the_block();
+    return vote;
 }
 
 static inline void run_fiber()
@@ -118,8 +136,9 @@ static inline void run_block(unsigned threads, bool backwards, char* stacks, std
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, run_fiber, 0);
     }
-    for (unsigned finished = 0; finished < threads;) {
+    for (unsigned finished = 0, barriers = 0; finished < threads; ++barriers) {
         finished = 0;
+        the_block.votes[barriers & 1] = the_block.has_votes = the_block.has_none = false;
         for (unsigned j = 0; j < threads; ++j) {
             the_block.running = backwards ? threads - 1 - j : j;
             threadIdx.x = the_block.running;
@@ -128,6 +147,8 @@ static inline void run_block(unsigned threads, bool backwards, char* stacks, std
         }
         if (finished && finished < threads)
             fail_on_cpu("some threads of a block wait at a barrier that others never reach");
+        if (the_block.has_votes && the_block.has_none)
+            fail_on_cpu("the threads of a block wait at different barriers");
     }
     the_block.in_block = false;
 }

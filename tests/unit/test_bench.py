@@ -13,8 +13,8 @@ import pytest
 
 from halox.cli import main
 from halox.cli.bench import on_host, plots
+from halox.cli.bench.catalogue import catalogue, select
 from halox.cli.bench.options import PACKERS, Options
-from halox.cli.bench.patterns import catalogue, select
 from halox.cli.bench.rows import COPY, Row, Timed, header, line, rows_of
 from halox.engine.packers.host import HostPacker
 from halox.errors import MissingPackageError

@@ -21,9 +21,10 @@ from halox.cli.bench import (
     reference,
     synthetic,
 )
+from halox.cli.bench.catalogue import select
 from halox.cli.bench.layouts import Box, Boxes
 from halox.cli.bench.options import Options
-from halox.cli.bench.patterns import KIB, Case, select
+from halox.cli.bench.patterns import KIB, Case
 from halox.cli.bench.rig import Placed, Rig
 from halox.cli.bench.rows import COPY, Row
 from halox.errors import DeviceError

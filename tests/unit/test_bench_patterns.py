@@ -8,8 +8,9 @@ import pytest
 from halox import datatypes as dt
 from halox.cli.bench import reference
 from halox.cli.bench.applications import LAMMPS_FULL, WRF_INPUTS, vblock
+from halox.cli.bench.catalogue import catalogue, select
 from halox.cli.bench.layouts import Triangle
-from halox.cli.bench.patterns import Case, catalogue, select
+from halox.cli.bench.patterns import Case
 from halox.cli.bench.sectors import sectors
 from halox.engine.packers.host import HostPacker
 from halox.errors import HaloxError

@@ -20,10 +20,6 @@ from halox.engine.driver import (
     MemcpyAttributes,
     PreparedBatch,
     PreparedMemcpy,
-    memcpy_2d_async,
-    memcpy_3d_async,
-    memcpy_async,
-    memcpy_batch_async,
 )
 from halox.errors import DeviceError
 from tests.support import require
@@ -134,7 +130,7 @@ class TestStructs:
 class TestCopies:
     def test_contiguous(self, newest):
         source, target = bytes_of(1000), np.full(1000, GUARD, np.uint8)
-        memcpy_async(address(target) + 1, address(source) + 2, 900, STREAM)
+        PreparedMemcpy(900).launch(address(target) + 1, address(source) + 2, STREAM)
         assert (target[1:901] == source[2:902]).all()
         assert (target[[0, *range(901, 1000)]] == GUARD).all()
         assert newest.counts() == (1, 0, 0, 0)
@@ -142,7 +138,8 @@ class TestCopies:
 
     def test_rows(self, newest):
         source, target = bytes_of(20 * 31), np.full(20 * 17, GUARD, np.uint8)
-        memcpy_2d_async(address(target) + 1, 17, address(source) + 2, 31, 13, 20, STREAM)
+        rows = PreparedMemcpy(13, 20, target_pitch=17, source_pitch=31)
+        rows.launch(address(target) + 1, address(source) + 2, STREAM)
         expected = np.full((20, 17), GUARD, np.uint8)
         expected[:, 1:14] = source.reshape(20, 31)[:, 2:15]
         assert (target.reshape(20, 17) == expected).all()
@@ -150,32 +147,26 @@ class TestCopies:
 
     def test_slices(self, newest):
         source, target = bytes_of(5 * 9 * 31), np.full(5 * 8 * 17, GUARD, np.uint8)
-        memcpy_3d_async(
-            address(target) + 1, (17, 8), address(source) + 2, (31, 9), (13, 7, 5), STREAM
+        slices = PreparedMemcpy(
+            13, 7, 5, target_pitch=17, target_rows=8, source_pitch=31, source_rows=9
         )
+        slices.launch(address(target) + 1, address(source) + 2, STREAM)
         expected = np.full((5, 8, 17), GUARD, np.uint8)
         expected[:, :7, 1:14] = source.reshape(5, 9, 31)[:, :7, 2:15]
         assert (target.reshape(5, 8, 17) == expected).all()
         assert newest.counts() == (0, 0, 1, 0)
 
-    @pytest.mark.parametrize("overlap", [False, True])
-    def test_batch(self, fake, overlap):
+    def test_batch(self, fake):
         source, target = bytes_of(1000), np.full(1000, GUARD, np.uint8)
         to, at, sizes = [900, 0, 500], [3, 700, 0], [100, 7, 33]
         expected = target.copy()
         for t, a, n in zip(to, at, sizes, strict=True):
             expected[t : t + n] = source[a : a + n]
-        memcpy_batch_async(
-            np.array(to) + address(target),
-            np.array(at) + address(source),
-            sizes,
-            STREAM,
-            prefer_overlap=overlap,
-        )
+        PreparedBatch(to, at, sizes).launch(address(target), address(source), STREAM)
         assert (target == expected).all()
         if fake.form:
             assert fake.counts() == (0, 0, 0, 1)
-            assert fake["last_flags"] == overlap
+            assert fake["last_flags"] == 0
         else:
             assert fake.counts() == (3, 0, 0, 0)
 
@@ -230,12 +221,13 @@ class TestErrors:
                 DeviceError,
                 match=r"cuMemcpy2DAsync_v2: CUDA_ERROR_INVALID_VALUE; check .*pitches are at least",
             ):
-                memcpy_2d_async(address(memory), pitch, address(memory), 8, 8, 2, STREAM)
+                rows = PreparedMemcpy(8, 2, target_pitch=pitch, source_pitch=8)
+                rows.launch(address(memory), address(memory), STREAM)
 
     def test_an_error_without_a_name(self, newest):
         newest["next_error"] = 12345
         with pytest.raises(DeviceError, match="cuMemcpyAsync: CUDA error 12345; if an earlier"):
-            memcpy_async(0, 0, 8, STREAM)
+            PreparedMemcpy(8).launch(0, 0, STREAM)
 
     @pytest.mark.parametrize("code", [libcuda.NOT_INITIALIZED, libcuda.INVALID_CONTEXT])
     def test_a_thread_without_a_context_gets_one(self, newest, monkeypatch, code):

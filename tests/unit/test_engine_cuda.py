@@ -162,10 +162,10 @@ class TestPreparedLaunch:
 
 class TestBounds:
     def test_extent_of_strided_arrays(self):
-        assert extent((4, 3), None, 8) == (0, 96)
+        assert extent((4, 3), (24, 8), 8) == (0, 96)
         assert extent((4, 3), (-24, 8), 8) == (72, 24)
         assert extent((4, 0), (8, 8), 8) == (0, 0)
-        assert extent((), None, 8) == (0, 8)
+        assert extent((), (), 8) == (0, 8)
 
     @pytest.mark.parametrize(
         ("count", "fits"), [(0, True), (1, True), (4, True), (5, False), (1000, False)]

@@ -8,12 +8,14 @@ from functools import cache
 import pytest
 
 from halox.engine.compiler import OPTIONS, preamble, source
+from halox.engine.packers.peer_plan import MANY_THREADS
 from halox.engine.packers.strided import _ELEMENTS
 from tests.support import require
 
 require("nvrtc")
 
 ARCHITECTURES = [80, 90]
+WAYS = ("pack", "unpack")
 
 
 def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 256):
@@ -30,6 +32,7 @@ KERNELS = [
     strided(5, 0, 4, 0),
     strided(5, 0, 4, 20, 1024),
     ("traversal", ()),
+    ("workunits", ()),
     *(("strided_add", (("ELEMENT", element),)) for element in sorted(set(_ELEMENTS.values()))),
 ]
 
@@ -84,6 +87,55 @@ class TestKernels:
         ptx = compiled(name, defines, f"compute_{architecture}").decode()
         assert "mul.hi.u32" in ptx
         assert not re.search(r"\b(div|rem)\.", ptx)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+class TestWorkUnits:
+    def test_has_every_entry(self, architecture):
+        code = compiled("workunits", (), f"sm_{architecture}")
+        for entry in (f"workunits_{way}{where}" for way in WAYS for where in ("", "_inline")):
+            assert entry.encode() + b"\0" in code
+
+    def test_reads_its_table_in_place(self, architecture):
+        ptx = compiled("workunits", (), f"compute_{architecture}").decode()
+        assert "cvta.param" not in ptx, "the parameter's address was taken"
+        assert re.search(r"ld\.param\.[ub]32\s+%r\d+, \[%rd\d+", ptx)
+
+
+def peer(levels: int, word: int, in_flight: int, table: int):
+    """The parameters of the peer kernel, as ``PeerPlan.defines`` gives them."""
+    names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_LEGS", "MAX_THREADS")
+    values = (levels, word, in_flight, table, MANY_THREADS)
+    return tuple(zip(names, map(str, values), strict=True))
+
+
+def newest() -> int:
+    """The newest architecture that the compiler knows."""
+    from cuda.bindings import nvrtc
+
+    _, architectures = nvrtc.nvrtcGetSupportedArchs()
+    return max(architectures)
+
+
+@pytest.mark.parametrize("defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0)], ids=str)
+class TestPeer:
+    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
+        code = compiled("peer", defines, f"sm_{architecture}")
+        assert code.startswith(b"\x7fELF") and b"peer_exchange\0" in code
+
+    def test_keeps_words_in_registers(self, defines):
+        ptx = compiled("peer", defines, "compute_90").decode()
+        assert ".local" not in ptx
+        assert not re.search(r"\b(div|rem)\.", ptx)
+
+    def test_signals_as_the_protocol_says(self, defines):
+        """The rest of the system sees what was stored before a flag; packets of 16 bytes come in one piece."""
+        ptx = compiled("peer", defines, "compute_90").decode()
+        for access in ("ld.acquire.sys", "st.release.sys", "st.relaxed.sys"):
+            assert f"{access}.global.u32" in ptx
+        for access in ("ld.relaxed.sys", "st.relaxed.sys"):
+            assert f"{access}.global.b128" in ptx
 
 
 def test_a_broken_kernel_is_noticed():

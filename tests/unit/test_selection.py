@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from halox.datatypes import StridedBlocks
 from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.errors import PathError
+from halox.exchange.costs import RUN_BYTES, Costs, WayCost
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import DIRECT_BYTES, End, choose_route, reads_in_place
+from halox.exchange.selection import (
+    DIRECT_BYTES,
+    End,
+    Judge,
+    choose_route,
+    options,
+    reads_in_place,
+    wished_path,
+)
 from halox.messages import Message, Part
 from halox.transports.arena import Place
+from halox.transports.device_arena import DevicePlace
 from halox.transports.direct import Window
+from halox.transports.exported import Exported
+from halox.transports.topology import Topology
 
 
 def window(block: int) -> Window:
@@ -39,13 +56,13 @@ def end(node: int = 0, memory: str = "host", block: int = 4096, shared: bool = T
     ],
 )
 def test_routes(sender: End, receiver: End, path: str, way: str) -> None:
-    route = choose_route(sender, receiver, to_self=False, may_read=True)
+    route = choose_route(sender, receiver, to_self=False, judge=Judge())
     assert (route.path, route.way) == (path, way) and route.reason
 
 
 def test_to_self_is_local_and_accumulate_never_reads_in_place() -> None:
-    assert choose_route(end(), end(), to_self=True, may_read=True).path == "local"
-    assert choose_route(end(), end(), to_self=False, may_read=False).way == "shared"
+    assert choose_route(end(), end(), to_self=True, judge=Judge()).path == "local"
+    assert choose_route(end(), end(), to_self=False, judge=Judge("add")).way == "shared"
 
 
 @pytest.mark.parametrize(
@@ -86,3 +103,335 @@ def test_report_is_a_table_and_plain_values() -> None:
     assert "1,024" in str(report) and "host/shared" in str(report) and "because" in str(report)
     assert report.as_dict()["rows"][0]["nbytes"] == 1024
     assert "no neighbour" in str(Report(0, "exchange", (), ()))
+
+
+# Arrays on GPUs
+
+FACE = StridedBlocks(0, (16, 16), (2048, 64), 8)
+
+
+def on_gpu(rank: int, **said: Any) -> End:
+    """An end in memory that peers may map: 256 runs of 8 bytes."""
+    plain: dict[str, Any] = {
+        "rank": rank,
+        "word_bytes": 8,
+        "exported": Exported((DevicePlace(rank, 0),), (FACE,), {0: b"handle"}),
+        "nbytes": 2048,
+        "layouts": (FACE,),
+    }
+    node = said.pop("node", 0)
+    block = said.pop("block_bytes", 8)
+    return End(node, "gpu", block, (), None, **(plain | said))
+
+
+def two_gpus(**said: Any) -> Topology:
+    """Ranks 0 and 1 of a node, each with a GPU that maps the other's memory."""
+    return Topology(**({"gpus": ("a", "b"), "nodes": (0, 0), "unmapped": {}} | said))
+
+
+def named(found: Any) -> set[str]:
+    return {f"{option.path}/{option.way}" for option in found}
+
+
+PEER = {"peer/staging", "peer/ll", "peer/direct"}
+NO_MPI = "no MPI library was asked"
+IN_HOST = "it is for NumPy arrays, and these are on a GPU"
+APART = "ranks 0 and 1 are on different nodes"
+
+# What the ends, the GPUs and the operation are; the ways there are; and why not, of all other paths.
+POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
+    "all is well": ({}, PEER | {"ipc/staging", "staged/shared"}, {"cuda_aware": NO_MPI}),
+    "MPI takes device pointers": (
+        {"cuda_aware": None},
+        PEER | {"ipc/staging", "staged/shared", "cuda_aware/mpi"},
+        {},
+    ),
+    "the sender has short words": (
+        {"sender": {"word_bytes": 2}},
+        {"peer/staging", "peer/direct", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the receiver has short words": (
+        {"receiver": {"word_bytes": 1}},
+        {"peer/staging", "peer/direct", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the receiver's array cannot be mapped": (
+        {"receiver": {"exported": None}},
+        {"peer/staging", "peer/ll", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the sender's array cannot be mapped": (
+        {"sender": {"exported": None}},
+        PEER | {"ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the sender's type is irregular": (
+        {"sender": {"layouts": None}},
+        {"peer/staging", "peer/ll", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the receiver's type is irregular": (
+        {"receiver": {"layouts": None}},
+        {"peer/staging", "peer/ll", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "what arrives is added": (
+        {
+            "operation": "add",
+            "sender": {"is_contiguous": True},
+            "receiver": {"is_contiguous": True},
+        },
+        {"peer/staging", "peer/ll", "ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the receiver is contiguous": (
+        {"receiver": {"is_contiguous": True}},
+        PEER | {"ipc/staging", "ipc/into", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "the sender is contiguous": (
+        {"sender": {"is_contiguous": True}},
+        PEER | {"ipc/staging", "ipc/from", "staged/shared"},
+        {"cuda_aware": NO_MPI},
+    ),
+    "both share a GPU": (
+        {"topology": {"gpus": ("a", "a")}},
+        {"ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI, "peer": "rank 0 shares its GPU with rank 1: kernels"},
+    ),
+    "another rank shares the receiver's GPU": (
+        {"topology": {"gpus": ("a", "b", "b"), "nodes": (0, 0, 0)}},
+        {"ipc/staging", "staged/shared"},
+        {"cuda_aware": NO_MPI, "peer": "rank 1 shares its GPU with rank 2: kernels"},
+    ),
+    "the sender cannot map the receiver's memory": (
+        {"topology": {"unmapped": {(0, 1): "no peer access"}}},
+        {"staged/shared"},
+        {"cuda_aware": NO_MPI, "peer": "no peer access", "ipc": "no peer access"},
+    ),
+    "the receiver cannot map the sender's memory": (
+        {"topology": {"unmapped": {(1, 0): "another container"}}},
+        {"staged/shared"},
+        {"cuda_aware": NO_MPI, "peer": "another container", "ipc": "another container"},
+    ),
+    "streams cannot wait for events": (
+        {"topology": {"no_events": {(1, 0): "no such events"}}},
+        PEER | {"staged/shared"},
+        {"cuda_aware": NO_MPI, "ipc": "no such events"},
+    ),
+    "other nodes": (
+        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}},
+        {"staged/mpi"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
+    "other nodes, and MPI takes device pointers": (
+        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "cuda_aware": None},
+        {"staged/mpi", "cuda_aware/mpi"},
+        {"peer": APART, "ipc": APART},
+    ),
+    "nobody knows the GPUs": (
+        {"topology": None},
+        {"staged/shared"},
+        {"cuda_aware": NO_MPI, "peer": "GPUs are not known", "ipc": "GPUs are not known"},
+    ),
+}
+
+
+def situation(name: str, **more: Any) -> tuple[End, End, Judge]:
+    """Both ends of a message and what they choose by."""
+    said = POSSIBLE[name][0]
+    topology = said.get("topology", {})
+    judged = {k: v for k, v in said.items() if k in ("operation", "cuda_aware")} | more
+    judge = Judge(topology=None if topology is None else two_gpus(**topology), **judged)
+    return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), judge
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+def test_what_is_possible(name: str) -> None:
+    _, wanted, why_not = POSSIBLE[name]
+    possible, impossible = options(*situation(name))
+    assert named(possible) == wanted and len(possible) == len(wanted)
+    assert all(option.reason for option in possible)
+    why_not = why_not | {"host": IN_HOST}
+    assert set(impossible) == set(why_not)
+    assert {option.path for option in possible}.isdisjoint(impossible)
+    for path, text in why_not.items():
+        assert text in impossible[path], path
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+def test_both_ends_choose_alike(name: str) -> None:
+    """Each holds its own description, and the other's as it came in a message."""
+    sender, receiver, judge = situation(name)
+    for wish in (None, "staged"):
+        judge = replace(judge, wish=wish)
+        at_sender = choose_route(
+            sender, pickle.loads(pickle.dumps(receiver)), to_self=False, judge=judge
+        )
+        at_receiver = choose_route(
+            pickle.loads(pickle.dumps(sender)),
+            receiver,
+            to_self=False,
+            judge=pickle.loads(pickle.dumps(judge)),
+        )
+        assert at_sender == at_receiver
+        assert f"{at_sender.path}/{at_sender.way}" in POSSIBLE[name][1]
+
+
+@pytest.mark.parametrize("name", POSSIBLE)
+@pytest.mark.parametrize(
+    "wish", ["peer", *sorted(PEER), "ipc", "ipc/into", "ipc/from", "staged", "cuda_aware", "host"]
+)
+def test_wishes(name: str, wish: str) -> None:
+    """What is asked for is taken, or the error says why not and what there is instead."""
+    sender, receiver, judge = situation(name, wish=wish)
+    _, possible, why_not = POSSIBLE[name]
+    fitting = {way for way in possible if wish in (way, way.partition("/")[0])}
+    if fitting:
+        route = choose_route(sender, receiver, to_self=False, judge=judge)
+        assert f"{route.path}/{route.way}" in fitting
+        return
+    with pytest.raises(PathError) as caught:
+        choose_route(sender, receiver, to_self=False, judge=judge)
+    text = str(caught.value)
+    assert text.startswith(f"path {wish!r} cannot be taken from rank 0 to rank 1: ")
+    reason = (why_not | {"host": IN_HOST}).get(wish.partition("/")[0], "no such way")
+    assert reason in text
+    offered = re.search("or take one of (.*)$", text)
+    assert offered is not None and set(offered[1].split(", ")) == possible
+
+
+def test_messages_to_self_take_no_wish() -> None:
+    sender, _, judge = situation("all is well", wish="cuda_aware")
+    assert choose_route(sender, sender, to_self=True, judge=judge).path == "local"
+
+
+@pytest.mark.parametrize(
+    "receiver",
+    [
+        {"layouts": (FACE, FACE)},
+        {"layouts": (StridedBlocks(0, (16, 16), (2048, 64), 4),)},
+        {"layouts": (StridedBlocks(0, (3, 5, 7), (5000, 700, 64), 8),)},
+    ],
+)
+def test_ends_that_do_not_match_are_no_error_yet(receiver: dict[str, Any]) -> None:
+    """The sender does not compare signatures; it must come as far as the receiver, which does."""
+    judge = Judge(topology=two_gpus())
+    for a, b in ((on_gpu(0), on_gpu(1, **receiver)), (on_gpu(0, **receiver), on_gpu(1))):
+        assert {"peer/staging", "staged/shared"} <= named(options(a, b, judge)[0])
+
+
+# Costs
+
+NAMES = ("peer/ll", "peer/staging", "peer/direct", "ipc/staging", "staged/shared")
+
+
+def costs_where(**latencies: float) -> Costs:
+    """All ways alike but for their latencies, in the order of NAMES."""
+    speed = (100.0,) * len(RUN_BYTES)
+    return Costs(
+        {n: WayCost(latencies.get(n.replace("/", "_"), 50.0), 0, speed) for n in NAMES}, ""
+    )
+
+
+@pytest.mark.parametrize("cheapest", NAMES)
+def test_the_cheapest_is_taken(cheapest: str) -> None:
+    sender, receiver, judge = situation("all is well")
+    costs = costs_where(**{cheapest.replace("/", "_"): 3.0})
+    route = choose_route(sender, receiver, to_self=False, judge=replace(judge, costs=costs))
+    assert f"{route.path}/{route.way}" == cheapest
+    assert route.predicted_us == pytest.approx(3.0 + 2048 / 100e3)
+    asked = replace(judge, costs=costs, wish="peer")
+    if not cheapest.startswith("peer"):
+        assert choose_route(sender, receiver, to_self=False, judge=asked).path == "peer"
+
+
+def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
+    """Latency where messages are small; then bandwidth, which is another for short runs than for long ones."""
+    low, high = (10.0, 10.0, 10.0, 10.0), (2.0, 5.0, 50.0, 400.0)
+    costs = Costs(
+        {
+            "peer/ll": WayCost(2.0, 0, low),
+            "peer/staging": WayCost(5.0, 0, (80.0, 90.0, 100.0, 100.0)),
+            "peer/direct": WayCost(6.0, 0, high),
+        },
+        "made up",
+    )
+    judge = Judge(topology=two_gpus(), costs=costs, wish="peer")
+
+    def way(nbytes: int, runs: tuple[int, int]) -> str:
+        ends = [on_gpu(r, nbytes=nbytes, block_bytes=runs[r]) for r in range(2)]
+        return choose_route(*ends, to_self=False, judge=judge).way
+
+    assert way(64, (8, 8)) == way(64, (4096, 4096)) == "ll"
+    assert way(1 << 20, (8, 8)) == "staging"
+    assert way(1 << 20, (4096, 4096)) == "direct"
+    # The end with the shorter runs counts, whichever it is.
+    assert way(1 << 20, (8, 4096)) == way(1 << 20, (4096, 8)) == "staging"
+
+
+def test_ranks_that_share_a_gpu_have_costs_of_their_own() -> None:
+    speed = (100.0,) * len(RUN_BYTES)
+    costs = Costs(
+        {
+            "ipc/staging": WayCost(1.0, 0, speed),
+            "staged/shared": WayCost(2.0, 0, speed),
+            "ipc/staging, shared GPU": WayCost(20.0, 0, speed),
+            "staged/shared, shared GPU": WayCost(10.0, 0, speed),
+        },
+        "made up",
+    )
+    for name, path in (("both share a GPU", "staged"), ("all is well", "ipc")):
+        sender, receiver, judge = situation(name)
+        route = choose_route(sender, receiver, to_self=False, judge=replace(judge, costs=costs))
+        assert route.path == path
+
+
+def test_the_shipped_constants_prefer_the_gpu() -> None:
+    for name, path in (("all is well", "peer"), ("both share a GPU", "ipc")):
+        for nbytes in (8, 1 << 12, 1 << 20, 1 << 26):
+            ends = [replace(e, nbytes=nbytes) for e in situation(name)[:2]]
+            route = choose_route(*ends, to_self=False, judge=situation(name)[2])
+            assert route.path == path, (name, nbytes)
+
+
+# Names
+
+NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cuda_aware, host"
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "wish"),
+    [
+        (None, None, None),
+        (None, "", None),
+        ("", "ipc", "ipc"),
+        ("peer", None, "peer"),
+        ("peer/ll", "ipc", "peer/ll"),
+        (None, "staged/mpi", "staged/mpi"),
+        ("host", "nonsense", "host"),
+    ],
+)
+def test_which_path_is_asked_for(
+    argument: str | None,
+    variable: str | None,
+    wish: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HALOX_PATH", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("HALOX_PATH", variable)
+    assert wished_path(argument) == wish
+
+
+@pytest.mark.parametrize("name", ["pigeon", "local", "Peer", "peerless/ll", "/ll", " ipc"])
+def test_there_is_no_such_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HALOX_PATH", raising=False)
+    with pytest.raises(PathError) as caught:
+        wished_path(name)
+    assert str(caught.value) == f"path: {NO_PATH.format(name)}"
+    monkeypatch.setenv("HALOX_PATH", name)
+    with pytest.raises(PathError) as caught:
+        wished_path(None)
+    assert str(caught.value) == f"HALOX_PATH: {NO_PATH.format(name)}"

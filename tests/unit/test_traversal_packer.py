@@ -50,14 +50,14 @@ class CpuLaunch:
 def on_the_cpu(monkeypatch):
     def uploaded(image, device):
         memory = aligned_copy(image)
-        return SimpleNamespace(ptr=memory.ctypes.data, memory=memory)
+        return SimpleNamespace(pointer=memory.ctypes.data, memory=memory)
 
     def kernel(name, function, device, defines):
         return SimpleNamespace(name=function, defines=defines)
 
     CpuLaunch.made = []
     monkeypatch.setattr(traversal, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(traversal, "_uploaded", uploaded)
+    monkeypatch.setattr(traversal, "uploaded", uploaded)
     monkeypatch.setattr(traversal, "kernel", kernel)
     monkeypatch.setattr(traversal, "PreparedLaunch", CpuLaunch)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
+from halox.engine import device_memory
 from halox.engine.packers import workunits, workunits_lists
 from halox.engine.packers.host import HostPacker
 from halox.engine.packers.workunits import WorkUnitsCopy, WorkUnitsPacker
@@ -83,7 +84,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(
         workunits, "kernel", lambda name, function, device: function.removeprefix("workunits_")
     )
-    monkeypatch.setattr(workunits, "DeviceBytes", Memory)
+    monkeypatch.setattr(device_memory, "DeviceBytes", Memory)
     monkeypatch.setattr(workunits_lists, "DeviceBytes", Memory)
     monkeypatch.setattr(workunits_lists, "cache", ListCache(1 << 20))
     return made

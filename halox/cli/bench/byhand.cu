@@ -6,9 +6,10 @@
 //            of its own. Aligned: offsets, strides, runs and `packed` are multiples of the word.
 // triangle   One block a column of the lower or upper triangle of an n x n matrix of doubles, one thread an element.
 // gathers    Elements of `words` words by a list of their numbers, the list repeated `count` times.
+// faces      Boxes of several arrays at once, each with `each` blocks; addresses of arrays and packed bytes are absolute.
 // records    24-byte structs (double, two ints, char) to 17 bytes each, through shared memory, so that stores are wide.
-// Launch:    one-dimensional, THREADS threads; boxes and gathers exactly as many blocks as their tables say, records one
-//            block for THREADS records, triangle any number.
+// Launch:    one-dimensional, THREADS threads; boxes and gathers exactly as many blocks as their tables say, faces `each`
+//            for every row of its table, records one block for THREADS records, triangle any number.
 // Memory:    every byte read once and written once.
 
 #ifndef WORD_BYTES
@@ -89,6 +90,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned t = first + e * THREADS;
         if (t < box.total)
             *(UNPACK ? at[e] : out + t) = word[e];
+    }
+}
+
+// `table` is in device memory. The boxes are moved side by side; those that are done sooner leave blocks without work.
+extern "C" __global__ void __launch_bounds__(THREADS) faces(const Box* table, unsigned each)
+{
+    const Box& box = table[blockIdx.x / each];
+    const unsigned first = blockIdx.x % each * THREADS + threadIdx.x, step = each * THREADS;
+    for (unsigned t = first; t < box.total; t += step) {
+        const unsigned run = t / box.words, row = run / box.count[0], plane = row / box.count[1];
+        Word* const at = (Word*)(box.array + (run - row * box.count[0]) * box.stride[0] +
+                                 (row - plane * box.count[1]) * box.stride[1] + plane * box.stride[2]) +
+                         (t - run * box.words);
+        Word* const packed = (Word*)box.packed + t;
+        *(UNPACK ? at : packed) = *(UNPACK ? packed : at);
     }
 }
 

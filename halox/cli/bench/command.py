@@ -1,23 +1,21 @@
-"""``halox bench pack``: reads its options, runs, prints and writes what was found."""
+"""``halox bench``: hands on to what is to be measured, and runs ``halox bench pack``."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from halox._version import __version__
 from halox.cli import report
+from halox.cli.bench import exchange_command, pingpong_command
 from halox.cli.bench import options as settings
 from halox.cli.bench import rows as table
-from halox.cli.bench.patterns import catalogue, select
+from halox.cli.bench.catalogue import catalogue, select
 from halox.cli.bench.rows import Row
+from halox.cli.bench.surroundings import machine
 from halox.errors import DeviceError, HaloxError
 
 EXIT_FAILED = 1
@@ -32,10 +30,19 @@ def add_parser(commands: Subparsers) -> None:
     kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
     about = "packing of many layouts, beside CUDA's copies and hand-written kernels"
     settings.add_arguments(kinds.add_parser("pack", help=about, description=f"Measure {about}."))
+    exchange_command.add_parser(kinds)
+    pingpong_command.add_parser(kinds)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run what the command line asks for.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        What the command line said.
+    words : sequence of str
+        The command line itself, for the ranks that are started.
 
     Returns
     -------
@@ -49,8 +56,16 @@ def run(args: argparse.Namespace) -> int:
 
     Notes
     -----
-    Not collective.
+    Collective where it runs on several ranks.
     """
+    if args.bench == "exchange":
+        return exchange_command.run_command(args, words)
+    if args.bench == "pingpong":
+        return pingpong_command.run_command(args, words)
+    return _run_pack(args)
+
+
+def _run_pack(args: argparse.Namespace) -> int:
     if args.list:
         show_list()
         return 0
@@ -86,32 +101,6 @@ def show_list() -> None:
         source = f" ({pattern.source})" if pattern.source else ""
         print(f"{pattern.name}: {pattern.summary}{source}")
         print(f"    {' '.join(case.size for case in pattern.cases())}")
-
-
-def machine(device: str) -> dict[str, Any]:
-    """Return what measures, for the JSON file."""
-    found: dict[str, Any] = {
-        "halox": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "device": device,
-    }
-    if device == "gpu":
-        from halox.engine.cuda import cupy
-
-        cp = cupy()
-        runtime = cp.cuda.runtime
-        found |= {
-            "gpus": [
-                runtime.getDeviceProperties(i)["name"].decode()
-                for i in range(runtime.getDeviceCount())
-            ],
-            "driver": runtime.driverGetVersion(),
-            "runtime": runtime.runtimeGetVersion(),
-            "cupy": cp.__version__,
-        }
-    return found
 
 
 def _device(asked: str) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from halox.cli.bench import baselines, contention, synthetic
+from halox.cli.bench.catalogue import select
 from halox.cli.bench.on_device import make_packer
-from halox.cli.bench.patterns import KIB, MIB, Case, select
+from halox.cli.bench.patterns import KIB, MIB, Case
 from halox.cli.bench.rig import Buffer, Placed, Rig
 from halox.cli.bench.rows import Timed
 from halox.errors import HaloxError
@@ -59,13 +60,13 @@ def headlines(
     for name, group in bench.groups().items():
         progress(name)
         if time.monotonic() - began > budget_s:
-            found.append(_missing(name, f"left out after {budget_s:.0f} s"))
+            found.append(missing(name, f"left out after {budget_s:.0f} s"))
             continue
         try:
             found += group()
         except Exception as error:
             # The other figures are still wanted.
-            found.append(_missing(name, f"{type(error).__name__}: {error}"))
+            found.append(missing(name, f"{type(error).__name__}: {error}"))
     return found
 
 
@@ -114,7 +115,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _missing(name: str, why: str) -> Figure:
+def missing(name: str, why: str) -> Figure:
+    """Return the place of figures that could not be measured."""
     return {
         "name": name,
         "value": None,

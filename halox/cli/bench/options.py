@@ -61,7 +61,8 @@ def _list_of(*allowed: str) -> type[tuple[str, ...]]:
     return parse  # type: ignore[return-value]
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Read a whole number of at least 1, for an option."""
     try:
         value = int(text)
     except ValueError:
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-blocks",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="most thread blocks of a packer's launch; default: as many as there is work for",
     )
@@ -109,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few sizes, few samples")
     parser.add_argument(
-        "--repeats", type=_positive, metavar="N", help=f"samples a figure; default: {REPEATS}"
+        "--repeats", type=positive, metavar="N", help=f"samples a figure; default: {REPEATS}"
     )
     parser.add_argument(
         "--no-baselines", action="store_true", help="leave out what users write by hand"

@@ -40,10 +40,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     HaloxError
         If the folder cannot be written to.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HaloxError(f"--plot: {folder} cannot be made ({error.strerror})") from error
+    make(folder)
     usable = [row for row in rows if row.us and row.direction == "pack"]
     made: Sequence[Callable[[list[Row], Path], Path | None]] = (
         _bandwidth,
@@ -51,7 +48,21 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         _destinations,
         _methods,
     )
-    return [path for figure in made if (path := figure(usable, folder)) is not None]
+    return [path for one in made if (path := one(usable, folder)) is not None]
+
+
+def make(folder: Path) -> None:
+    """Make the folder for figures if it is not there.
+
+    Raises
+    ------
+    HaloxError
+        If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HaloxError(f"--plot: {folder} cannot be made ({error.strerror})") from error
 
 
 def _bandwidth(rows: list[Row], folder: Path) -> Path | None:
@@ -61,7 +72,7 @@ def _bandwidth(rows: list[Row], folder: Path) -> Path | None:
     shown = [row for row in chosen.rows if row.pattern != "vector" or row.block_bytes in _BLOCKS]
     lines = _lines(shown, _pattern_label, "payload_bytes", "gb_per_s")
     lines += _lines(copies, lambda _: _COPY_LABEL, "payload_bytes", "gb_per_s")
-    return _figure(
+    return figure(
         folder / "bandwidth.png",
         lines,
         "Packing, by payload",
@@ -86,7 +97,7 @@ def _against_memcpy_2d(rows: list[Row], folder: Path) -> Path | None:
             label = f"{row.payload_bytes:,} bytes to {row.destination}"
             lines.setdefault(label, []).append((row.block_bytes, reference / row.us))
     found = [(label, *_sorted(points)) for label, points in lines.items()]
-    return _figure(
+    return figure(
         folder / "memcpy2d.png",
         found,
         "cudaMemcpy2D beside packing a vector",
@@ -108,7 +119,7 @@ def _destinations(rows: list[Row], folder: Path) -> Path | None:
         return f"{row.pattern} to {row.destination}"
 
     lines = _lines(chosen, label, "payload_bytes", "us")
-    return _figure(
+    return figure(
         folder / "destinations.png",
         lines,
         "Packing by destination, blocks of 128 bytes",
@@ -125,7 +136,7 @@ def _methods(rows: list[Row], folder: Path) -> Path | None:
     ]
     packers = [row for row in vectors if row.kind == "packer" and row.method != "auto"]
     lines = _lines(packers, lambda row: row.method, "block_bytes", "of_bound")
-    return _figure(
+    return figure(
         folder / "methods.png",
         lines,
         "Packing a vector larger than the L2 cache",
@@ -168,13 +179,38 @@ def _sorted(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[fl
     return [x for x, _ in ordered], [y for _, y in ordered]
 
 
-def _figure(
+def figure(
     path: Path,
     lines: Sequence[Line],
     title: str,
     axis_labels: tuple[str, str],
     level: float | None = None,
 ) -> Path | None:
+    """Draw lines over logarithmic axes.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The PNG file.
+    lines : sequence of (label, x, y)
+        If there is none, nothing is drawn.
+    title : str
+    axis_labels : (str, str)
+    level : float, optional
+        Height of a horizontal line.
+
+    Returns
+    -------
+    pathlib.Path or None
+        The file, if one was written.
+
+    Raises
+    ------
+    MissingPackageError
+        If Matplotlib is not installed.
+    HaloxError
+        If the file cannot be written.
+    """
     if not lines:
         return None
     try:

@@ -165,4 +165,47 @@ def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
             f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
             "with fewer blocks, or add on the host"
         )
-    return [Copy(b, a) for a, b in pairs]
+    return _joined([Copy(b, a) for a, b in pairs])
+
+
+def _joined(copies: Sequence[Copy]) -> list[Copy]:
+    """Join neighbouring copies that are alike and stand at equal steps, as long lists often have them.
+
+    The joined copies move the same bytes in the same order.
+    """
+    joined: list[Copy] = []
+    stretch: list[Copy] = []
+    for copy in copies:
+        if stretch and not (
+            _shape(copy) == _shape(stretch[0])
+            and (len(stretch) == 1 or _step(stretch[-1], copy) == _step(*stretch[:2]))
+        ):
+            joined.append(_one(stretch))
+            stretch = []
+        stretch.append(copy)
+    if stretch:
+        joined.append(_one(stretch))
+    return joined
+
+
+def _shape(copy: Copy) -> list[Any]:
+    """Return what the sides of copies that differ in nothing but their place have in common."""
+    return [(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
+
+
+def _step(first: Copy, second: Copy) -> tuple[int, int]:
+    """Bytes from one copy to another on both sides."""
+    source, target = (
+        b.strided.offset - a.strided.offset for a, b in zip(first, second, strict=True)
+    )
+    return source, target
+
+
+def _one(stretch: list[Copy]) -> Copy:
+    """Return one copy for several at equal steps."""
+    steps = _step(*stretch[:2]) if len(stretch) > 1 else (0, 0)
+    source, target = (
+        side._replace(strided=side.strided.repeated(len(stretch), step))
+        for side, step in zip(stretch[0], steps, strict=True)
+    )
+    return Copy(source, target)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halox.datatypes import contiguous
+from halox.engine import dlpack
 from halox.engine.addresses import memory_kind
-from halox.engine.cuda import cupy, device_of, is_device_array
+from halox.engine.arrays import Described, as_ndarray, describe
+from halox.engine.cuda import cupy, is_cupy_array, is_device_array
 from halox.errors import DeviceError, FieldError
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class DeviceArray:
 
 
 def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArray:
-    """Describe an array that offers ``__cuda_array_interface__``.
+    """Describe an array on a GPU, of CuPy or of a library that offers its memory.
 
     Parameters
     ----------
@@ -81,24 +83,38 @@ def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArra
 
     Notes
     -----
-    Not collective. CuPy's current stream is made to wait for the stream that a foreign array names.
+    Not collective. Later work of CuPy's current stream on the array's GPU comes after what another
+    library has under way on the array, as far as that library says; not while the stream is being
+    captured, whose graph cannot hold work of other streams.
     """
-    cp = cupy()
-    if not is_device_array(array):
-        raise FieldError(f"{name}: got {type(array).__name__}, needs an array in device memory")
-    if isinstance(array, cp.ndarray):
+    cupy()
+    if is_cupy_array(array):
         memory = array.data.mem
         low, high = int(memory.ptr), int(memory.ptr) + int(memory.size)
         return DeviceArray(name, int(array.data.ptr), low, high, int(array.device.id))
-    interface = array.__cuda_array_interface__
-    pointer, read_only = interface["data"]
-    if writable and read_only:
-        raise FieldError(f"{name}: is read-only and would be written to; pass a writable array")
-    strides = interface.get("strides")
-    below, above = extent(interface["shape"], strides, np.dtype(interface["typestr"]).itemsize)
-    _wait_for_producer(cp, interface.get("stream"))
-    device = device_of(pointer)
-    return DeviceArray(name, int(pointer), pointer - below, pointer + above, device)
+    found, device = _foreign(array, name, writable)
+    below, above = extent(found.shape, found.strides, found.dtype.itemsize)
+    return DeviceArray(name, found.pointer, found.pointer - below, found.pointer + above, device)
+
+
+def _foreign(array: Any, name: str, writable: bool) -> tuple[Described, int]:
+    """Describe an array of any library on a GPU, and order the current stream after its work."""
+    if not is_device_array(array):
+        raise FieldError(f"{name}: got {type(array).__name__}, needs an array in device memory")
+    found = describe(array, name)
+    if writable and not found.writable:
+        raise _read_only(name)
+    assert found.device is not None
+    if found.pointer and not is_cupy_array(array):
+        _wait_for_producer(array, name, found.device)
+    return found, found.device
+
+
+def _read_only(name: str) -> FieldError:
+    return FieldError(
+        f"{name}: is read-only and would be written to; pass a writable array (JAX's never are: "
+        "receive into one of CuPy or NumPy, and make it JAX's by jax.dlpack.from_dlpack)"
+    )
 
 
 def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: bool = False) -> int:
@@ -107,8 +123,8 @@ def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: b
     Parameters
     ----------
     array : object
-        Bytes in the GPU's memory, in that of another GPU that it can reach, or a NumPy array in
-        page-locked host memory.
+        Bytes in the GPU's memory, in that of another GPU that it can reach, or in page-locked host
+        memory.
     name : str
         For errors.
     nbytes : int
@@ -126,22 +142,25 @@ def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: b
     DeviceError
         If it lies on a GPU that this one cannot reach.
     """
+    array = as_ndarray(array, name)
     if isinstance(array, np.ndarray):
         return _pinned_bytes(array, name, nbytes, writable)
-    described = device_array(array, name, writable=writable)
-    interface = array.__cuda_array_interface__
-    strides = interface.get("strides")
-    _check_shape(name, nbytes, tuple(interface["shape"]), np.dtype(interface["typestr"]), strides)
-    if nbytes and described.device != device:
-        reach(device, described.device, name)
-    return described.pointer
+    found, its_device = _foreign(array, name, writable)
+    _check_shape(name, nbytes, found.shape, found.dtype, found.strides)
+    if nbytes and its_device != device:
+        reach(device, its_device, name)
+    return found.pointer
 
 
 def _check_shape(
-    name: str, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any
+    name: str,
+    nbytes: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    strides: tuple[int, ...],
 ) -> None:
     fits = len(shape) == 1 and dtype == np.uint8 and shape[0] >= nbytes
-    if not fits or (strides is not None and shape[0] > 1 and tuple(strides) != (1,)):
+    if not fits or (shape[0] > 1 and strides != (1,)):
         raise FieldError(
             f"{name}: got shape {shape}, dtype {dtype}, strides {strides}; needs a "
             f"contiguous one-dimensional uint8 array of at least {nbytes} bytes"
@@ -153,7 +172,7 @@ def _pinned_bytes(
 ) -> int:
     _check_shape(name, nbytes, array.shape, array.dtype, array.strides)
     if writable and not array.flags.writeable:
-        raise FieldError(f"{name}: is read-only and would be written to; pass a writable array")
+        raise _read_only(name)
     if not nbytes:
         return 0
     kind = memory_kind(array.ctypes.data)
@@ -188,9 +207,7 @@ def reach(device: int, other: int, name: str = "array") -> None:
                 raise DeviceError(f"{name}: no access to device {other}: {error}") from error
 
 
-def extent(
-    shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
-) -> tuple[int, int]:
+def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
     """Bytes of an array before and after the address of its first element.
 
     Examples
@@ -200,18 +217,24 @@ def extent(
     """
     if 0 in shape:
         return 0, 0
-    if strides is None:
-        return 0, int(np.prod(shape, dtype=np.int64)) * itemsize
     reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
     return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + itemsize
 
 
-def _wait_for_producer(cp: Any, stream: int | None) -> None:
-    """Order CuPy's current stream after the stream an array names, if it names one."""
-    if stream is None or int(stream) == int(cp.cuda.get_current_stream().ptr):
-        return
-    # The interface's numbers 1 and 2 are the legacy and the per-thread default stream, as CUDA's
-    # are.
-    event = cp.cuda.Event(disable_timing=True)
-    cp.cuda.runtime.eventRecord(event.ptr, int(stream))
-    cp.cuda.runtime.streamWaitEvent(cp.cuda.get_current_stream().ptr, event.ptr)
+def _wait_for_producer(array: Any, name: str, device: int) -> None:
+    """Order CuPy's current stream on a GPU after another library's work on an array there."""
+    cuda = cupy().cuda
+    with cuda.Device(device):
+        stream = int(cuda.get_current_stream().ptr)
+        if cuda.runtime.streamIsCapturing(stream):
+            return
+        if hasattr(type(array), "__dlpack__"):
+            dlpack.shown(array, name, stream)
+            return
+        # The interface's numbers 1 and 2 are the legacy and the per-thread default stream, as
+        # CUDA's are.
+        made_on = array.__cuda_array_interface__.get("stream")
+        if made_on is not None and int(made_on) != stream:
+            event = cuda.Event(disable_timing=True)
+            cuda.runtime.eventRecord(event.ptr, int(made_on))
+            cuda.runtime.streamWaitEvent(stream, event.ptr)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from halox.errors import DatatypeError, DeviceError
+from halox.engine.launch import check_max_blocks
+from halox.errors import DatatypeError
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -50,10 +51,7 @@ class DevicePacker(ABC):
     def __init__(
         self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
     ) -> None:
-        if max_blocks is not None and max_blocks < 1:
-            raise DeviceError(
-                f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit"
-            )
+        check_max_blocks(max_blocks)
         reason = self.why_not(datatype, count)
         if reason is not None:
             raise DatatypeError(f"method {self.method!r} cannot pack this datatype: {reason}")

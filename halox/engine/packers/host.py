@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import BlockList, Datatype, StridedBlocks
-from halox.engine.arrays import owner, strided_view
+from halox.engine.arrays import as_ndarray, owner, strided_view
 from halox.errors import DatatypeError, FieldError
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,8 +32,9 @@ class HostPacker:
     Parameters
     ----------
     array : ndarray
-        Host array of any dtype and strides, or a view. Displacements count from its first element
-        ``[0, ..., 0]`` and may leave the view, but not the memory of the array it is a view of.
+        Host array of any dtype and strides, or a view; also another library's that offers DLPack.
+        Displacements count from its first element ``[0, ..., 0]`` and may leave the view, but not
+        the memory of the array it is a view of.
     datatype : Datatype
         What to copy.
     count : int
@@ -172,6 +173,8 @@ class HostPacker:
 
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
         """Cut a packed buffer to the bytes used, if it is fit for its use."""
+        if not isinstance(buffer, np.ndarray):
+            buffer = as_ndarray(buffer, name)
         if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
             given = (
                 f"{buffer.dtype} of shape {buffer.shape}"
@@ -353,6 +356,7 @@ class _Region:
 
 def _memory(array: npt.NDArray[Any], first: int, stop: int) -> Bytes:
     """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
+    array = as_ndarray(array)
     if not isinstance(array, np.ndarray):
         raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
     if isinstance(array, np.ma.MaskedArray):

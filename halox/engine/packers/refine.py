@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """One side's bytes: an address and (count, stride) levels down to the single byte."""
 
     pointer: int
@@ -62,9 +62,10 @@ class _Run:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the run."""
         return prod(count for count, _ in self.levels)
 
-    def range(self, start: int, nbytes: int) -> Iterator[_Run]:
+    def range(self, start: int, nbytes: int) -> Iterator[Run]:
         """Bytes ``[start, start + nbytes)`` in packed order, as few runs as levels demand."""
         if nbytes == 0:
             return
@@ -76,13 +77,13 @@ class _Run:
         item, skipped = divmod(start, inner_nbytes)
         if skipped:
             head = min(nbytes, inner_nbytes - skipped)
-            yield from _Run(self.pointer + item * stride, inner).range(skipped, head)
+            yield from Run(self.pointer + item * stride, inner).range(skipped, head)
             item += 1
             nbytes -= head
         whole, tail = divmod(nbytes, inner_nbytes)
         if whole:
-            yield _Run(self.pointer + item * stride, _levels([(whole, stride), *inner]))
-        yield from _Run(self.pointer + (item + whole) * stride, inner).range(0, tail)
+            yield Run(self.pointer + item * stride, _levels([(whole, stride), *inner]))
+        yield from Run(self.pointer + (item + whole) * stride, inner).range(0, tail)
 
 
 def _levels(levels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -152,7 +153,7 @@ def pieces(copy: Copy) -> list[Piece]:
     Not collective; touches no device. Copies whose block lengths have no common pattern cost one
     piece a block.
     """
-    source, target = _run(copy.source), _run(copy.target)
+    source, target = run_of(copy.source), run_of(copy.target)
     if copy.source.strided.nbytes != copy.target.strided.nbytes:
         raise DatatypeError(
             f"copy: the source has {copy.source.strided.nbytes} bytes and the target "
@@ -166,15 +167,16 @@ def pieces(copy: Copy) -> list[Piece]:
     ]
 
 
-def _run(side: Side) -> _Run:
+def run_of(side: Side) -> Run:
+    """Return a side's bytes as one run."""
     blocks = side.strided
     levels = [*zip(blocks.counts, blocks.strides, strict=True), (blocks.block_bytes, 1)]
-    return _Run(side.pointer + blocks.offset, _levels(levels))
+    return Run(side.pointer + blocks.offset, _levels(levels))
 
 
 def _refine(
-    source: _Run, target: _Run, outer: tuple[Level, ...]
-) -> Iterator[tuple[_Run, _Run, tuple[Level, ...]]]:
+    source: Run, target: Run, outer: tuple[Level, ...]
+) -> Iterator[tuple[Run, Run, tuple[Level, ...]]]:
     """Peel levels off two runs of equal size, outermost first."""
     if not source.levels:  # then the target has none left either: a single byte
         yield source, target, outer
@@ -185,24 +187,24 @@ def _refine(
     if common > 1:
         s_left, t_left = n_source // common, n_target // common
         yield from _refine(
-            _Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
-            _Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
+            Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
+            Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
             (*outer, Level(common, s_stride * s_left, t_stride * t_left)),
         )
         return
     # The outermost counts have no common factor: no level fits both. The side with fewer, larger
     # items falls apart into them, the other into the ranges that match.
     if n_source < n_target:
-        first = [_Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
+        first = [Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
         yield from _match(first, [target], outer)
     else:
-        second = [_Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
+        second = [Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
         yield from _match([source], second, outer)
 
 
 def _match(
-    sources: list[_Run], targets: list[_Run], outer: tuple[Level, ...]
-) -> Iterator[tuple[_Run, _Run, tuple[Level, ...]]]:
+    sources: list[Run], targets: list[Run], outer: tuple[Level, ...]
+) -> Iterator[tuple[Run, Run, tuple[Level, ...]]]:
     """Cut two sequences of runs at each other's ends and refine the pairs."""
     sources, targets = sources[::-1], targets[::-1]  # stacks: the next run is the last
     while sources:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.engine.compiler import kernel
-from halox.engine.cuda import cupy, multiprocessors, stream_pointer
+from halox.engine.cuda import multiprocessors, stream_pointer
+from halox.engine.device_memory import uploaded
 from halox.engine.launch import PreparedLaunch
 from halox.engine.packers.device_packer import DevicePacker
 from halox.engine.packers.ordering import rounds
@@ -248,7 +249,7 @@ class _Launch:
             return
         table = planned.table
         if not planned.inline:
-            self._memory = DeviceTable(table, device)
+            self._memory = uploaded(table, device)
             pointer = self._memory.pointer
             table = np.array([pointer, pointer + planned.chunk_region_offset], np.uint64)
         launch = PreparedLaunch(
@@ -266,27 +267,3 @@ class _Launch:
             device=device,
         )
         self.at = launch.launch_at
-
-
-class DeviceTable:
-    """A table in device memory of its own, uploaded when the constructor returns.
-
-    Not from CuPy's pool: its owner may be let go of while the last launch that reads it runs on
-    any stream, and the pool knows only the stream that memory was made on. cudaFree waits.
-    """
-
-    def __init__(self, table: npt.NDArray[Any], device: int) -> None:
-        cp = cupy()
-        with cp.cuda.Device(device):
-            self._memory = cp.cuda.Memory(table.nbytes)
-            self.pointer = int(self._memory.ptr)
-            stream = cp.cuda.Stream(non_blocking=True)
-            runtime = cp.cuda.runtime
-            runtime.memcpyAsync(
-                self.pointer,
-                table.ctypes.data,
-                table.nbytes,
-                runtime.memcpyHostToDevice,
-                stream.ptr,
-            )
-            stream.synchronize()

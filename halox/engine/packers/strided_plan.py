@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from halox.engine.launch import check_max_blocks
 from halox.engine.packers.refine import Copy, Level, Piece, pieces
-from halox.errors import DatatypeError, DeviceError
+from halox.errors import DatatypeError
 
 MAX_LEVELS = 5
 """Levels of a region: four, and the words of a block."""
@@ -236,9 +237,8 @@ def plan(
     -----
     Not collective; touches no device.
     """
-    if max_blocks is not None and max_blocks < 1:
-        raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
-    rows = [row for copy in copies for row in _rows(copy, element_bytes, max_words, max_word)]
+    check_max_blocks(max_blocks)
+    rows = [row for copy in copies for row in rows_of(copy, element_bytes, max_words, max_word)]
     words = np.array([row.words for row in rows], dtype=np.int64)
     word_bytes = {row.word_bytes for row in rows}
     in_flight = (
@@ -260,7 +260,7 @@ def plan(
     regions = np.zeros(len(rows), region_dtype(max(1, most) if most <= 3 else MAX_LEVELS))
     common = word_bytes.pop() if len(word_bytes) == 1 else 0
     for region, row, first_chunk in zip(regions, rows, first_chunks, strict=True):
-        _fill(region, row, int(first_chunk))
+        fill_region(region, row, int(first_chunk))
     total = int(chunks.sum())
     return Plan(
         regions=regions,
@@ -296,7 +296,8 @@ def divisor(count: int) -> tuple[int, int]:
     return -(-(1 << (31 + bits)) // count), bits - 1
 
 
-def _fill(region: np.void, row: Row, first_chunk: int) -> None:
+def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
+    """Write a row into an entry of a table of regions."""
     region["source"] = row.source % 2**64
     region["target"] = row.target % 2**64
     region["words"] = row.words
@@ -316,7 +317,8 @@ def _fill(region: np.void, row: Row, first_chunk: int) -> None:
         )
 
 
-def _rows(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> Iterator[Row]:
+def rows_of(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> Iterator[Row]:
+    """Yield the rows that together perform a copy; arguments as of :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
         word = min(max_word, _word_bytes(piece.source, piece.target, piece.levels))

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, ClassVar
 
 from halox.engine.compiler import kernel
-from halox.engine.cuda import cupy, multiprocessors
+from halox.engine.cuda import multiprocessors
+from halox.engine.device_memory import uploaded
 from halox.engine.launch import PreparedLaunch
 from halox.engine.packers.device_packer import DevicePacker
 from halox.engine.packers.traversal_plan import plan
@@ -123,8 +121,8 @@ class _Variant:
 
     def __init__(self, tree: Tree, word_bytes: int, device: int, max_blocks: int | None) -> None:
         planned = plan(tree, word_bytes, sms=multiprocessors(device), max_blocks=max_blocks)
-        self._image = None if planned.inline else _uploaded(planned.image, device)
-        table = planned.table(0 if self._image is None else int(self._image.ptr))
+        self._image = None if planned.inline else uploaded(planned.image, device)
+        table = planned.table(0 if self._image is None else self._image.pointer)
         parameter = (ctypes.c_ubyte * table.nbytes).from_buffer_copy(table.tobytes())
         self.pack, self.unpack = (
             PreparedLaunch(
@@ -137,27 +135,3 @@ class _Variant:
             )
             for way in ("pack", "unpack")
         )
-
-
-def _uploaded(image: npt.NDArray[np.uint8], device: int) -> Any:
-    """Device memory of its own with a copy of the bytes, or None for no bytes.
-
-    Not from CuPy's pool: a packer may be let go of while its last launch runs on any stream, and
-    the pool knows only the stream that memory was made on. cudaFree waits.
-    """
-    if not image.nbytes:
-        return None
-    cp = cupy()
-    runtime = cp.cuda.runtime
-    with cp.cuda.Device(device):
-        memory = cp.cuda.Memory(image.nbytes)
-        stream = cp.cuda.Stream(non_blocking=True)
-        runtime.memcpyAsync(
-            int(memory.ptr),
-            image.ctypes.data,
-            image.nbytes,
-            runtime.memcpyHostToDevice,
-            stream.ptr,
-        )
-        stream.synchronize()
-    return memory

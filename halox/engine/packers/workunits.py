@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors, stream_pointer
-from halox.engine.launch import PreparedLaunch
+from halox.engine.device_memory import DeviceBytes, uploaded
+from halox.engine.launch import PreparedLaunch, check_max_blocks
 from halox.engine.packers.device_packer import DevicePacker
 from halox.engine.packers.workunits_lists import (
-    DeviceBytes,
     UnitList,
     cached_list,
     pipelined_list,
@@ -203,10 +203,7 @@ class WorkUnitsCopy:
         device: int,
         max_blocks: int | None = None,
     ) -> None:
-        if max_blocks is not None and max_blocks < 1:
-            raise DeviceError(
-                f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit"
-            )
+        check_max_blocks(max_blocks)
         parts = [part for part in parts if part[0].size * part[1]]
         self.nbytes = sum(datatype.size * count for datatype, count, _, _ in parts)
         self._launch: PreparedLaunch | None = None
@@ -266,9 +263,7 @@ class _Launches:
         planned = launch_of(segments, sms=multiprocessors(device), max_blocks=max_blocks)
         self._memory: DeviceBytes | None = None
         if words is None and planned.segments.size > LISTED_SEGMENTS:
-            self._memory = DeviceBytes(planned.segments.nbytes, device)
-            self._memory.write(0, planned.segments)
-            self._memory.wait()
+            self._memory = uploaded(planned.segments, device)
         text = table(planned, words, self._memory.pointer if self._memory else 0)
         suffix = "" if words is None else "_inline"
 

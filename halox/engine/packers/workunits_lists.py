@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
-from halox.engine.cuda import cupy
+from halox.engine.device_memory import DeviceBytes, uploaded
 from halox.engine.packers.workunits_plan import (
     INLINE_WORDS,
     Part,
@@ -36,49 +35,6 @@ CACHE_BYTES = 64 << 20
 _ENTRY_BYTES = 1024  # what an entry costs beside its list, on the host
 
 _digests: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()
-
-
-class DeviceBytes:
-    """Device memory of its own, with a stream to fill it.
-
-    Not from CuPy's pool: it may be let go of while its last launch runs on any stream, and the
-    pool knows only the stream that memory was made on. cudaFree waits.
-    """
-
-    def __init__(self, nbytes: int, device: int) -> None:
-        cp = cupy()
-        self.nbytes = nbytes
-        with cp.cuda.Device(device):
-            self._memory = cp.cuda.Memory(max(16, nbytes))
-            self._stream = cp.cuda.Stream(non_blocking=True)
-            self._event = cp.cuda.Event(disable_timing=True)
-        self.pointer = int(self._memory.ptr)
-        self._kept: list[Any] = []  # host memory of uploads that may be under way
-
-    def write(self, at: int, values: npt.NDArray[Any]) -> None:
-        """Start to upload an array to byte ``at``."""
-        if not values.nbytes:
-            return
-        values = np.ascontiguousarray(values)
-        self._kept.append(values)
-        runtime = cupy().cuda.runtime
-        runtime.memcpyAsync(
-            self.pointer + at,
-            values.ctypes.data,
-            values.nbytes,
-            runtime.memcpyHostToDevice,
-            self._stream.ptr,
-        )
-
-    def order(self, stream: int) -> None:
-        """Make a stream wait for the uploads so far; the host does not wait."""
-        self._event.record(self._stream)
-        cupy().cuda.runtime.streamWaitEvent(stream, self._event.ptr)
-
-    def wait(self) -> None:
-        """Wait for all uploads."""
-        self._stream.synchronize()
-        self._kept.clear()
 
 
 class UnitList:
@@ -101,7 +57,7 @@ class UnitList:
         self._memory = memory
         self._lock = Lock()
         if self.words is None and memory is None:
-            self._upload(part.words)
+            self._memory = uploaded(part.words, device)
 
     @property
     def nbytes(self) -> int:
@@ -113,15 +69,9 @@ class UnitList:
         """Address of the list on the device; uploads a small one when first asked."""
         with self._lock:
             if self._memory is None and self.words is not None:
-                self._upload(self.words)
+                self._memory = uploaded(self.words, self._device)
             assert self._memory is not None
             return self._memory.pointer
-
-    def _upload(self, words: npt.NDArray[np.uint32]) -> None:
-        memory = DeviceBytes(words.nbytes, self._device)
-        memory.write(0, words)
-        memory.wait()
-        self._memory = memory
 
 
 class ListCache:

@@ -1,5 +1,6 @@
 """GPU tests on several ranks, which may share a GPU: ``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks``."""
 
+from tests.gpu.ranks.paths import way
 from tests.mpi.conftest import (
     comm,
     pytest_collection_modifyitems,
@@ -7,4 +8,4 @@ from tests.mpi.conftest import (
     ranks_end_together,
 )
 
-__all__ = ["comm", "pytest_collection_modifyitems", "pytest_configure", "ranks_end_together"]
+__all__ = ["comm", "pytest_collection_modifyitems", "pytest_configure", "ranks_end_together", "way"]

@@ -1,0 +1,408 @@
+"""The figures that exchanges between GPUs are measured by, with their targets, in one run.
+
+``mpiexec -n 2 python -m mpi4py -m halox.cli.bench.exchange_headlines FILE`` writes them as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from halox.cli.bench.exchange_cases import ExchangeCase
+from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
+from halox.cli.bench.exchange_rows import (
+    GRAPH,
+    PATH,
+    SELECTED,
+    STREAM,
+    ExchangeRow,
+    chosen_over_best,
+    share_close,
+)
+from halox.cli.bench.exchange_run import Bench, ExchangeOptions, Prepared
+from halox.cli.bench.gpu_aware import why_not_gpu_aware
+from halox.cli.bench.headlines import Figure, figure, missing
+from halox.cli.bench.ranks_clock import Timing, attempt
+from halox.cli.bench.scaling import PENCIL_SHAPE, STEP_CELLS, step_us, transpose_us
+from halox.world import load_mpi
+
+BUDGET_S = 60.0
+TIMING = Timing(batches=7, batch_s=3e-3)
+
+X_FACES_US = {64: (7.0, 5.0), 128: (8.5, 7.0), 256: (11.0, 9.5), 512: (30.0, 28.0)}
+"""Both x-faces of N^3 float64 a rank: at most so many microseconds in a stream, in a graph."""
+
+SIX_FACES_US = {64: 12.0, 256: 22.0, 512: 55.0}
+"""All six faces on 8 GPUs, in a stream."""
+
+OF_NCCL = 0.5
+OF_ZERO_COPY_SHARED = 0.6
+OF_ZERO_COPY_STAGED = 0.7
+LARGE_BYTES = 1 << 20
+HOP_US = 1.5
+OF_WIRE = 1.25
+FOUR_FIELDS = 2.0
+HALF_BUSY = 1.10
+WELL_CHOSEN = 0.95
+OF_PEER = 0.75
+WEAK_SCALING = 0.95
+
+Progress = Callable[[str, int, int], None]
+
+
+def headlines(
+    comm: Any,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Progress = lambda what, done, total: None,
+    no_gpu_aware: str | None = None,
+) -> list[Figure]:
+    """Measure all of them on the GPUs of the ranks at hand.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
+    budget_s : float
+        No new group of figures is begun after so many seconds; what is left out says so.
+    progress : callable
+        Told what comes next.
+    no_gpu_aware : str, optional
+        Why MPI is not to be given device memory, empty if it may be; found out where None.
+
+    Returns
+    -------
+    list of dict
+        As `halox.cli.bench.headlines.figure` makes them; where something could not be measured ``value`` and ``met``
+        are None and ``failed`` says why. The same on all ranks.
+
+    Notes
+    -----
+    Collective. Every result is checked before it is timed.
+    """
+    why = why_not_gpu_aware(comm, "gpu") if no_gpu_aware is None else no_gpu_aware
+    options = ExchangeOptions("gpu", timing=TIMING, no_gpu_aware=why)
+    bench = _Headlines(Bench(comm, options))
+    began = time.monotonic()
+    groups = bench.groups()
+    found: list[Figure] = []
+    for number, (name, group) in enumerate(groups.items()):
+        progress(name, number, len(groups))
+        if comm.bcast(time.monotonic() - began > budget_s):
+            found.append(missing(name, f"left out after {budget_s:.0f} s"))
+            continue
+        # The other figures are still wanted.
+        figures, error = attempt(comm, lambda group=group: list(group()))  # type: ignore[misc]
+        if figures is None:
+            figures = [missing(name, f"{type(error).__name__}: {error}")]
+        found += figures
+    return comm.bcast(found)  # type: ignore[no-any-return]
+
+
+class _Headlines:
+    """The groups of figures, on one bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._comm = bench, bench.comm
+        self._rows: list[ExchangeRow] = []
+
+    def groups(self) -> dict[str, Callable[[], Iterator[Figure]]]:
+        """Return the groups by name, in the order to be measured."""
+        found: dict[str, Callable[[], Iterator[Figure]]] = {}
+        for n in X_FACES_US:
+            found[f"x-faces of {n}^3"] = lambda n=n: self.x_faces(n)  # type: ignore[misc]
+        found["host time"] = self.host_time
+        if self._bench.shared_gpu:
+            return found
+        found["z-faces"] = self.z_faces
+        found["half the GPU busy"] = self.half_busy
+        found["all neighbours"] = self.all_neighbours
+        if self._comm.size > 2:
+            found["six faces"] = self.six_faces
+        found["pencil transpose"] = self.transpose
+        found["weak scaling"] = self.weak_scaling
+        for n in (16, 32):
+            found[f"x-faces of {n}^3"] = lambda n=n: self.x_faces(n)  # type: ignore[misc]
+        found["choice of paths"] = self.choice
+        return found
+
+    def x_faces(self, n: int) -> Iterator[Figure]:
+        rows = self._measured(ExchangeCase((n,) * 3, "x"))
+        what = f"both x-faces of {n}^3 float64, {self._comm.size} ranks"
+        shared = self._bench.shared_gpu
+        streamed, nbytes = _selected(rows, STREAM), rows[0].bytes_each_way
+        zero_copy, nccl = (_us(rows, name, STREAM) for name in (ZERO_COPY, NCCL))
+        targets = X_FACES_US.get(n) if not shared and self._comm.size == 2 else None
+        for mode, place in ((STREAM, 0), (GRAPH, 1)):
+            us = _us(rows, SELECTED, mode)
+            if us is None:
+                # Ranks that share a GPU have no path that a graph can hold.
+                if not shared:
+                    yield missing(f"{what}, in a {mode}", _why(rows, mode))
+                continue
+            beside = _us(rows, NCCL, mode) or nccl or zero_copy
+            name = NCCL if nccl else ZERO_COPY
+            yield _limited(
+                f"{what}, in a {mode}",
+                us,
+                "us",
+                None if targets is None else targets[place],
+                beside,
+                f"us of {name}",
+                others={r.name: round(r.us, 2) for r in rows if r.mode == mode and r.us},
+                path=_path(rows, mode),
+                bytes_each_way=nbytes,
+            )
+        if streamed is not None and nccl is not None:
+            yield _limited(
+                f"{what}: over {NCCL}",
+                streamed / nccl,
+                "x its time",
+                OF_NCCL,
+                nccl,
+                f"us of {NCCL}",
+            )
+        path, most = ("ipc", OF_ZERO_COPY_SHARED) if shared else ("staged", OF_ZERO_COPY_STAGED)
+        ours = _us(rows, path, STREAM)
+        if ours is not None and zero_copy is not None:
+            large = nbytes >= LARGE_BYTES if shared else n == 512
+            yield _limited(
+                f"{what}: {path} over {ZERO_COPY}",
+                ours / zero_copy,
+                "x its time",
+                most if large else 1.0,
+                zero_copy,
+                f"us of {ZERO_COPY}",
+                us=round(ours, 2),
+            )
+
+    def z_faces(self) -> Iterator[Figure]:
+        rows = self._measured(ExchangeCase((512,) * 3, "z"))
+        speed = self._peer_bytes_per_us()
+        for mode in (STREAM, GRAPH):
+            us = _us(rows, SELECTED, mode)
+            if us is None:
+                continue
+            wire = None if speed is None else HOP_US + rows[0].bytes_each_way / speed
+            yield _limited(
+                f"both z-faces of 512^3 float64, {self._comm.size} ranks, in a {mode}",
+                us,
+                "us",
+                None if wire is None or mode == GRAPH else round(OF_WIRE * wire, 2),
+                wire,
+                f"us: {HOP_US} and the bytes at the measured speed of a copy to the peer",
+                others={r.name: round(r.us, 2) for r in rows if r.mode == mode and r.us},
+                path=_path(rows, mode),
+            )
+
+    def all_neighbours(self) -> Iterator[Figure]:
+        one, four = (
+            self._measured(ExchangeCase((128,) * 3, "all", fields=fields)) for fields in (1, 4)
+        )
+        for mode in (STREAM, GRAPH):
+            alone, together = _us(one, SELECTED, mode), _us(four, SELECTED, mode)
+            if alone is None or together is None:
+                continue
+            yield _limited(
+                f"all 26 neighbours of 128^3, 4 fields over 1, {self._comm.size} ranks, in a {mode}",
+                together / alone,
+                "x its time",
+                FOUR_FIELDS,
+                alone,
+                "us of one field",
+                us=round(together, 2),
+                others={r.name: round(r.us, 2) for r in four if r.mode == mode and r.us},
+            )
+
+    def six_faces(self) -> Iterator[Figure]:
+        for n, most in SIX_FACES_US.items():
+            rows = self._measured(ExchangeCase((n,) * 3, "faces"))
+            us = _selected(rows, STREAM)
+            if us is not None:
+                yield _limited(
+                    f"six faces of {n}^3 float64, {self._comm.size} ranks, in a stream",
+                    us,
+                    "us",
+                    most if self._comm.size == 8 else None,
+                    _us(rows, NCCL, STREAM),
+                    f"us of {NCCL}",
+                    others={r.name: round(r.us, 2) for r in rows if r.mode == STREAM and r.us},
+                    path=_path(rows, STREAM),
+                )
+
+    def half_busy(self) -> Iterator[Figure]:
+        from halox.cli.bench.busy import times_us
+
+        bench = Bench(
+            self._comm, ExchangeOptions("gpu", paths=(), baselines=(), graph=False, timing=TIMING)
+        )
+        for n in (128, 512):
+            with Prepared(bench, ExchangeCase((n,) * 3, "x")) as prepared:
+                for way in prepared.ways:
+                    times = times_us(self._comm, prepared.stage, way.call, (0.0, 0.5))
+                    yield _limited(
+                        f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone",
+                        times[0.5] / times[0.0],
+                        "x its time",
+                        HALF_BUSY,
+                        times[0.0],
+                        "us alone",
+                        us=round(times[0.5], 2),
+                        path=way.path,
+                    )
+
+    def transpose(self) -> Iterator[Figure]:
+        found = transpose_us(self._comm, self._bench.stage)
+        shape = "x".join(map(str, PENCIL_SHAPE))
+        what = f"pencil transpose of {shape} complex128, {self._comm.size} ranks"
+        speed = self._peer_bytes_per_us()
+        if speed is None:
+            yield missing(what, "the speed of a copy to the peer could not be measured")
+            return
+        yield figure(
+            what,
+            found["bytes_each_way"] / found["us"] / speed,
+            "of the measured speed of a copy to the peer",
+            OF_PEER,
+            speed / 1e3,
+            "GB/s of that copy",
+            **found,
+        )
+
+    def weak_scaling(self) -> Iterator[Figure]:
+        stage = self._bench.stage
+        alone = self._comm.allreduce(step_us(load_mpi().COMM_SELF, stage), load_mpi().MAX)
+        together = step_us(self._comm, stage)
+        yield figure(
+            f"weak scaling of a 7-point step at {STEP_CELLS}^3 a GPU, 1 to {self._comm.size} ranks",
+            alone / together,
+            "of the speed of one",
+            WEAK_SCALING,
+            alone,
+            "us of a step on one",
+            us=round(together, 1),
+        )
+
+    def choice(self) -> Iterator[Figure]:
+        compared = chosen_over_best(self._rows)
+        share = share_close(compared)
+        if share is not None:
+            worst = max(compared, key=lambda one: float(one["ratio"]))
+            yield figure(
+                "share of cases whose chosen path is the best, or takes at most 1.10 x its time",
+                share,
+                "share",
+                WELL_CHOSEN,
+                worst["ratio"],
+                f"x, the largest ratio: {worst['case']}, {worst['mode']}",
+                cases=len(compared),
+            )
+
+    def host_time(self) -> Iterator[Figure]:
+        """Host time of one exchange that has nobody to wait for: one rank, nothing but a launch."""
+        from halox.grid import Grid
+
+        stage = self._bench.stage
+        cp = stage.xp
+        kernel = cp.RawKernel(
+            'extern "C" __global__ void none(long a, long b, int c, int d, int e) {}', "none"
+        )
+        zero = tuple(kind(0) for kind in (cp.int64, cp.int64, cp.int32, cp.int32, cp.int32))
+
+        def us(call: Callable[[], Any]) -> float:
+            times = []
+            for _ in range(30):
+                stage.synchronize()
+                begin = time.perf_counter()
+                for _ in range(20):
+                    call()
+                times.append((time.perf_counter() - begin) / 20)
+            stage.synchronize()
+            return median(times) * 1e6
+
+        alone: Any = load_mpi().COMM_SELF
+        with Grid((32, 32, 32), periodic=True, comm=alone, device="gpu") as grid, stage.current():
+            u = grid.zeros("f8")
+            exchange, launch = us(lambda: grid.exchange(u)), us(lambda: kernel((1,), (1,), zero))
+        yield _limited(
+            "host time of one cached exchange (one rank, 26 periodic neighbours, one launch)",
+            exchange,
+            "us",
+            None,
+            launch,
+            "us of a launch of an empty CuPy RawKernel with five arguments",
+        )
+
+    def _measured(self, case: ExchangeCase) -> list[ExchangeRow]:
+        rows = self._bench.measure(case)
+        wrong = [row for row in rows if row.failed]
+        if wrong:
+            raise RuntimeError("; ".join(f"{row.name}: {row.error}" for row in wrong))
+        self._rows += [row for row in rows if row.kind in (SELECTED, PATH)]
+        self._bench.stage.xp.get_default_memory_pool().free_all_blocks()
+        return rows
+
+    def _peer_bytes_per_us(self) -> float | None:
+        """Speed of a large copy to another GPU, if this process sees one; from the first rank."""
+        speed = None
+        if self._comm.rank == 0:
+            from halox.cli.bench.rig import Rig
+
+            with suppress(Exception):
+                speed = Rig(self._bench.stage.device or 0).link_bytes_per_us("peer")
+        return self._comm.bcast(speed)  # type: ignore[no-any-return]
+
+
+def _limited(
+    name: str,
+    value: float,
+    unit: str,
+    target: float | None,
+    baseline: float | None,
+    baseline_name: str,
+    **others: Any,
+) -> Figure:
+    """Return a figure with an upper bound, or with none."""
+    found = figure(
+        name, value, unit, target or 0.0, baseline, baseline_name, at_most=True, **others
+    )
+    return found if target is not None else found | {"target": None, "met": None}
+
+
+def _us(rows: list[ExchangeRow], name: str, mode: str) -> float | None:
+    return next((row.us for row in rows if row.name == name and row.mode == mode), None)
+
+
+def _why(rows: list[ExchangeRow], mode: str) -> str:
+    found = [row.error for row in rows if row.name == SELECTED and row.mode == mode]
+    return found[0] if found else "not measured"
+
+
+def _selected(rows: list[ExchangeRow], mode: str) -> float | None:
+    return _us(rows, SELECTED, mode)
+
+
+def _path(rows: list[ExchangeRow], mode: str) -> str:
+    return next((row.path for row in rows if row.name == SELECTED and row.mode == mode), "")
+
+
+def main(words: list[str]) -> int:
+    """Measure, write the file named on the first rank, and return the exit status."""
+    if len(words) != 1:
+        print("usage: python -m halox.cli.bench.exchange_headlines FILE", file=sys.stderr)
+        return 2
+    comm = load_mpi().COMM_WORLD
+    found = headlines(comm)
+    if comm.rank == 0:
+        Path(words[0]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

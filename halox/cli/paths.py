@@ -1,0 +1,138 @@
+"""``halox info --paths``: the path that a message takes between every two ranks, and why no other is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import halox
+from halox import datatypes
+from halox.cli import report
+from halox.engine.devices import array_module, choose_device
+from halox.world import World
+
+MESSAGE_BYTES = 64 << 10
+_PAIRS_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One message of the matrix.
+
+    Attributes
+    ----------
+    sender, receiver : int
+    path, way, reason : str
+        What it takes and why.
+    predicted_us : float or None
+    why_not : mapping of str to str
+        By path, why it cannot be taken.
+    """
+
+    sender: int
+    receiver: int
+    path: str
+    way: str
+    reason: str
+    predicted_us: float | None = None
+    why_not: Mapping[str, str] = field(default_factory=dict)
+
+
+def show(comm: Any, *, as_json: bool) -> int:
+    """Print the matrix on rank 0; collective."""
+    hops = collect(comm)
+    if hops is not None:
+        figures = figures_of(comm.size, hops)
+        print(report.as_json(figures) if as_json else as_text(figures), flush=True)
+    return 0
+
+
+def collect(comm: Any) -> list[Hop] | None:
+    """Make messages between all ranks, and return on rank 0 what each of them would take.
+
+    Notes
+    -----
+    Collective. Nothing is sent but what the making of a plan needs.
+    """
+    world = World(comm)
+    device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
+    world.close()
+    count = MESSAGE_BYTES // 8
+    xp = array_module(device)
+    source, target = xp.zeros((comm.size, count)), xp.zeros((comm.size, count))
+    whole = datatypes.contiguous(count, "f8")
+    sends = [halox.Send(source[peer], whole, peer) for peer in range(comm.size)]
+    receives = [halox.Recv(target[peer], whole, peer) for peer in range(comm.size)]
+    with halox.Exchange(sends, receives, comm=comm) as exchange:
+        rows = exchange.explain().rows
+    mine = [
+        Hop(comm.rank, r.peer, r.path, r.way, r.reason, r.predicted_us, dict(r.why_not))
+        for r in rows
+        if r.direction == "send"
+    ]
+    gathered = comm.gather(mine)
+    return None if gathered is None else [hop for hops in gathered for hop in hops]
+
+
+def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
+    """Return the matrix and the reasons as plain values.
+
+    Parameters
+    ----------
+    ranks : int
+    hops : iterable of Hop
+        In any order; pairs of ranks without one have None in the matrix.
+
+    Returns
+    -------
+    dict
+        ``matrix[sender][receiver]`` is "path/way". ``why`` and ``not_possible`` are lists of what, why, and the
+        pairs (sender, receiver) for which it holds.
+    """
+    matrix: list[list[str | None]] = [[None] * ranks for _ in range(ranks)]
+    predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]
+    why: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    refused: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for hop in sorted(hops, key=lambda h: (h.sender, h.receiver)):
+        pair = (hop.sender, hop.receiver)
+        matrix[hop.sender][hop.receiver] = f"{hop.path}/{hop.way}"
+        predicted[hop.sender][hop.receiver] = hop.predicted_us
+        why.setdefault((f"{hop.path}/{hop.way}", hop.reason), []).append(pair)
+        for path, reason in hop.why_not.items():
+            refused.setdefault((path, reason), []).append(pair)
+
+    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[dict[str, Any]]:
+        return [
+            {"path": path, "why": reason, "pairs": pairs} for (path, reason), pairs in found.items()
+        ]
+
+    return {
+        "ranks": ranks,
+        "message": f"{MESSAGE_BYTES} bytes in one run, of an array that halox has not allocated",
+        "matrix": matrix,
+        "predicted_us": predicted,
+        "why": listed(why),
+        "not_possible": listed(refused),
+    }
+
+
+def as_text(figures: Mapping[str, Any]) -> str:
+    """Return the figures for people: the matrix, a row a sender, and the reasons below it."""
+    rows = [
+        {"from \\ to": str(sender)} | {str(to): cell or "-" for to, cell in enumerate(row)}
+        for sender, row in enumerate(figures["matrix"])
+    ]
+    lines = [f"ranks: {figures['ranks']}", f"message: {figures['message']}", ""]
+    lines += report.table(rows)
+    for title, entries in (("why", figures["why"]), ("not possible", figures["not_possible"])):
+        if entries:
+            lines += ["", f"{title}:"]
+            lines += [f"  {e['path']}: {e['why']} ({_pairs(e['pairs'])})" for e in entries]
+    return "\n".join(lines)
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(f"{sender} to {receiver}" for sender, receiver in pairs[:_PAIRS_SHOWN])
+    more = len(pairs) - _PAIRS_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

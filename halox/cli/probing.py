@@ -1,0 +1,312 @@
+"""What ``halox tune`` measures: exchanges of few shapes, on every way that is possible between two ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import halox
+from halox import datatypes
+from halox.engine.devices import array_module
+from halox.errors import ExchangeTimeoutError, HaloxError
+from halox.exchange.costs import RUN_BYTES, Costs, WayCost, way_name
+from halox.exchange.fitting import Sample, fit, follow_siblings
+from halox.exchange.measuring import exchange_us
+from halox.world import World
+
+GPU_WAYS = (
+    ("peer", "ll"),
+    ("peer", "staging"),
+    ("peer", "direct"),
+    ("ipc", "staging"),
+    ("ipc", "into"),
+    ("ipc", "from"),
+    ("staged", "shared"),
+    ("staged", "mpi"),
+    ("cuda_aware", "mpi"),
+    ("local", "copy"),
+)
+
+IN_FIELDS = (("peer", "direct"), ("ipc", "into"), ("ipc", "from"))
+"""Ways that need memory which other ranks can map: that of a grid's own fields."""
+
+_KIB = 1 << 10
+_STRETCH_US = 4000.0
+_MOST_REPEATS = 200
+_FEWEST_REPEATS = 3
+_SPREAD = 4
+"""Bytes from run to run over bytes of a run."""
+_LEAST_STRIDE = 128
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape: ``messages`` messages of ``nbytes`` bytes in all, in runs of ``run_bytes``."""
+
+    nbytes: int
+    run_bytes: int
+    messages: int = 1
+
+
+POINTS = (
+    *(Point(size * _KIB, run) for size in (2, 1024) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
+    *(Point(256 * _KIB, run) for run in RUN_BYTES[1:-1]),
+    Point(128 * _KIB, RUN_BYTES[0], 4),
+    Point(64 * _KIB, RUN_BYTES[-1], 8),
+    *(Point(size * _KIB, run) for size in (32, 256) for run in (RUN_BYTES[0], RUN_BYTES[-1])),
+    *(Point(4096 * _KIB, run) for run in RUN_BYTES),
+    Point(16384 * _KIB, RUN_BYTES[-1]),
+)
+"""In the order of their use: what comes first must determine all constants if time runs out."""
+
+Probe = Callable[[str, str, Point], Sample]
+"""Measures a way at a point; raises a `HaloxError`, on all ranks, where it cannot be taken."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Campaign:
+    """What was measured.
+
+    Attributes
+    ----------
+    samples : dict of str to list of Sample
+        By "path/way".
+    refused : dict of str to str
+        Why a way could not be measured at all.
+    cut_short : bool
+        Whether time ran out before all points were measured.
+    """
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    cut_short: bool = False
+
+
+def campaign(
+    probe: Probe,
+    ways: Sequence[tuple[str, str]],
+    points: Sequence[Point],
+    progress: Progress,
+    time_is_up: Callable[[], bool],
+) -> Campaign:
+    """Measure every way at every point, as far as time allows.
+
+    Notes
+    -----
+    Collective if the probe is; ``time_is_up`` must say the same on all ranks.
+    """
+    found = Campaign()
+    for number, point in enumerate(points):
+        for place, (path, way) in enumerate(ways):
+            if time_is_up():
+                found.cut_short = True
+                return found
+            name = way_name(path, way)
+            progress(f"measuring {name}", number * len(ways) + place, len(points) * len(ways))
+            try:
+                found.samples.setdefault(name, []).append(probe(path, way, point))
+            except ExchangeTimeoutError:
+                raise
+            except HaloxError as error:
+                found.refused.setdefault(name, str(error))
+    for name in [name for name, samples in found.samples.items() if not samples]:
+        del found.samples[name]
+    for name in found.samples:
+        found.refused.pop(name, None)
+    return found
+
+
+def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, WayCost]:
+    """Return the constants that follow from a campaign, by `way_name`.
+
+    Ways that could not be measured follow those of their path that could.
+    """
+    names = {}
+    for name in (*found.samples, *found.refused):
+        path, _, way = name.partition("/")
+        names[name] = way_name(path, way, shared_gpu)
+    results = {}
+    for name, samples in found.samples.items():
+        cost = fit(samples)
+        if cost is not None:
+            results[names[name]] = cost
+    guessed = {}
+    for name, full in names.items():
+        if full not in results:
+            cost = follow_siblings(name, results, before.ways, shared_gpu)
+            if cost is not None:
+                guessed[full] = cost
+    return results | guessed
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Measures ways between this rank and a partner.
+
+    Attributes
+    ----------
+    world : World
+        Of all ranks, for times and agreement.
+    comm : mpi4py.MPI.Intracomm
+    device : int or None
+        This rank's GPU.
+    near, far : int or None
+        The partners: on this node, and on another where there is one; None for a rank left over.
+    """
+
+    world: World
+    comm: Any
+    device: int | None
+    near: int | None
+    far: int | None
+
+    def __call__(self, path: str, way: str, point: Point) -> Sample:
+        """Measure a way at a point; collective.
+
+        Raises
+        ------
+        HaloxError
+            On all ranks, if the way cannot be taken.
+        """
+        wanted = f"{path}/{way}"
+        if (path, way) in IN_FIELDS:
+            return self.in_fields(wanted, point)[0]
+        return self.typed(wanted, point)[0]
+
+    def typed(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
+        """Measure typed messages between partners, and return the way they took too."""
+        partner = self.far if wanted is not None and wanted.endswith("/mpi") else self.near
+        if wanted is not None and wanted.startswith("local/"):
+            partner = self.comm.rank
+            wanted = None
+        options = {} if wanted is None else {"path": wanted}
+        sends, receives = self.world.guarded(
+            lambda: self._messages(point, partner), "the allocation of arrays"
+        )
+        with halox.Exchange(sends, receives, comm=self.comm, **options) as exchange:
+            taken = self._taken(exchange.explain(), wanted)
+            us = self._time(exchange)
+        return Sample(point.nbytes, point.run_bytes, point.messages, us), taken
+
+    def in_fields(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
+        """Measure the halos of a grid's own field, ranks in a row, and return the way they took too.
+
+        The row is open, so that two ranks send one message each; of more ranks the inner ones send two.
+        """
+        if point.messages > 1:
+            raise HaloxError("a grid fuses what goes to one rank into one message")
+        width = point.run_bytes // 8
+        owned = max(width * (_SPREAD - 2), _LEAST_STRIDE // 8)
+        shape = (point.nbytes // point.run_bytes, owned * self.comm.size)
+        options: dict[str, Any] = {} if wanted is None else {"path": wanted}
+        with halox.Grid(
+            shape,
+            halo=((0, 0), (width, width)),
+            proc_shape=(1, self.comm.size),
+            comm=self.comm,
+            device="cpu" if self.device is None else "gpu",
+            placement=False,
+            **options,
+        ) as grid:
+            plan = grid.plan(grid.zeros("f8"))
+            taken = self._taken(plan.explain(), wanted)
+            most = self.world.mpi.MAX
+            nbytes = self.world.comm.allreduce(plan.bytes_sent, op=most)
+            messages = self.world.comm.allreduce(plan.messages_sent, op=most)
+            us = self._time(plan)
+        return Sample(nbytes, point.run_bytes, messages, us), taken
+
+    def _messages(self, point: Point, partner: int | None) -> tuple[list[Any], list[Any]]:
+        """Return sends and receives, each message with arrays of its own."""
+        if partner is None:
+            return [], []
+        run = point.run_bytes // 8
+        count = point.nbytes // point.messages // point.run_bytes
+        stride = max(run * _SPREAD, _LEAST_STRIDE // 8)
+        datatype = datatypes.vector(count, run, stride, "f8")
+        xp = array_module(self.device)
+        sends, receives = [], []
+        with _on(self.device):
+            for tag in range(point.messages):
+                sends.append(halox.Send(xp.zeros(count * stride), datatype, partner, tag=tag))
+                receives.append(halox.Recv(xp.zeros(count * stride), datatype, partner, tag=tag))
+        return sends, receives
+
+    def _taken(self, report: halox.Report, wanted: str | None) -> str:
+        """Return the way that messages took; raise on all ranks where it is not the one wanted."""
+        mine = {f"{row.path}/{row.way}" for row in report.rows}
+        taken = sorted(set().union(*self.world.comm.allgather(mine)))
+        if wanted is not None and taken != [wanted]:
+            raise HaloxError(f"messages went by {', '.join(taken)} instead")
+        return ", ".join(taken)
+
+    def _time(self, call: Callable[[], None]) -> float:
+        once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, stretches=1)
+        repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_STRETCH_US / max(once, 1.0))))
+        return exchange_us(self.world, call, repeats, self.device)
+
+
+def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
+    """Return a rank's partner on its node, and its partner for messages between nodes.
+
+    Parameters
+    ----------
+    rank : int
+    nodes : sequence of int
+        For each rank its node.
+
+    Returns
+    -------
+    near, far : int or None
+        None for a rank that is left over. Where all ranks are on one node, ``far`` is ``near``.
+
+    Examples
+    --------
+    >>> [partners(rank, (0, 0, 0)) for rank in range(3)]
+    [(1, 1), (0, 0), (None, None)]
+    >>> [partners(rank, (0, 0, 1, 1)) for rank in range(4)]
+    [(1, 2), (0, 3), (3, 0), (2, 1)]
+    """
+
+    def paired(ranks: Sequence[int]) -> dict[int, int]:
+        pairs = zip(ranks[::2], ranks[1::2], strict=False)
+        return {a: b for pair in pairs for a, b in (pair, pair[::-1])}
+
+    numbers = sorted(set(nodes))
+    members = {n: [r for r, node in enumerate(nodes) if node == n] for n in numbers}
+    near: dict[int, int] = {}
+    for ranks in members.values():
+        near |= paired(ranks)
+    if len(numbers) == 1:
+        return near.get(rank), near.get(rank)
+    far: dict[int, int] = {}
+    for here, there in zip(numbers[::2], numbers[1::2], strict=False):
+        for a, b in zip(members[here], members[there], strict=False):
+            far |= {a: b, b: a}
+    return near.get(rank), far.get(rank)
+
+
+def until(world: World, limit_s: float) -> Callable[[], bool]:
+    """Return what says on all ranks alike whether some seconds have passed since now; collective."""
+    end = time.monotonic() + limit_s
+
+    def is_over() -> bool:
+        return bool(world.comm.bcast(time.monotonic() > end))
+
+    return is_over
+
+
+@contextmanager
+def _on(device: int | None) -> Iterator[None]:
+    if device is None:
+        yield
+        return
+    from halox.engine.cuda import cupy
+
+    with cupy().cuda.Device(device):
+        yield

@@ -1,0 +1,207 @@
+"""``halox tune``: measures the paths of this machine, and writes the constants by which halox chooses among them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from halox.cli import launcher, probing, report, run
+from halox.cli.progress import TerminalProgress
+from halox.engine.devices import choose_device
+from halox.errors import HaloxError
+from halox.exchange import calibration
+from halox.exchange.costs import RUN_BYTES, Costs, WayCost
+from halox.exchange.fitting import Sample, error_of
+from halox.exchange.surroundings import Surroundings
+from halox.transports.topology import Topology
+from halox.world import World
+
+NAME = "halox tune"
+LIMIT_S = 45.0
+"""For measuring; the making of the last exchange and the fit come on top."""
+
+_MOST_HOST_BYTES = 1 << 20
+_HOST_NOTE = (
+    "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
+    "(docs: Choosing and tuning paths)"
+)
+
+
+def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``tune`` to the command's parser."""
+    about = "measure the paths between GPUs and keep what was found, so that halox chooses by it"
+    tuning = commands.add_parser("tune", parents=[common], help=about, description=f"{about}.")
+    tuning.add_argument(
+        "--device",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="where arrays live (default: on GPUs where there are any)",
+    )
+    tuning.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
+
+
+def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run ``halox tune`` and return the exit status; collective inside a launcher."""
+    comm = run.ranks(ranks_wanted(getattr(args, "ranks", None)), words, NAME)
+    with warnings.catch_warnings():
+        # A stale file is about to be replaced; there is no need to say that it should be.
+        warnings.filterwarnings("ignore", message="the tuning file")
+        return run.together(comm, lambda: _tune(args, comm), NAME)
+
+
+def ranks_wanted(asked: int | None) -> int | None:
+    """Return how many ranks to start: one a GPU and at least two, unless told or inside a launcher.
+
+    Notes
+    -----
+    None leaves it to the launcher around.
+    """
+    from halox.engine.cuda import gpu_count
+
+    started = launcher.running_ranks() is not None or launcher.STARTED_BY_HALOX in os.environ
+    if asked is not None or started:
+        return asked
+    return max(2, gpu_count())
+
+
+def _tune(args: argparse.Namespace, comm: Any) -> int:
+    if comm.size < 2:
+        raise HaloxError(f"{NAME} measures between ranks and needs 2 or more, got 1; add -n 2")
+    world = World(comm)
+    try:
+        progress = TerminalProgress(comm.rank)
+        device = world.guarded(lambda: choose_device(args.device, world.turn), "the choice of GPUs")
+        if len(set(comm.allgather(device is None))) > 1:
+            raise HaloxError("some ranks have a GPU and some have none; give --device cpu")
+        near, far = probing.partners(comm.rank, world.nodes)
+        prober = probing.Prober(world, comm, device, near, far)
+        begin = time.monotonic()
+        if device is None:
+            figures = _host_figures(prober, progress)
+        else:
+            figures = _gpu_figures(prober, progress, write=not args.dry_run)
+        progress.clear()
+        if comm.rank == 0:
+            figures["seconds"] = round(time.monotonic() - begin, 1)
+            shown = figures if args.json else _for_people(figures)
+            print(report.as_json(shown) if args.json else report.as_text(shown), flush=True)
+    except HaloxError as error:
+        world.close_after(error)
+        raise
+    world.close()
+    return 0
+
+
+def _gpu_figures(
+    prober: probing.Prober, progress: probing.Progress, *, write: bool
+) -> dict[str, Any]:
+    """Measure, fit and write; collective."""
+    world = prober.world
+    topology, before = look_around(prober)
+    fingerprint = calibration.fingerprint_of(world, topology, prober.device)
+    shared = any(topology.sharers(rank) for rank in range(world.size))
+    found = probing.campaign(
+        prober, probing.GPU_WAYS, probing.POINTS, progress, probing.until(world, LIMIT_S)
+    )
+    ways = probing.fitted(found, before, shared_gpu=shared)
+    if not ways:
+        why = "; ".join(f"{name}: {text}" for name, text in found.refused.items())
+        raise HaloxError(f"no way could be measured well enough: {why or 'time ran out'}")
+    day = datetime.now(UTC).date().isoformat()
+    after = before.updated(ways, f"measured by {NAME} on {world.size} ranks, {day}")
+    path = None
+    if write:
+        path = world.guarded(
+            lambda: calibration.save(fingerprint, after) if world.rank == 0 else None,
+            "the writing of the tuning file",
+        )
+    return {
+        "ranks": world.size,
+        "gpu": fingerprint.gpu,
+        "driver": fingerprint.driver,
+        "topology": fingerprint.topology,
+        "mpi": fingerprint.mpi,
+        "file": str(path) if path else "not written (--dry-run)",
+        "cut_short": found.cut_short,
+        "rows": rows_of(ways, before, found.samples, shared_gpu=shared),
+        "not_measured": found.refused,
+    }
+
+
+def look_around(prober: probing.Prober) -> tuple[Topology, Costs]:
+    """Return who has which GPU, and the constants in use up to now; collective."""
+    surroundings = Surroundings(World(prober.comm))
+    if prober.device is not None:
+        surroundings.use_device(prober.device)
+    surroundings.look_around()
+    topology, costs = surroundings.topology, surroundings.costs
+    surroundings.close()
+    if topology is None:
+        raise HaloxError("the GPUs of the ranks could not be found out")
+    return topology, costs
+
+
+def rows_of(
+    ways: Mapping[str, WayCost],
+    before: Costs,
+    samples: Mapping[str, Sequence[Sample]],
+    *,
+    shared_gpu: bool,
+) -> list[dict[str, Any]]:
+    """Return two rows a way, its constants before and after, and how far each is from what was measured."""
+    rows = []
+    for full, cost in ways.items():
+        name = full.removesuffix(", shared GPU") if shared_gpu else full
+        measured = samples.get(name, ())
+        for which, constants in (("before", before.ways.get(full)), ("after", cost)):
+            if constants is None:
+                continue
+            speeds = zip(RUN_BYTES, constants.gb_per_s, strict=True)
+            rows.append(
+                {
+                    "way": full,
+                    "constants": which if measured else f"{which}, not measured",
+                    "latency_us": round(constants.latency_us, 2),
+                    "message_us": round(constants.message_us, 2),
+                    **{f"GB/s {run} B": round(speed, 1) for run, speed in speeds},
+                    "off_%": round(100 * error_of(constants, measured), 1) if measured else None,
+                    "points": len(measured),
+                }
+            )
+    return rows
+
+
+def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, Any]:
+    """Measure what NumPy arrays take; collective."""
+    points = [point for point in probing.POINTS if point.nbytes <= _MOST_HOST_BYTES]
+    rows = []
+    for number, point in enumerate(points):
+        progress("measuring NumPy arrays", number, len(points))
+        found = [("own arrays", *prober.typed(None, point))]
+        if point.messages == 1:
+            found.append(("a grid's field", *prober.in_fields(None, point)))
+        rows += [
+            {
+                "arrays": arrays,
+                "way": taken,
+                "bytes": sample.nbytes,
+                "run_bytes": sample.run_bytes,
+                "messages": sample.messages,
+                "us": round(sample.us, 2),
+            }
+            for arrays, sample, taken in found
+        ]
+    rows.sort(key=lambda r: (r["arrays"], r["run_bytes"], r["bytes"]))
+    return {"ranks": prober.world.size, "gpu": None, "file": None, "rows": rows, "note": _HOST_NOTE}
+
+
+def _for_people(figures: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in figures.items() if value not in (None, {})}
+    if not shown.get("cut_short"):
+        shown.pop("cut_short", None)
+    return shown

@@ -1,0 +1,611 @@
+// peer_exchange: a whole exchange of one rank in one launch, among GPUs that map one another's memory.
+//
+// A leg is a region (strided_body.cu) and how its words travel:
+//   COPY         between two arrays of this GPU
+//   SEND_STAGED  packed into the peer's staging memory; then each chunk's flag, in the peer's memory
+//   SEND_LL      in packets that carry data and epoch together, into the peer's staging memory; no flag. A packet
+//                is 8 bytes, half of them data
+//   SEND_WIDE    the same in packets of 16 bytes, 14 of them data
+//   SEND_DIRECT  into the peer's array, once the peer's exchange has begun; then each chunk's flag
+//   TAKE_STAGED  unpacked from this GPU's staging memory once the flags of its chunks are there
+//   TAKE_LL, TAKE_WIDE  unpacked as the packets come
+//   TAKE_DIRECT  already in place: only the flags are waited for
+//
+// Blocks [0, send_blocks) take the chunks of what is sent (COPY among it), the others those of what is taken.
+//
+// The epoch is that of this launch: 1, 2, ... It lives in device memory, so that a captured launch can be
+// replayed. Every launch adds 1 << EPOCH_SHIFT to `state.count` in all, at the end of its blocks; a block that has
+// not ended yet therefore sees a count in [e - 1, e) << EPOCH_SHIFT. Slot e & 1 of the staging memory and of the
+// packets is used. `begun` words in the peers' memory hold the epoch that this rank has begun: what a peer sends
+// straight into an array waits for it, and so does a peer to which nothing is sent back (of the epoch before: then
+// the slot's last contents have been taken).
+//
+// Progress. What is sent staged or in packets waits for nothing of this epoch. A block that waits longer than HELP_NS
+// looks for chunks that no block has begun to send (`begun_chunk` says which were) and sends them itself, though not
+// those that would have to wait. So it does not matter which blocks the GPU runs first, as long as it
+// runs one; and a block that waits to send says in the meantime that this rank has begun. Sending twice does no harm: same bytes, same slot, before this launch ends, and no peer can use the
+// slot again until after that. Into an array of the peer's it would, if the peer had gone on; so those chunks are
+// begun by an exchange, once.
+//
+// A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` is set and
+// `failure` (in host memory) says which leg and epoch.
+//
+// Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
+// the data beside it. Wide packets go in tiles of TILE_BYTES, a tile a warp: lane l holds words l, l + 32, ... of the
+// tile's, and its four packets are 512 bytes apart.
+//
+// Bytes moved: each word read once and stored once on either side; packets take 2 or 8/7 times the room.
+
+#ifndef TABLE_LEGS
+#define TABLE_LEGS 1
+#endif
+#ifndef POLLS
+#define POLLS 64  // looks of a thread between two looks of its block at the clock
+#endif
+#ifndef HELP_NS
+#define HELP_NS 1000000
+#endif
+
+#include "strided_body.cu"
+
+#define COPY 0
+#define SEND_STAGED 1
+#define SEND_LL 2
+#define SEND_WIDE 3
+#define SEND_DIRECT 4
+#define TAKE_STAGED 5
+#define TAKE_LL 6
+#define TAKE_WIDE 7
+#define TAKE_DIRECT 8
+
+#define TILE_BYTES 2048  // of packets
+#define WIDE_BYTES 56    // of data in a lane's four packets
+
+#define EPOCH_SHIFT 12  // more than the blocks of a launch, as a power of two
+
+struct __align__(16) Leg {
+    u64 flags;        // address of the flags: in the peer's memory, or here for what is taken
+    u64 begun;        // address here of the peer's `begun` word where it is waited for, or 0
+    u64 slot_bytes;   // from slot 0 to slot 1
+    u32 kind;
+    u32 peer;         // number of the message, for `failure`
+    u32 chunk_words;
+    u32 flag_count;   // flags to wait for; 0 if chunk n waits for flag n alone
+    u32 lag;          // how many epochs `begun` may be behind
+    u32 unused;
+    Region region;
+};
+
+// A chunk of a leg: in a table in device memory they stand in the order in which they are worked on.
+struct Chunk {
+    u32 leg, number;
+};
+
+struct Legs {
+#if TABLE_LEGS
+    Leg leg[TABLE_LEGS];
+#else
+    const Leg* leg;
+    const Chunk* chunk;
+#endif
+};
+
+struct __align__(16) State {
+    u64 count;
+    u64 failed;
+};
+
+struct Exchange {
+    u64 state;         // State
+    u64 begun_chunk;   // u32[send_chunks]: the epoch in which a block began to send it
+    u64 peers;         // u64[peer_count]: addresses in the peers' memory of this rank's `begun` words
+    u64 failure;       // u32[2] in host memory: number of the message + 1, epoch
+    u64 limit_ns;      // 0: none
+    u32 peer_count, legs, send_chunks, chunks, send_blocks, unused;
+};
+
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ u32 load_flag(u64 at)
+{
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_flag(u64 at, u32 value)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_loose(u64 at, u32 value)
+{
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ u32 load_loose(u64 at)
+{
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+__device__ __forceinline__ State load_state(u64 at)
+{
+    State state;
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(state.count), "=l"(state.failed) : "l"(at) : "memory");
+    return state;
+}
+__device__ __forceinline__ void load_packets(u64 at, u64& first, u64& second)
+{
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second) : "l"(at) : "memory");
+}
+__device__ __forceinline__ void load_packet(u64 at, u64& packet)
+{
+    asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(packet) : "l"(at) : "memory");
+}
+__device__ __forceinline__ void store_packets(u64 at, u64 first, u64 second)
+{
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" :: "l"(at), "l"(first), "l"(second) : "memory");
+}
+__device__ __forceinline__ void store_packet(u64 at, u64 packet)
+{
+    asm volatile("st.volatile.global.u64 [%0], %1;" :: "l"(at), "l"(packet) : "memory");
+}
+__device__ __forceinline__ Word16 load_wide(u64 at)
+{
+    Word16 packet;
+    asm volatile("{\n\t.reg .b128 packet;\n\tld.relaxed.sys.global.b128 packet, [%2];\n\tmov.b128 {%0, %1}, packet;\n\t}"
+                 : "=l"(packet.low), "=l"(packet.high) : "l"(at) : "memory");
+    return packet;
+}
+__device__ __forceinline__ void store_wide(u64 at, u64 low, u64 high)
+{
+    asm volatile("{\n\t.reg .b128 packet;\n\tmov.b128 packet, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], packet;\n\t}"
+                 :: "l"(at), "l"(low), "l"(high) : "memory");
+}
+__device__ __forceinline__ u64 nanoseconds()
+{
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+__device__ __forceinline__ void add_count(u64 at, u64 value)
+{
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(at), "l"(value) : "memory");
+}
+#endif
+
+struct Round {
+    u32 epoch;
+    u64 slot;  // 0 or 1
+};
+
+__device__ __forceinline__ bool reached(u64 flag, u32 epoch)
+{
+    return int(load_flag(flag) - epoch) >= 0;
+}
+
+// Addresses of words `word`, `word + step`, ... of a region, from the addresses it has without bases.
+template <u32 N>
+__device__ __forceinline__ void places(
+    const Region& region, u32 word, u32 step, u64 (&source)[N], u64 (&target)[N])
+{
+    u32 rest[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        rest[i] = word + i * step;
+        source[i] = region.source;
+        target[i] = region.target;
+    }
+#pragma unroll
+    for (u32 k = 0; k < MAX_LEVELS; ++k) {
+        const i64 source_stride = region.level[k].source_stride;
+        const i64 target_stride = region.level[k].target_stride;
+        const u32 count = region.level[k].count;
+        const u32 magic = region.level[k].magic;
+        const u32 shift = region.level[k].shift;
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            const u32 above = __umulhi(rest[i], magic) >> shift;
+            const i64 digit = rest[i] - above * count;
+            source[i] += digit * source_stride;
+            target[i] += digit * target_stride;
+            rest[i] = above;
+        }
+    }
+}
+
+__device__ __forceinline__ u64 packed_half(u32 data, u32 epoch) { return data | (u64(epoch) << 32); }
+
+__device__ __forceinline__ void send_word(u64 at, u32 word, u32 epoch) { store_packet(at, packed_half(word, epoch)); }
+__device__ __forceinline__ void send_word(u64 at, u64 word, u32 epoch)
+{
+    store_packets(at, packed_half(u32(word), epoch), packed_half(u32(word >> 32), epoch));
+}
+__device__ __forceinline__ void send_word(u64 at, Word16 word, u32 epoch)
+{
+    send_word(at, word.low, epoch);
+    send_word(at + 16, word.high, epoch);
+}
+
+struct Packets4 {
+    u64 a;
+    __device__ __forceinline__ void load(u64 at) { load_packet(at, a); }
+    __device__ __forceinline__ bool ready(u32 epoch) const { return u32(a >> 32) == epoch; }
+    __device__ __forceinline__ u32 word() const { return u32(a); }
+};
+struct Packets8 {
+    u64 a, b;
+    __device__ __forceinline__ void load(u64 at) { load_packets(at, a, b); }
+    __device__ __forceinline__ bool ready(u32 epoch) const { return u32(a >> 32) == epoch && u32(b >> 32) == epoch; }
+    __device__ __forceinline__ u64 word() const { return u32(a) | (b << 32); }
+};
+struct Packets16 {
+    Packets8 low, high;
+    __device__ __forceinline__ void load(u64 at) { low.load(at); high.load(at + 16); }
+    __device__ __forceinline__ bool ready(u32 epoch) const { return low.ready(epoch) && high.ready(epoch); }
+    __device__ __forceinline__ Word16 word() const { return Word16{low.word(), high.word()}; }
+};
+
+template <class Word>
+__device__ __forceinline__ void send_packets(const Region& region, u64 base, u32 first, u32 last, u32 epoch)
+{
+    for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
+        u64 source[IN_FLIGHT], target[IN_FLIGHT];
+        Word taken[IN_FLIGHT] = {};
+        places<IN_FLIGHT>(region, start, blockDim.x, source, target);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                taken[i] = *at_address<const Word>(source[i]);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * blockDim.x < last)
+                send_word(base + target[i], taken[i], epoch);
+    }
+}
+
+// A lane's 56 bytes of a tile, as seven words of 8 bytes, and the four packets that carry them.
+struct Wide {
+    u64 word[7];
+
+    __device__ __forceinline__ void set(u32 i, u64 value) { word[i] = value; }
+    __device__ __forceinline__ void set(u32 i, u32 value) { word[i / 2] = i % 2 ? word[i / 2] | u64(value) << 32 : value; }
+    __device__ __forceinline__ void get(u32 i, u64& value) const { value = word[i]; }
+    __device__ __forceinline__ void get(u32 i, u32& value) const { value = u32(word[i / 2] >> (i % 2 ? 32 : 0)); }
+
+    // Words 0 to 3 are the packets' first halves. The other three are cut into four parts of 48 bits, the epoch below.
+    __device__ __forceinline__ void send(u64 at, u32 epoch) const
+    {
+        const u64 mark = epoch & 0xffff;
+        store_wide(at, word[0], word[4] << 16 | mark);
+        store_wide(at + 512, word[1], word[5] << 32 | (word[4] >> 48) << 16 | mark);
+        store_wide(at + 1024, word[2], word[6] << 48 | (word[5] >> 32) << 16 | mark);
+        store_wide(at + 1536, word[3], (word[6] & ~u64(0xffff)) | mark);
+    }
+
+    __device__ __forceinline__ bool take(u64 at, u32 epoch)
+    {
+        Word16 packet[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k)
+            packet[k] = load_wide(at + 512 * k);
+        bool came = true;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            came &= ((packet[k].high ^ epoch) & 0xffff) == 0;
+            word[k] = packet[k].low;
+        }
+        const u64 a = packet[0].high >> 16, b = packet[1].high >> 16, c = packet[2].high >> 16, d = packet[3].high >> 16;
+        word[4] = a | b << 48;
+        word[5] = b >> 16 | c << 32;
+        word[6] = c >> 32 | d << 16;
+        return came;
+    }
+};
+
+template <class Word>
+__device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 first, u32 last, u32 epoch)
+{
+    const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
+    const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
+    if (tile * 32 * words >= last)
+        return;
+    u64 source[words], target[words];
+    Word taken[words] = {};
+    places<words>(region, start, 32, source, target);
+#pragma unroll
+    for (u32 i = 0; i < words; ++i)
+        if (start + 32 * i < last)
+            taken[i] = *at_address<const Word>(source[i]);
+    Wide wide = {};
+#pragma unroll
+    for (u32 i = 0; i < words; ++i)
+        wide.set(i, taken[i]);
+    wide.send(base + region.target + u64(tile) * TILE_BYTES + 16 * lane, epoch);
+}
+
+struct Worker {
+    const Legs& legs;
+    const Exchange& exchange;
+    const Round round;
+
+    __device__ __forceinline__ Chunk at(u32 chunk) const
+    {
+#if TABLE_LEGS
+        u32 found = 0;
+#pragma unroll
+        for (u32 step = 32; step; step >>= 1)
+            if (step < TABLE_LEGS && found + step < exchange.legs && legs.leg[found + step].region.first_chunk <= chunk)
+                found += step;
+        return Chunk{found, chunk - legs.leg[found].region.first_chunk};
+#else
+        return legs.chunk[chunk];
+#endif
+    }
+
+    // Sends a chunk, or returns false where that would have to wait and must not. All threads of the block.
+    __device__ __forceinline__ bool send(u32 chunk, bool may_wait)
+    {
+        const Chunk at = this->at(chunk);
+        const u32 number = at.number;
+        const Leg& leg = legs.leg[at.leg];
+        const Region& region = leg.region;
+        if (leg.begun) {
+            const u32 wanted = round.epoch - leg.lag;
+            if (!may_wait) {
+                if (__syncthreads_or(threadIdx.x == 0 && !reached(leg.begun, wanted)))
+                    return false;
+            } else if (!wait(leg.peer, [&] { return threadIdx.x != 0 || reached(leg.begun, wanted); })) {
+                return false;
+            }
+        }
+        const u64 mark = exchange.begun_chunk + 4 * u64(chunk);
+        if (leg.kind == SEND_DIRECT) {
+            bool taken = false;
+            if (threadIdx.x == 0)
+                taken = atomicExch((u32*)mark, round.epoch) == round.epoch;
+            if (__syncthreads_or(taken))
+                return true;
+        } else if (threadIdx.x == 0) {
+            store_loose(mark, round.epoch);
+        }
+        const u32 first = number * leg.chunk_words;
+        const u32 left = region.words - first;
+        const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
+        const u64 base = round.slot * leg.slot_bytes;
+        if (leg.kind == SEND_LL) {
+            switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
+            case 16: send_packets<Word16>(region, base, first, last, round.epoch); break;
+            case 8: send_packets<u64>(region, base, first, last, round.epoch); break;
+            default: send_packets<u32>(region, base, first, last, round.epoch); break;
+            }
+            return true;
+        }
+        if (leg.kind == SEND_WIDE) {
+            if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
+                send_wide<u64>(region, base, first, last, round.epoch);
+            else
+                send_wide<u32>(region, base, first, last, round.epoch);
+            return true;
+        }
+        move(region, 0, base, first, last);
+        if (leg.kind != COPY) {
+            __syncthreads();
+            if (threadIdx.x == 0)
+                store_flag(leg.flags + 4 * u64(number), round.epoch);
+        }
+        return true;
+    }
+
+    // Takes a chunk in; false if it did not come. All threads of the block.
+    __device__ __forceinline__ bool take(u32 chunk)
+    {
+        const Chunk at = this->at(chunk);
+        const u32 number = at.number;
+        const Leg& leg = legs.leg[at.leg];
+        const Region& region = leg.region;
+        const u32 first = number * leg.chunk_words;
+        const u32 left = region.words - first;
+        const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
+        const u64 base = round.slot * leg.slot_bytes;
+        if (leg.kind == TAKE_LL) {
+            switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
+            case 16: return take_packets<Packets16, Word16>(leg, base, first, last);
+            case 8: return take_packets<Packets8, u64>(leg, base, first, last);
+            default: return take_packets<Packets4, u32>(leg, base, first, last);
+            }
+        }
+        if (leg.kind == TAKE_WIDE) {
+            if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
+                return take_wide<u64>(leg, base, first, last);
+            return take_wide<u32>(leg, base, first, last);
+        }
+        u32 flag = (leg.flag_count ? 0 : number) + threadIdx.x;
+        const u32 flags = leg.flag_count ? leg.flag_count : number + 1;
+        const bool came = wait(leg.peer, [&] {
+            while (flag < flags && reached(leg.flags + 4 * u64(flag), round.epoch))
+                flag += blockDim.x;
+            return flag >= flags;
+        });
+        if (came && leg.kind == TAKE_STAGED)
+            move(region, base, 0, first, last);
+        return came;
+    }
+
+    template <class Packets, class Word>
+    __device__ __forceinline__ bool take_packets(const Leg& leg, u64 base, u32 first, u32 last)
+    {
+        for (u32 batch = first; batch < last; batch += IN_FLIGHT * blockDim.x) {
+            const u32 start = batch + threadIdx.x;
+            u64 source[IN_FLIGHT], target[IN_FLIGHT];
+            places<IN_FLIGHT>(leg.region, start, blockDim.x, source, target);
+            u32 missing = 0;
+#pragma unroll
+            for (u32 i = 0; i < IN_FLIGHT; ++i)
+                missing |= u32(start + i * blockDim.x < last) << i;
+            const bool came = wait(leg.peer, [&] {
+                Packets packets[IN_FLIGHT];
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    if (missing >> i & 1)
+                        packets[i].load(base + source[i]);
+#pragma unroll
+                for (u32 i = 0; i < IN_FLIGHT; ++i)
+                    if ((missing >> i & 1) && packets[i].ready(round.epoch)) {
+                        *at_address<Word>(target[i]) = packets[i].word();
+                        missing &= ~(1u << i);
+                    }
+                return missing == 0;
+            });
+            if (!came)
+                return false;
+        }
+        return true;
+    }
+
+    template <class Word>
+    __device__ __forceinline__ bool take_wide(const Leg& leg, u64 base, u32 first, u32 last)
+    {
+        const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
+        const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
+        u64 source[words], target[words];
+        places<words>(leg.region, start, 32, source, target);
+        const u64 packets = base + leg.region.source + u64(tile) * TILE_BYTES + 16 * lane;
+        return wait(leg.peer, [&] {
+            Wide wide;
+            if (tile * 32 * words >= last)
+                return true;
+            if (!wide.take(packets, round.epoch))
+                return false;
+#pragma unroll
+            for (u32 i = 0; i < words; ++i)
+                if (start + 32 * i < last) {
+                    Word word;
+                    wide.get(i, word);
+                    *at_address<Word>(target[i]) = word;
+                }
+            return true;
+        });
+    }
+
+    // Waits until `ready()` is true on every thread of the block, which also is a barrier; false if the wait ended
+    // without. `ready` is not called again on a thread where it was true.
+    template <class Ready>
+    __device__ __forceinline__ bool wait(u32 peer, const Ready& ready)
+    {
+        bool mine = false;
+        u64 since = 0, helped = 0;
+        for (;;) {
+            for (u32 poll = 0; poll < POLLS && !mine; ++poll)
+                mine = ready();
+            if (!__syncthreads_or(!mine))
+                return true;
+            bool over = false, late = false;
+            if (threadIdx.x == 0) {
+                const u64 now = nanoseconds();
+                if (!since)
+                    since = helped = now;
+                over = load_state(exchange.state).failed != 0;
+                if (!over && exchange.limit_ns && now - since > exchange.limit_ns) {
+                    fail(peer);
+                    over = true;
+                }
+                late = now - helped > HELP_NS;
+                if (late)
+                    helped = now;
+            }
+            if (__syncthreads_or(over))
+                return false;
+            if (__syncthreads_or(late))
+                help(legs, exchange, round);
+        }
+    }
+
+    __device__ __forceinline__ void fail(u32 peer)
+    {
+        if (atomicExch((u32*)(exchange.state + 8), 1u) == 0) {
+            store_loose(exchange.failure + 4, round.epoch);
+            store_flag(exchange.failure, peer + 1);
+        }
+    }
+
+    // Says that this rank has begun, and on a block that takes, sends what no block has begun to send.
+    static __device__ __noinline__ void help(const Legs& legs, const Exchange& exchange, Round round)
+    {
+        Worker{legs, exchange, round}.help_out();
+    }
+
+    __device__ __forceinline__ void help_out()
+    {
+        announce();
+        if (blockIdx.x < exchange.send_blocks)
+            return;
+        for (u32 some = 0; some < exchange.send_chunks; some += blockDim.x) {
+            const u32 one = some + threadIdx.x;
+            const bool left = one < exchange.send_chunks && load_loose(exchange.begun_chunk + 4 * u64(one)) != round.epoch;
+            if (!__syncthreads_or(left))
+                continue;
+            for (u32 chunk = some; chunk < exchange.send_chunks && chunk < some + blockDim.x; ++chunk) {
+                const bool begun =
+                    threadIdx.x == 0 && load_loose(exchange.begun_chunk + 4 * u64(chunk)) == round.epoch;
+                if (!__syncthreads_or(begun))
+                    send(chunk, false);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void announce()
+    {
+        for (u32 peer = threadIdx.x; peer < exchange.peer_count; peer += blockDim.x)
+            store_loose(((const u64*)exchange.peers)[peer], round.epoch);  // what it tells of ended with the last launch
+    }
+
+    __device__ __forceinline__ void move(const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
+    {
+        if (WORD_BYTES == 0 && region.word_bytes == 0)
+            move_runs(region, source_base, target_base, first, last);
+        else
+            with_word(MoveWork{source_base, target_base}, region, first, last);
+    }
+
+    struct Plain {
+        template <class Word>
+        static __device__ __forceinline__ Word take(const Word* source, const Word*)
+        {
+            return *source;
+        }
+    };
+
+    struct MoveWork {
+        u64 source_base, target_base;
+        template <class Word>
+        __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
+        {
+            move_words<Plain, Word>(region, source_base, target_base, first, last);
+        }
+    };
+};
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) peer_exchange(
+    const __grid_constant__ Legs legs, const __grid_constant__ Exchange exchange)
+{
+    const State state = load_state(exchange.state);
+    const u32 epoch = u32(state.count >> EPOCH_SHIFT) + 1;
+    Worker worker{legs, exchange, Round{epoch, epoch & 1}};
+    if (!state.failed) {
+        if (blockIdx.x == 0 && exchange.peer_count)
+            worker.announce();
+        if (blockIdx.x < exchange.send_blocks) {
+            for (u32 chunk = blockIdx.x; chunk < exchange.send_chunks; chunk += exchange.send_blocks)
+                if (!worker.send(chunk, true))
+                    break;
+        } else {
+            const u32 step = gridDim.x - exchange.send_blocks;
+            for (u32 chunk = exchange.send_chunks + blockIdx.x - exchange.send_blocks; chunk < exchange.chunks; chunk += step)
+                if (!worker.take(chunk))
+                    break;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        add_count(exchange.state, blockIdx.x ? 1 : (1u << EPOCH_SHIFT) - gridDim.x + 1);
+}

@@ -1,0 +1,321 @@
+"""The user's file of measured path constants, and how all ranks come to hold the same ones.
+
+``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each set-up that was
+measured. What a set-up is stands in `Fingerprint`; a new driver or another MPI makes another one, so that stale
+constants are never used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import tempfile
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halox.errors import HaloxError
+from halox.exchange.costs import Costs
+
+if TYPE_CHECKING:
+    from halox.transports.topology import Topology
+    from halox.world import World
+
+FORMAT = 1
+"""Of the file; files of another format are ignored."""
+
+NO_GPU = "none"
+
+_REMEDY = "run `halox tune` again"
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What measured constants hold for.
+
+    Attributes
+    ----------
+    gpu : str
+        Model of the ranks' GPUs, "none" for ranks on the host.
+    driver : str
+        Version of the NVIDIA driver and of the CUDA it supports.
+    topology : str
+        GPUs of a node, whether ranks share them, whether they map one another's memory, one node or several.
+    mpi : str
+        What the MPI library says of itself.
+    """
+
+    gpu: str
+    driver: str
+    topology: str
+    mpi: str
+
+
+def tuning_file() -> Path:
+    """Return where the user's constants are kept.
+
+    Raises
+    ------
+    HaloxError
+        If the user has no home directory and ``XDG_CACHE_HOME`` names none.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        # By the specification a relative path counts as none.
+        folder = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise HaloxError(
+            f"there is no place for a tuning file ({error}); set XDG_CACHE_HOME to a folder"
+        ) from error
+    return folder / "halox" / "tuning.json"
+
+
+def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
+    """Return what the ranks' set-up is known by; the same on all of them.
+
+    Parameters
+    ----------
+    world : World
+    topology : Topology
+        Who has which GPU.
+    device : int or None
+        This rank's GPU.
+
+    Notes
+    -----
+    Collective over the world.
+    """
+    mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
+    gathered = world.comm.allgather(mine)
+
+    def all_of(column: int) -> str:
+        return "; ".join(sorted({str(row[column]) for row in gathered}))
+
+    counts = [row[2] for row in gathered]
+    return Fingerprint(
+        all_of(0),
+        all_of(1),
+        f"{max(counts)} GPU(s) a node, {describe_topology(topology)}",
+        all_of(3),
+    )
+
+
+def describe_topology(topology: Topology) -> str:
+    """Return in words how ranks and GPUs are related, whatever the number of ranks."""
+    ranks = range(len(topology.gpus))
+    nodes: dict[int, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(topology.nodes[rank], []).append(rank)
+    mapped = {
+        topology.why_unmapped(a, b) is None
+        for members in nodes.values()
+        for a, b in itertools.combinations(members, 2)
+    }
+    memory = {frozenset(): "no pairs", frozenset({True}): "all", frozenset({False}): "none"}
+    return ", ".join(
+        [
+            "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each",
+            f"memory mapped: {memory.get(frozenset(mapped), 'some')}",
+            "one node" if len(nodes) == 1 else "several nodes",
+        ]
+    )
+
+
+def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
+    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones.
+
+    Raises
+    ------
+    HaloxError
+        On all ranks, if rank 0 turns warnings into errors and has one.
+
+    Notes
+    -----
+    Collective over the world. Rank 0 alone reads: files may differ between nodes, and ranks must not.
+    Without other ranks, and without GPUs, there is nothing to choose, and nothing is read.
+    """
+    if world.size == 1 or fingerprint.gpu == NO_GPU:
+        return Costs.default()
+    found = world.guarded(
+        lambda: load(fingerprint) if world.rank == 0 else None, "the reading of the tuning file"
+    )
+    agreed: Costs = world.comm.bcast(found or Costs.default())
+    return agreed
+
+
+def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
+    """Return the user's constants for a set-up, None if there are none.
+
+    Parameters
+    ----------
+    fingerprint : Fingerprint
+    path : Path, optional
+        `tuning_file` by default.
+
+    Warns
+    -----
+    UserWarning
+        If there is a file and it cannot be used: it is corrupt, of another format, or knows other set-ups only.
+
+    Notes
+    -----
+    Local; never raises.
+    """
+    try:
+        path = path or tuning_file()
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, HaloxError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        _warn(path, f"it cannot be read ({error})")
+        return None
+    try:
+        return _find(fingerprint, text)
+    except HaloxError as error:
+        _warn(path, str(error))
+        return None
+
+
+def _find(fingerprint: Fingerprint, text: str) -> Costs | None:
+    """Return the constants of a set-up from a file's text, None if the file holds none at all.
+
+    Raises
+    ------
+    HaloxError
+        If the file cannot be used; says why.
+    """
+    entries = _entries(text)
+    for entry in entries:
+        if entry.get("fingerprint") == asdict(fingerprint):
+            try:
+                found = Costs.from_dict(entry.get("costs"))
+            except HaloxError as error:
+                raise HaloxError(f"it is corrupt: {error}") from error
+            # Ways that could not be measured are not in the file.
+            return Costs.default().updated(found.ways, found.origin)
+    if entries:
+        raise HaloxError(_other_machine(fingerprint, entries))
+    return None
+
+
+def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Path:
+    """Write the constants of a set-up, in the place of those measured for it before.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    HaloxError
+        If it cannot be written.
+
+    Notes
+    -----
+    Local. Other set-ups' entries are kept, unless the file is corrupt or of another format. Readers see the old
+    file or the new one, never half of one.
+    """
+    path = path or tuning_file()
+    try:
+        entries = _entries(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, HaloxError):
+        entries = []
+    kept = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
+    entry = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
+    text = json.dumps({"format": FORMAT, "entries": [*kept, entry]}, indent=1, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text + "\n")
+    except OSError as error:
+        raise HaloxError(
+            f"the constants cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder "
+            "that can be written to"
+        ) from error
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file beside the old one, then put it in its place."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """Return the entries of a file.
+
+    Raises
+    ------
+    HaloxError
+        If it is not such a file.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HaloxError(f"it is corrupt: {error}") from error
+    if not isinstance(found, dict) or "format" not in found:
+        raise HaloxError("it is corrupt: no format is named in it")
+    if found["format"] != FORMAT:
+        raise HaloxError(f"it is of format {found['format']!r}, and this halox reads {FORMAT}")
+    entries = found.get("entries")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise HaloxError("it is corrupt: it holds no list of entries")
+    return entries
+
+
+def _other_machine(wanted: Fingerprint, entries: list[dict[str, Any]]) -> str:
+    """Say in what the set-up most like this one differs from it."""
+
+    def differences(entry: dict[str, Any]) -> list[str]:
+        there = entry.get("fingerprint")
+        known = there if isinstance(there, dict) else {}
+        return [
+            f"{part.name} {known.get(part.name)!r} instead of {getattr(wanted, part.name)!r}"
+            for part in fields(Fingerprint)
+            if known.get(part.name) != getattr(wanted, part.name)
+        ]
+
+    nearest = min(map(differences, entries), key=len)
+    return f"it was measured on another machine or set-up ({'; '.join(nearest)})"
+
+
+def _warn(path: Path | None, why: str) -> None:
+    warnings.warn(
+        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {why}; "
+        f"{_REMEDY}, or delete the file",
+        stacklevel=3,
+    )
+
+
+def _gpu(device: int | None) -> tuple[str, str, int]:
+    """Return model, driver and number of GPUs as this process sees them."""
+    if device is None:
+        return NO_GPU, "none", 0
+    from halox.engine.cuda import cupy, gpu_count
+
+    runtime = cupy().cuda.runtime
+    model = runtime.getDeviceProperties(device)["name"].decode()
+    driver = f"CUDA {runtime.driverGetVersion()}"
+    with suppress(OSError):
+        version = re.search(r"\b\d{3,}\.\d[\d.]*", _DRIVER_FILE.read_text(encoding="utf-8"))
+        driver = f"{version[0]}, {driver}" if version else driver
+    count = gpu_count()
+    with suppress(OSError):
+        # What a rank's CUDA_VISIBLE_DEVICES hides from it is there all the same.
+        count = max(count, len(list(_GPU_FOLDER.iterdir())))
+    return model, driver, count

@@ -1,0 +1,171 @@
+"""Constants of a way from measured times: least squares that no negative constant and few strays can spoil."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.exchange.costs import RUN_BYTES, WayCost, run_weights, way_name
+
+Floats = npt.NDArray[np.float64]
+
+FASTEST_GB_PER_S = 20_000.0
+"""Bandwidth that stands for none measured: a time that does not grow with the bytes."""
+
+_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement: an exchange of ``messages`` messages of ``nbytes`` bytes in all took ``us``."""
+
+    nbytes: int
+    run_bytes: int
+    messages: int
+    us: float
+
+
+def fit(samples: Sequence[Sample]) -> WayCost | None:
+    """Return the constants that fit best, None if the samples leave one open.
+
+    Parameters
+    ----------
+    samples : sequence of Sample
+        Of one way: with small and large messages, runs of the lengths of `RUN_BYTES`, and, for ``message_us``
+        to be other than 0, several messages in one exchange.
+
+    Notes
+    -----
+    Not collective. Minimises the sum of relative errors, by least squares with weights that are renewed from the
+    errors; so 5 us of 50 weigh as much as 0.5 of 5, and one stray measurement moves nothing. Constants are never
+    negative, and longer runs never slower: the unknowns are latency, time a message, time per byte of the
+    longest runs, and what each shorter length adds to it.
+    """
+    used = [sample for sample in samples if sample.us > 0 and math.isfinite(sample.us)]
+    if not used:
+        return None
+    matrix = np.array([_row(sample) for sample in used])
+    # Unknowns of like size: bytes are many, messages few.
+    scale = np.abs(matrix).max(axis=0)
+    measured = np.array([sample.us for sample in used])
+    present = scale > 0
+    # Where all exchanges carry as many messages, their time cannot be told from the latency.
+    present[1] = np.ptp(matrix[:, 1]) > 0
+    if not present[[0, *range(2, len(scale))]].all():
+        return None
+    columns = matrix[:, present] / scale[present] / measured[:, None]
+    if np.linalg.matrix_rank(columns) < columns.shape[1]:
+        return None
+    found = np.zeros(len(scale))
+    found[present] = _least_absolute(columns, np.ones(len(used))) / scale[present]
+    per_byte = np.cumsum(found[:1:-1])[::-1]  # from the longest runs to the shortest
+    speeds = [
+        min(FASTEST_GB_PER_S, 1e-3 / cost) if cost > 0 else FASTEST_GB_PER_S for cost in per_byte
+    ]
+    return WayCost(float(found[0]), float(found[1]), tuple(float(speed) for speed in speeds))
+
+
+def error_of(cost: WayCost, samples: Sequence[Sample]) -> float:
+    """Return the median relative error of a way's constants over some measurements."""
+    return float(
+        np.median([abs(cost.us(s.nbytes, s.run_bytes, s.messages) / s.us - 1) for s in samples])
+    )
+
+
+def follow_siblings(
+    missing: str, fitted: Mapping[str, WayCost], before: Mapping[str, WayCost], shared_gpu: bool
+) -> WayCost | None:
+    """Guess the constants of a way that could not be measured from the other ways of its path.
+
+    Parameters
+    ----------
+    missing : str
+        "path/way".
+    fitted, before : mapping of str to WayCost
+        What has been measured in this run, and all ways before it, by `way_name`.
+    shared_gpu : bool
+        Whether it was measured on a shared GPU.
+
+    Returns
+    -------
+    WayCost or None
+        The way's constants as before, changed in the proportion in which its siblings' have changed; None where no
+        sibling was measured, and for ways through MPI, which has a speed of its own. Left alone, they would be
+        compared with measured ones as if they were measured too.
+    """
+    path, _, way = missing.partition("/")
+    name = way_name(path, way, shared_gpu)
+    siblings = [n for n in fitted if n.startswith(f"{path}/") and n in before and n != name]
+    old = before.get(name)
+    if old is None or not siblings or way == "mpi":
+        return None
+
+    def ratio(of: Any) -> float:
+        ratios = [
+            math.log(of(fitted[n]) / of(before[n]))
+            for n in siblings
+            if of(fitted[n]) > 0 and of(before[n]) > 0
+        ]
+        return math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
+
+    speeds = [
+        min(speed * ratio(lambda cost, i=i: cost.gb_per_s[i]), FASTEST_GB_PER_S)
+        for i, speed in enumerate(old.gb_per_s)
+    ]
+    for i in range(1, len(speeds)):
+        speeds[i] = max(speeds[i], speeds[i - 1])
+    return WayCost(
+        old.latency_us * ratio(lambda cost: cost.latency_us),
+        old.message_us * ratio(lambda cost: cost.message_us),
+        tuple(speeds),
+    )
+
+
+def _row(sample: Sample) -> list[float]:
+    """Return what each unknown contributes to a sample's time."""
+    weights = run_weights(sample.run_bytes)
+    # What a length adds is paid by it and by all shorter ones.
+    paid = [sample.nbytes * sum(weights[: i + 1]) for i in range(len(RUN_BYTES))]
+    return [1.0, float(max(sample.messages - 1, 0)), *paid]
+
+
+def _least_absolute(matrix: Floats, target: Floats) -> Floats:
+    """Minimise the sum of ``|matrix @ x - target|`` over x >= 0, by least squares with renewed weights."""
+    weights = np.ones(len(target))
+    found = np.zeros(matrix.shape[1])
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights)
+        found = _non_negative(matrix * root[:, None], target * root)
+        weights = 1.0 / np.maximum(np.abs(matrix @ found - target), 1e-6)
+    return found
+
+
+def _non_negative(matrix: Floats, target: Floats) -> Floats:
+    """Solve the least squares problem with x >= 0 (Lawson and Hanson 1974, algorithm NNLS)."""
+    size = matrix.shape[1]
+    free = np.zeros(size, bool)
+    x = np.zeros(size)
+    tolerance = 1e-12 * max(float(np.abs(matrix.T @ target).max()), 1e-300)
+    for _ in range(10 * size):
+        gradient = matrix.T @ (target - matrix @ x)
+        if free.all() or (gradient[~free] <= tolerance).all():
+            break
+        free[np.argmax(np.where(free, -np.inf, gradient))] = True
+        while free.any():
+            trial = np.zeros(size)
+            trial[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+            negative = free & (trial <= 0)
+            if not negative.any():
+                break
+            # As far towards the trial as no unknown leaves the allowed side.
+            step = float(np.min(x[negative] / np.maximum(x[negative] - trial[negative], 1e-300)))
+            x = x + step * (trial - x)
+            free &= x > 1e-15
+            x[~free] = 0.0
+        x = np.where(free, trial, 0.0)
+    return x

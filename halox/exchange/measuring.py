@@ -1,0 +1,154 @@
+"""Times of exchanges as their ranks see them: many in a row, the slowest rank's, the median of some rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from halox.errors import HaloxError
+from halox.exchange.report import Key
+from halox.messages import Message
+from halox.transports.base import Channel
+from halox.world import World
+
+STRETCHES = 5
+"""Rows of exchanges, of which the median counts."""
+
+_MEASURING = "the measuring of a plan"
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What one channel of a plan carries.
+
+    Attributes
+    ----------
+    name : str
+        Of the channel; the same on all ranks that have it, another for every other channel of the plan.
+    messages : tuple of Message
+        This rank's.
+    """
+
+    name: str
+    messages: tuple[Message, ...]
+
+
+class Stopwatch:
+    """Measures the channels of a plan apart.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    device : int or None
+        The GPU that the plan's arrays are on.
+    cargoes : sequence of Cargo or None
+        For each channel what it carries; None for one that carries nothing.
+    """
+
+    def __init__(self, world: World, device: int | None, cargoes: Sequence[Cargo | None]) -> None:
+        self._world, self._device, self._cargoes = world, device, tuple(cargoes)
+
+    def check(self, repeats: object) -> None:
+        """Raise on all ranks unless all ask for the same number of exchanges; collective."""
+        wrong = None
+        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+            wrong = HaloxError(f"repeats must be an int >= 1, got {repeats!r}")
+        self._world.agree(wrong, _MEASURING)
+        asked = self._world.comm.allgather(repeats)
+        if len(set(asked)) > 1:
+            raise HaloxError(f"repeats differ between ranks: {asked}; give the same on all ranks")
+
+    def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
+        """Return for each message the microseconds of an exchange of the channel that carries it.
+
+        Notes
+        -----
+        Collective; the arrays' contents are exchanged. One channel after the other, in an order that all ranks
+        know, since a rank may have some that others have not.
+        """
+        mine = {
+            cargo.name: (channel, cargo)
+            for channel, cargo in zip(channels, self._cargoes, strict=True)
+            if cargo is not None
+        }
+        names = sorted(set().union(*self._world.comm.allgather(set(mine))))
+        found: dict[Key, float] = {}
+        for name in names:
+            channel, cargo = mine.get(name, (None, None))
+            call = None if channel is None else _exchange_of(channel)
+            us = exchange_us(self._world, call, repeats, self._device)
+            if cargo is not None:
+                found |= {message.key: us for message in cargo.messages}
+        return found
+
+
+def exchange_us(
+    world: World,
+    call: Callable[[], None] | None,
+    repeats: int,
+    device: int | None = None,
+    stretches: int = STRETCHES,
+) -> float:
+    """Return the microseconds of one call among many.
+
+    Parameters
+    ----------
+    world : World
+    call : callable or None
+        What is timed; None on a rank that has no part in it.
+    repeats : int
+        Calls in a row between two looks at the clock; on a GPU the row ends when the stream is empty.
+    device : int or None
+        The GPU whose current stream the calls use.
+    stretches : int
+        Rows, each after a barrier, of which the median counts.
+
+    Returns
+    -------
+    float
+        The slowest rank's, the same on all ranks.
+
+    Notes
+    -----
+    Collective over the world.
+    """
+    wait = _nothing if device is None else _stream_is_empty
+    if call is not None:
+        call()  # what is done at a first call only
+        wait()
+    mine = np.zeros(stretches)
+    for stretch in range(stretches):
+        world.wait([world.comm.Ibarrier()], f"in {_MEASURING} for the other ranks")
+        if call is None:
+            continue
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        wait()
+        mine[stretch] = (time.perf_counter() - begin) / repeats * 1e6
+    slowest = np.empty_like(mine)
+    request = world.comm.Iallreduce(mine, slowest, op=world.mpi.MAX)
+    world.wait([request], f"in {_MEASURING} for the other ranks")
+    return float(np.median(slowest))
+
+
+def _exchange_of(channel: Channel) -> Callable[[], None]:
+    def exchange() -> None:
+        channel.start_at_once()
+        channel.finish()
+
+    return exchange
+
+
+def _nothing() -> None:
+    """Wait for nothing: calls on the host are done when they return."""
+
+
+def _stream_is_empty() -> None:
+    from halox.engine.cuda import cupy
+
+    cupy().cuda.get_current_stream().synchronize()

@@ -1,0 +1,148 @@
+"""From the boxes that two decompositions share to the messages that carry a field from one to the other.
+
+Packed bytes must come in one order at both ends, whatever the strides of either array. Each end walks the same axes in
+the same order, the slowest first, each with its own strides::
+
+    u of grid_a, axes (x, y, z)       walk: x, y, z       packed:  x slowest, z fastest
+    v of grid_b, axes (y, z, x)       walk: x, y, z       the same, through other strides
+
+Any order is right; the one in which the axes of ``u`` lie in memory on rank 0 gives ``u`` its longest runs, and
+``v`` too where its memory has the same order. Rank 0's is taken by all, since an array of another rank may lie
+otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halox.datatypes import Datatype, slab
+from halox.decomposition import Overlap
+from halox.engine.arrays import Described, describe
+from halox.exchange.making import Draft
+from halox.messages import Direction, Message, Part, fuse
+
+# Candidates looked at before two arrays that lie among each other are refused.
+_MOST_WORK: Any = 1 << 20
+
+
+@dataclass(frozen=True)
+class Side:
+    """One end of a transpose on this rank.
+
+    Attributes
+    ----------
+    array : array
+        Of any strides.
+    overlaps : tuple of Overlap
+        Its boxes, and which rank's array holds the same cells at the other end.
+    axes : tuple of int
+        Its axes in the order that both ends have in common.
+    """
+
+    array: Any
+    overlaps: tuple[Overlap, ...]
+    axes: tuple[int, ...]
+
+
+def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
+    """Order in which some axes lie in memory, the slowest first.
+
+    Parameters
+    ----------
+    found : Described
+        The array.
+    axes : sequence of int
+        Its axes.
+
+    Returns
+    -------
+    tuple of int
+        Indices into ``axes``; axes of equal strides keep their order.
+    """
+    return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
+
+
+def transpose_draft(
+    source: Side, target: Side, walk: Sequence[int], *, device: int | None
+) -> Draft:
+    """Make the messages that carry the cells of one array to those that hold them at the other end.
+
+    Parameters
+    ----------
+    source, target : Side
+        What this rank sends, and what it receives.
+    walk : sequence of int
+        In which order the axes in common are packed, the slowest first; the same on all ranks.
+    device : int or None
+        The GPU that the arrays are on.
+
+    Returns
+    -------
+    Draft
+        One message a peer and direction, of one part.
+    """
+    arrays = (source.array, target.array)
+    described = [describe(array) for array in arrays]
+    return Draft(
+        arrays,
+        _messages("send", 0, source, described[0], walk),
+        _messages("receive", 1, target, described[1], walk),
+        "copy",
+        device,
+        (" into ".join(f"{d.dtype}{list(d.shape)}" for d in described),),
+    )
+
+
+def _messages(
+    direction: Direction, number: int, side: Side, found: Described, walk: Sequence[int]
+) -> tuple[Message, ...]:
+    order = [side.axes[i] for i in walk]
+
+    def datatype(overlap: Overlap) -> Datatype:
+        box = overlap.box
+        return slab(
+            [found.shape[axis] for axis in order],
+            [found.strides[axis] for axis in order],
+            [box.starts[axis] for axis in order],
+            [box.subsizes[axis] for axis in order],
+            found.dtype,
+        )
+
+    return fuse(direction, ((o.peer, 0, Part(number, datatype(o))) for o in side.overlaps))
+
+
+def share_memory(a: Described, b: Described) -> bool:
+    """Whether some byte belongs to elements of both arrays; True also where that is too hard to tell.
+
+    Notes
+    -----
+    Looks at addresses only, so that arrays on a GPU will do.
+    """
+    if a.device != b.device:
+        return False
+    try:
+        return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _shell(found: Described) -> np.ndarray[Any, Any]:
+    """Return an array with the addresses of another one; its elements must not be looked at."""
+    reaches = [
+        (n - 1) * stride for n, stride in zip(found.shape, found.strides, strict=True) if n > 1
+    ]
+    low = found.pointer + sum(reach for reach in reaches if reach < 0)
+    high = found.pointer + sum(reach for reach in reaches if reach > 0) + found.dtype.itemsize
+    buffer: Any = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(
+        found.shape,
+        f"V{found.dtype.itemsize}",
+        buffer=buffer,
+        offset=found.pointer - low,
+        strides=found.strides,
+    )

@@ -1,0 +1,334 @@
+"""The transpose: a field carried from one way of dividing a grid to another, and back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halox.decomposition import (
+    FieldLayout,
+    FieldSpec,
+    check_same_field,
+    check_same_grid,
+    common_axes,
+    inverse_axes,
+    normalise_axes,
+    overlaps,
+)
+from halox.engine.arrays import describe
+from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, MismatchError
+from halox.exchange.cache import PlanCache
+from halox.exchange.plan import Plan
+from halox.exchange.selection import wished_path
+from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
+from halox.grid import Grid
+
+_MAKING = "the making of a transpose"
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The layouts of a call's two arrays, and the order in which their cells are packed."""
+
+    u: FieldLayout
+    v: FieldLayout
+    walk: tuple[int, ...]
+
+
+class Transpose:
+    """Carries fields between two grids that divide the same cells differently: slabs, pencils, blocks.
+
+    Parameters
+    ----------
+    grid_a, grid_b : Grid
+        Over the same ranks, in the same order, on the same kind of device. Their process grids, cuts, halos and
+        periodicity may differ.
+    axes : sequence of int, optional
+        Axis ``k`` of ``grid_b`` is axis ``axes[k]`` of ``grid_a``, as in `numpy.transpose`; the same order by default.
+        With ``axes=(0, 2, 1)``, grids of shapes (nx, ny, nz) and (nx, nz, ny) hold the same cells, and a C-ordered
+        array of ``grid_b`` has y contiguous.
+    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
+        The data path of all messages to other ranks; that of ``grid_a`` by default.
+
+    Raises
+    ------
+    MismatchError
+        If the grids are not over the same ranks in the same order, or ranks give different arguments.
+    DecompositionError
+        If the grids do not have the same cells, or ``axes`` is no order of the axes.
+    DeviceError
+        If one grid is on the GPU and the other is not, or they are on different GPUs.
+    PathError
+        If there is no such path; if it cannot be taken here, the first call says so.
+    ClosedError
+        If a grid is closed.
+
+    Notes
+    -----
+    Collective over the grids' ranks. Plans are made on ``grid_a`` and end with it, so that it must stay open as long
+    as the transpose is used. Errors are raised on all ranks or on none.
+
+    Examples
+    --------
+    >>> import halox
+    >>> rows = halox.Grid((4, 6), halo=0, device="cpu")
+    >>> columns = halox.Grid((6, 4), halo=1, device="cpu")
+    >>> u, v = rows.full(2.5), columns.zeros()
+    >>> with halox.Transpose(rows, columns, axes=(1, 0)) as transpose:
+    ...     transpose.forward(u, v)
+    >>> rows.sum(u) == columns.sum(v), v.shape
+    (np.True_, (8, 6))
+    >>> columns.close(), rows.close()
+    (None, None)
+    """
+
+    def __init__(
+        self,
+        grid_a: Grid,
+        grid_b: Grid,
+        *,
+        axes: Sequence[int] | None = None,
+        path: str | None = None,
+    ) -> None:
+        for name, grid in (("grid_a", grid_a), ("grid_b", grid_b)):
+            if not isinstance(grid, Grid):
+                raise HaloxError(f"{name} must be a halox.Grid, got {type(grid).__name__}")
+        self.grid_a, self.grid_b = grid_a, grid_b
+        self._path = path
+        self._closed = False
+        self._plans = PlanCache()
+        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
+        grid_a._world.check_open()
+
+        def check() -> tuple[int, ...]:
+            grid_b._world.check_open()
+            self._check_ranks()
+            self._check_devices()
+            a, b = grid_a._decomposition, grid_b._decomposition
+            order = normalise_axes(axes, a.ndim)
+            check_same_grid(a, b, order)
+            wished_path(path)
+            return order
+
+        self.axes: tuple[int, ...] = grid_a._world.guarded(check, _MAKING)
+        b = grid_b._decomposition
+        self._compare(
+            {
+                "axes": self.axes,
+                "path": path,
+                "proc_shape of grid_b": b.proc_shape,
+                "blocks of grid_b": tuple(axis.bounds for axis in b.axes),
+                "placement of grid_b": b.placement.coords,
+            }
+        )
+
+    def forward(self, u: Any, v: Any) -> None:
+        """Set the cells of ``v`` to those of ``u``.
+
+        Parameters
+        ----------
+        u : array
+            Of ``grid_a``: made by it, or of its padded shape on its device, with any strides. May have component axes
+            and be staggered; `Grid.declare` tells where the shape leaves that open.
+        v : array
+            Of ``grid_b`` likewise; the same dtype, component axes and staggering. Component axes may stand before the
+            grid axes in one array and behind them in the other.
+
+        Raises
+        ------
+        FieldError
+            If an array does not fit its grid, ``v`` is read-only, they share memory, or are not the same field.
+        DeviceError
+            If an array is on another device than the grids'.
+        MismatchError
+            If ranks give different dtypes or layouts.
+        PathError
+            If the path asked for cannot be taken; says why.
+        ClosedError
+            If the transpose or a grid is closed.
+        ExchangeTimeoutError
+            If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+
+        Notes
+        -----
+        Collective among ranks that share cells; the first call with new arrays makes a plan and is collective over
+        all ranks. Ordered with CuPy's current stream on a GPU. Halos are neither read nor written.
+        """
+        self._run("forward", u, v)
+
+    def backward(self, v: Any, u: Any) -> None:
+        """Set the cells of ``u`` to those of ``v``: the inverse of `forward`, with its errors."""
+        self._run("backward", u, v)
+
+    def plan(self, u: Any, v: Any, *, backward: bool = False, path: str | None = None) -> Plan:
+        """Make the persistent form of `forward`, or of `backward`.
+
+        Parameters
+        ----------
+        u, v : array
+            As of `forward`, in this order for both directions.
+        backward : bool
+            Whether the plan carries ``v`` into ``u``.
+        path : str, optional
+            The data path of this plan; by default the transpose's.
+
+        Returns
+        -------
+        Plan
+            ``plan()``; or ``plan.start()`` and ``plan.finish()`` around work that leaves both arrays alone;
+            ``plan.explain()``.
+
+        Notes
+        -----
+        Collective over all ranks. Errors as of `forward`.
+        """
+        return self._make("backward" if backward else "forward", u, v, keep=True, path=path)
+
+    def close(self) -> None:
+        """Give the plans back; local, and harmless when repeated. The grids stay open."""
+        self._closed = True
+        self._plans.clear()
+        for plan in list(self._all_plans):
+            plan.close()
+
+    def __enter__(self) -> Transpose:
+        """Return the transpose."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close it, unless an error is on its way: other ranks may still need what it shares with them."""
+        if kind is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        """Return both divisions."""
+        a, b = self.grid_a, self.grid_b
+        return (
+            f"<halox.Transpose {a.grid_shape} on {a.proc_shape} ranks to {b.grid_shape} on {b.proc_shape} ranks, "
+            f"axes {self.axes}>"
+        )
+
+    # Internal
+
+    def _run(self, direction: str, u: Any, v: Any) -> None:
+        try:
+            plan = self._plans.find(direction, (u, v))
+        except (
+            FieldError
+        ):  # no array at all: to be refused together, as other ranks may be on their way
+            plan = None
+        if plan is None:
+            plan = self._make(direction, u, v, keep=False)
+            self._plans.add(direction, (u, v), plan)
+        plan()
+
+    def _make(self, direction: str, u: Any, v: Any, *, keep: bool, path: str | None = None) -> Plan:
+        if self._closed:
+            raise ClosedError("the transpose is closed; make a new one")
+        world = self.grid_a._world
+        world.check_open()
+        self._plans.sweep()
+        pair: _Pair = world.guarded(lambda: self._read(direction, u, v), _MAKING)
+        self._compare(
+            {
+                "direction": direction,
+                "dtype": describe(u).dtype.descr,
+                "layout of u": pair.u.spec,
+                "layout of v": pair.v.spec,
+            }
+        )
+        walk = world.comm.bcast(pair.walk)
+        sides = self._sides(u, v, pair)
+        source, target = sides if direction == "forward" else sides[::-1]
+        device = self.grid_a.device_id
+        plan = self.grid_a._make_plan(
+            lambda: transpose_draft(source, target, walk, device=device),
+            keep=keep,
+            path=path or self._path,
+        )
+        self._all_plans.add(plan)
+        return plan
+
+    def _read(self, direction: str, u: Any, v: Any) -> _Pair:
+        """Check what one rank can see of a call alone."""
+        self.grid_b._world.check_open()
+        layout_u = _layout(self.grid_a, u, "u, of grid_a")
+        layout_v = _layout(self.grid_b, v, "v, of grid_b")
+        check_same_field(layout_u, layout_v, self.axes)
+        first, second = describe(u), describe(v)
+        if first.dtype != second.dtype:
+            raise FieldError(f"u has dtype {first.dtype}, v {second.dtype}; give both the same")
+        name, target = ("v", second) if direction == "forward" else ("u", first)
+        if not target.writable:
+            raise FieldError(f"{name} is read-only; its cells cannot be set")
+        if share_memory(first, second):
+            raise FieldError(
+                "u and v share memory, and cells would be overwritten before they are read; give two arrays apart"
+            )
+        walk = memory_order(first, common_axes(layout_u.spec, self._natural))
+        return _Pair(layout_u, layout_v, walk)
+
+    def _sides(self, u: Any, v: Any, pair: _Pair) -> tuple[Side, Side]:
+        back = inverse_axes(self.axes)
+        a, b = self.grid_a._decomposition, self.grid_b._decomposition
+        return (
+            Side(u, overlaps(pair.u, b, back), common_axes(pair.u.spec, self._natural)),
+            Side(v, overlaps(pair.v, a, self.axes), common_axes(pair.v.spec, back)),
+        )
+
+    @property
+    def _natural(self) -> tuple[int, ...]:
+        return tuple(range(len(self.axes)))
+
+    def _check_ranks(self) -> None:
+        MPI = self.grid_a._world.mpi
+        a, b = self.grid_a.comm, self.grid_b.comm
+        found = MPI.Comm.Compare(a, b)
+        if found in (MPI.IDENT, MPI.CONGRUENT):
+            return
+        what = (
+            f"has the ranks of grid_a in another order (here rank {b.rank}, in grid_a {a.rank})"
+            if found == MPI.SIMILAR
+            else f"is over {b.size} rank(s), grid_a over {a.size}, not the same ones"
+        )
+        raise MismatchError(f"grid_b {what}; make both grids with the same comm=")
+
+    def _check_devices(self) -> None:
+        a, b = self.grid_a, self.grid_b
+        if a.device_id != b.device_id:
+            where = ["the host" if g.device_id is None else f"GPU {g.device_id}" for g in (a, b)]
+            raise DeviceError(
+                f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
+            )
+
+    def _compare(self, mine: dict[str, Any]) -> None:
+        """Raise on all ranks if they have come with different arguments; names the first that differs."""
+        world = self.grid_a._world
+        first = world.comm.bcast(mine)
+        differs = next((name for name in mine if mine[name] != first[name]), None)
+        error = None
+        if differs is not None:
+            error = MismatchError(
+                f"{differs} differs between ranks: rank 0 has {_plain(first[differs])}, rank {world.rank} has "
+                f"{_plain(mine[differs])}; give the same on all ranks"
+            )
+        world.agree(error, _MAKING)
+
+
+def _layout(grid: Grid, array: Any, name: str) -> FieldLayout:
+    try:
+        return grid.layout(array)
+    except (FieldError, DeviceError) as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Shorten a layout to what fields are told apart by."""
+    if not isinstance(value, FieldSpec):
+        return value
+    return (
+        f"components={value.components_before}, components_after={value.components_after}, "
+        f"staggered={value.staggered}, halo={value.halo}"
+    )

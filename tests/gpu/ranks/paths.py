@@ -1,0 +1,64 @@
+"""The paths between GPUs that tests run on, where they can be had; and why not, where they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import PathError
+from tests.mpi.ways import Way
+
+PEER = [Way("peer/ll"), Way("peer/staging"), Way("peer/direct")]
+BY_HOST = [Way("ipc"), Way("staged"), Way("staged", node="rank"), Way("cuda_aware")]
+WAYS = PEER + BY_HOST
+
+_known: dict[Way, str | None] = {}
+
+
+def possible_paths(
+    grid: halox.Grid, comm: MPI.Intracomm, paths: Sequence[str]
+) -> dict[str, str | None]:
+    """Return for each path why it cannot be taken by a field of this grid, None if it can; collective."""
+    u = grid.zeros("f8")
+    found: dict[str, str | None] = {}
+    for path in paths:
+        try:
+            grid.plan(u, path=path).close()
+            found[path] = None
+        except PathError as error:
+            found[path] = str(error)
+    assert comm.allgather(found) == [found] * comm.size, "the ranks differ in what they can have"
+    return found
+
+
+def why_not(way: Way, comm: MPI.Intracomm) -> str | None:
+    """Why a way cannot be had between the ranks as they are; HALOX_NODE must be set for it."""
+    if way not in _known:
+        wanted = [w for w in WAYS if w.node == way.node]
+        shape, procs = (8 * comm.size, 8, 8), (comm.size, 1, 1)
+        with halox.Grid(shape, periodic=True, proc_shape=procs, comm=comm, device="gpu") as grid:
+            found = possible_paths(grid, comm, [w.path for w in wanted])
+        _known.update({w: found[w.path] for w in wanted})
+    return _known[way]
+
+
+@pytest.fixture
+def way(
+    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Way]:
+    """The path of a test, which is skipped where it cannot be had; test_paths_gpu.py says which must be there."""
+    found: Way = request.param
+    monkeypatch.setenv("HALOX_NODE", found.node)
+    monkeypatch.delenv("HALOX_PATH", raising=False)
+    reason = why_not(found, comm)
+    if reason is not None:
+        pytest.skip(reason)
+    yield found
+
+
+def along(ways: Sequence[Way]) -> pytest.MarkDecorator:
+    """Run a test on each of some paths."""
+    return pytest.mark.parametrize("way", ways, ids=lambda way: way.name, indirect=True)

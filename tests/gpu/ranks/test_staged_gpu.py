@@ -1,0 +1,188 @@
+"""The staged path with large messages: cut into fragments, in order with the user's stream, never captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send, datatypes
+from halox.errors import StateError
+from halox.transports import fragments
+from tests.gpu.ranks.test_exchange_gpu import check, stall
+from tests.mpi.conftest import agree
+from tests.mpi.reference import Case, Field
+from tests.support import require
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
+
+ONES = ((1, 1),) * 3
+
+
+@pytest.fixture(params=["shared memory", "MPI"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("HALOX_PATH", "staged")
+    if request.param == "MPI":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    yield "mpi" if request.param == "MPI" else "shared"
+
+
+def kinds(plan: Any) -> set[str]:
+    return {type(channel).__name__ for channel in plan._channels}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
+    """Faces of 2.2 MB: blocks of 8 bytes, of a row, of a plane; with the edges and corners of other axes."""
+    shape, procs = [528, 528, 528], [1, 1, 1]
+    shape[axis], procs[axis] = 4 * comm.size, comm.size
+    field = Field(np.dtype("f8"), ONES, (), (), (False,) * 3, False)
+    check(Case(tuple(shape), tuple(procs), (True,) * 3, ONES, True, [field]), comm)
+
+
+def test_fields_of_several_dtypes(comm: MPI.Intracomm) -> None:
+    """Fragments that begin in one field and end in the next, at no multiple of its elements."""
+    sorts = [("f8", ()), ("c16", ()), ("f4", (3,)), ("i1", ()), ("f8", (3, 3))]
+    fields = [Field(np.dtype(d), ONES, (), after, (False,) * 3, False) for d, after in sorts]
+    shape, procs = (211, 203, 4 * comm.size), (1, 1, comm.size)
+    check(Case(shape, procs, (True,) * 3, ONES, True, fields), comm)
+
+
+def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:
+    with halox.Grid((16, 16, 4 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
+        assert "StagedChannel" in kinds(grid.plan(grid.zeros("f8")))
+    with halox.Grid(
+        (520, 520, 4 * comm.size),
+        periodic=True,
+        proc_shape=(1, 1, comm.size),
+        comm=comm,
+        device="gpu",
+    ) as grid:
+        plan = grid.plan(grid.zeros("f8"))
+        assert "Pipeline" in kinds(plan)
+        ways = {row.way for row in plan.explain().rows if row.peer != comm.rank}
+        assert ways == {way}
+
+
+def test_after_a_stalled_stream_and_on_changing_streams(comm: MPI.Intracomm) -> None:
+    shape = (520, 520, 4 * comm.size)
+    with halox.Grid(
+        shape, periodic=True, proc_shape=(1, 1, comm.size), comm=comm, device="gpu"
+    ) as grid:
+        u = grid.zeros("f8")
+        plan = grid.plan(u)
+        x, y, z = grid.indices()
+        hx, hy, hz = grid.indices(halo=True)
+        wanted = (hx % shape[0]) * 1e6 + (hy % shape[1]) * 1e3 + hz % shape[2]
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+        cupy.cuda.Device().synchronize()
+        for step in range(9):
+            first, second = streams[step % 3], streams[(step // 2) % 3]
+            with first:
+                stall(10)
+                grid.interior(u)[...] = x * 1e6 + y * 1e3 + z + step * 1e9
+                plan.start()
+            with second:
+                plan.finish()
+                right = bool((u == wanted + step * 1e9).all())
+                # The next step's writes go to another stream.
+                second.synchronize()
+            assert agree(right, comm), step
+
+
+def test_accumulate_gives_the_bits_of_whole_messages(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of additions is that of the messages, cut or not: equal values give equal bits."""
+    found = []
+    for size in (fragments.FRAGMENT_BYTES, 0):
+        monkeypatch.setattr(fragments, "FRAGMENT_BYTES", size)
+        with halox.Grid(
+            (520, 520, 4 * comm.size),
+            periodic=True,
+            proc_shape=(1, 1, comm.size),
+            comm=comm,
+            device="gpu",
+        ) as grid:
+            u = grid.zeros("f8")
+            values = np.random.default_rng(comm.rank).standard_normal(u.shape)
+            u[...] = cupy.asarray(values)
+            grid.accumulate(u)
+            grid.exchange(u)
+            found.append(u.get())
+    assert agree(np.array_equal(*found), comm)
+    assert not np.array_equal(found[0], values)
+
+
+def test_an_irregular_type_among_large_ones(comm: MPI.Intracomm) -> None:
+    """Scattered elements, which no fragment holds by itself, before and behind regular ones."""
+    n, m = 300_000, 40_000
+    rng = np.random.default_rng(7)
+    at = np.sort(rng.choice(2 * m, m, replace=False))
+    scattered = datatypes.indexed_block(1, at, "f8")
+    regular = datatypes.vector(n, 1, 2, "f8")
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    a, b = cupy.arange(2.0 * m) + comm.rank, cupy.arange(2.0 * n) + 1e6 * comm.rank
+    x, y, z = cupy.zeros(2 * m), cupy.zeros(2 * n), cupy.zeros(m)
+    sends = [Send(a, scattered, high), Send(b, regular, high), Send(a, scattered, high)]
+    receives = [
+        Recv(x, scattered, low),
+        Recv(y, regular, low),
+        Recv(z, datatypes.contiguous(m, "f8"), low),
+    ]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        for step in range(4):
+            a += step
+            b += step
+            x[...] = y[...] = z[...] = -1
+            comm.Barrier()
+            exchange()
+            extra = sum(range(step + 1))
+            theirs = np.arange(2.0 * m) + low + extra
+            wx, wy = np.full(2 * m, -1.0), np.full(2 * n, -1.0)
+            wx[at] = theirs[at]
+            wy[::2] = np.arange(2.0 * n)[::2] + 1e6 * low + extra
+            right = [
+                np.array_equal(x.get(), wx),
+                np.array_equal(y.get(), wy),
+                np.array_equal(z.get(), theirs[at]),
+            ]
+            assert agree(all(right), comm), (step, right)
+
+
+@pytest.mark.parametrize("n", [16, 520])
+def test_capture_is_refused_before_it_is_broken(n: int, comm: MPI.Intracomm) -> None:
+    """Small messages and large ones: an error, a capture that is still whole, and a stream that goes on."""
+    with halox.Grid(
+        (n, n, 4 * comm.size), periodic=True, proc_shape=(1, 1, comm.size), comm=comm, device="gpu"
+    ) as grid:
+        u, v = grid.zeros("f8"), cupy.zeros(10)
+        plan, other = grid.plan(u), grid.plan(u)
+        plan()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            stream.begin_capture()
+            v += 1
+            with pytest.raises(StateError, match=r"staged.*captured.*peer"):
+                plan()
+            v += 1
+            graph = stream.end_capture()
+            graph.launch(stream)
+            stream.synchronize()
+            assert bool((v == 2).all())
+            x, y, z = grid.indices()
+            grid.interior(u)[...] = x * 1e6 + y * 1e3 + z
+            other()
+            hx, hy, hz = grid.indices(halo=True)
+            right = bool((u == (hx % n) * 1e6 + (hy % n) * 1e3 + hz % (4 * comm.size)).all())
+            stream.synchronize()
+        assert agree(right, comm)

@@ -1,0 +1,378 @@
+"""GPUs that run nothing: they write down what their streams are given, for one rank to judge afterwards.
+
+The host of a rank comes to the end of a test without any of its kernels having run, as it must if it never waits for
+the GPU. What the streams of all ranks hold is then looked at together: `judge` follows the order that streams and
+events give, finds accesses to the same bytes that stand in no order, and runs the work in orders that the streams and
+events allow, as far from the given one as they can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.engine.arrays import Described
+from halox.engine.packers.cutting import cut_parts
+from halox.engine.packers.refine import Side
+from halox.transports.device_arena import DeviceBlock, DevicePlace
+
+AREA = 1 << 32
+AREA_BYTES = 1 << 17  # of those that are used
+MOST_EVENTS = 1000
+
+
+@dataclass
+class Op:
+    """A piece of work on a stream.
+
+    ``steps`` of a kernel are ("copy", source, target), ("add", source, target, dtype), ("fill", target, bytes) and
+    ("expect", source, bytes), with the address of every byte. Otherwise an event is recorded or waited for.
+    """
+
+    kind: str
+    stream: int
+    epoch: int
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    event: tuple[int, int] = (0, 0)
+    """Number of the event, and how often it had been recorded."""
+
+    def accesses(self) -> tuple[list[Any], list[Any]]:
+        """Addresses read and written."""
+        reads, writes = [], []
+        for kind, *rest in self.steps:
+            if kind in ("copy", "add", "expect"):
+                reads.append(rest[0])
+            if kind != "expect":
+                writes.append(rest[1] if kind in ("copy", "add") else rest[0])
+            if kind == "add":
+                reads.append(rest[1])
+        return reads, writes
+
+
+class FakeStream:
+    def __init__(self, gpu: FakeGpu, ptr: int) -> None:
+        self.gpu, self.ptr, self.done = gpu, ptr, True
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.gpu.wait(self.ptr, event.ptr)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.ptr = gpu, gpu.make_event()
+
+    def record(self, stream: FakeStream) -> None:
+        self.gpu.record(self.ptr, stream.ptr)
+
+
+class FakeGpu:
+    """The GPU of a rank, in place of CuPy and of the launches.
+
+    Notes
+    -----
+    Collective. How often events have been recorded is counted in memory of the node, so that a rank that waits gets
+    the record that is the last at that moment, as from the driver.
+    """
+
+    def __init__(self, world: Any, arena: Any) -> None:
+        self.rank = world.rank
+        self.log: list[Op] = []
+        self.epoch = 0
+        self.capturing: set[int] = set()
+        self.streams = [FakeStream(self, 1 + number) for number in range(3)]
+        self.current = self.streams[0]
+        block = arena.allocate(8 * MOST_EVENTS)
+        places = world.comm.allgather(block.place)
+        self.counts = [arena.memory(p)[: 8 * MOST_EVENTS].view("i8") for p in places]
+        self.counts[self.rank][:] = 0
+        self.made = 0
+        world.comm.Barrier()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runtime = SimpleNamespace(
+            eventDisableTiming=2,
+            eventInterprocess=4,
+            eventCreateWithFlags=lambda flags: self.make_event(),
+            ipcGetEventHandle=lambda event: event.to_bytes(64, "little"),
+            ipcOpenEventHandle=self._open_event,
+            eventRecord=self.record,
+            streamWaitEvent=self.wait,
+            eventDestroy=lambda event: None,
+            streamIsCapturing=lambda stream: stream in self.capturing,
+            CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
+        )
+        cuda = SimpleNamespace(
+            runtime=runtime,
+            get_current_stream=lambda: self.current,
+            Device=lambda number: contextlib.nullcontext(),
+            Event=lambda disable_timing: FakeEvent(self),
+        )
+        from halox.engine import capture
+
+        capture._query.cache_clear()
+        for module in ("cuda", "ipc_events", "capture"):
+            monkeypatch.setattr(f"halox.engine.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
+        packers = "halox.engine.packers"
+        monkeypatch.setattr(f"{packers}.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
+        monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)
+        monkeypatch.setattr(f"{packers}.device.Zeroing", self.zeroing)
+
+    def make_event(self) -> int:
+        self.made += 1
+        return self.rank * MOST_EVENTS + self.made
+
+    def _open_event(self, handle: bytes) -> int:
+        event = int.from_bytes(handle, "little")
+        assert event // MOST_EVENTS != self.rank, "an event's own process cannot open it"
+        return event
+
+    def record(self, event: int, stream: int) -> None:
+        assert event // MOST_EVENTS == self.rank
+        count = self.counts[self.rank]
+        self.log.append(
+            Op("record", stream, self.epoch, event=(event, int(count[event % MOST_EVENTS]) + 1))
+        )
+        count[event % MOST_EVENTS] += 1
+
+    def wait(self, stream: int, event: int) -> None:
+        count = int(self.counts[event // MOST_EVENTS][event % MOST_EVENTS])
+        assert count, "a stream was made to wait for an event that has not been recorded"
+        self.log.append(Op("wait", stream, self.epoch, event=(event, count)))
+
+    def run(self, steps: list[tuple[Any, ...]], stream: int | None = None) -> None:
+        """Put a kernel on a stream, the current one by default."""
+        self.log.append(Op("kernel", stream or self.current.ptr, self.epoch, steps))
+
+    def launch(self, steps: list[tuple[Any, ...]]) -> Any:
+        return SimpleNamespace(launch=lambda stream: self.run(steps, stream))
+
+    def fragment_launches(
+        self, moves: Any, fragments: int, device: int, *, unpack: bool
+    ) -> list[Any]:
+        steps: list[list[Any]] = [[] for _ in range(fragments)]
+        for (found, datatype, count), packed, ends in moves:
+            parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+            if isinstance(parts, int):
+                both = _both((found, datatype, count), packed)
+                steps[parts].append(("copy", *(both[::-1] if unpack else both)))
+                continue
+            for fragment, copies in zip(steps, parts, strict=True):
+                fragment += [("copy", _side(c.source), _side(c.target)) for c in copies]
+        return [self.launch(fragment) for fragment in steps]
+
+    def launch_pack(self, moves: Any, device: int) -> Any:
+        return self.launch([("copy", *_both(*move)) for move in moves])
+
+    def launch_add(self, moves: Any, device: int) -> Any:
+        return self.launch([("add", *_both(*move)[::-1], move[0][1].uniform) for move in moves])
+
+    def zeroing(self, endpoints: Any, device: int) -> Any:
+        targets = [touched(endpoint) for endpoint in endpoints]
+        return self.launch([("fill", t, bytes(len(t))) for t in targets])
+
+
+class FakeArena:
+    """Memory that has addresses and no bytes: every block is a segment."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.device = world, 0
+        self.sizes: dict[int, int] = {}
+        self.released: list[int] = []
+        self.opened: set[Any] = set()
+
+    def allocate(self, nbytes: int) -> DeviceBlock:
+        if self.released and self.sizes[self.released[-1]] >= nbytes:
+            number = self.released.pop()
+        else:
+            number = len(self.sizes)
+            self.sizes[number] = nbytes
+        return DeviceBlock(DevicePlace(str(self.world.rank), number), self._at(number), nbytes)
+
+    def release(self, block: DeviceBlock) -> None:
+        assert block.place.segment not in self.released
+        self.released.append(block.place.segment)
+
+    def field(self, elements: int, foreign: bool = False) -> Described:
+        """An array of float64, in the arena or outside it."""
+        place = self.allocate(8 * elements).place
+        pointer = self._at(place.segment) + (AREA << 20 if foreign else 0)
+        return Described(pointer, (elements,), (8,), np.dtype("f8"), 0, True)
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        number = start // AREA - 1000 * self.world.rank
+        inside = number in self.sizes and end <= self._at(number) + self.sizes[number]
+        return DevicePlace(str(self.world.rank), number, start % AREA) if inside else None
+
+    def handles(self, places: Any) -> dict[Any, bytes]:
+        return {(place.arena, place.segment): b"handle" for place in places}
+
+    def open(self, handles: dict[Any, bytes]) -> None:
+        assert all(arena != str(self.world.rank) for arena, _ in handles)
+        self.opened |= set(handles)
+
+    def pointer(self, place: DevicePlace) -> int:
+        is_own = place.arena == str(self.world.rank)
+        assert is_own or (place.arena, place.segment) in self.opened
+        return (1000 * int(place.arena) + place.segment) * AREA + place.offset
+
+    def _at(self, number: int) -> int:
+        return self.pointer(DevicePlace(str(self.world.rank), number))
+
+
+def touched(endpoint: Any) -> np.ndarray:
+    """Addresses of an endpoint's bytes, in packed order."""
+    found, datatype, count = endpoint
+    blocks = datatype.blocks(count)
+    ranges = [np.arange(n) + o for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
+    return found.pointer + np.concatenate(ranges)
+
+
+def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
+    array = touched(endpoint)
+    return array, packed + np.arange(len(array))
+
+
+def _side(side: Side) -> np.ndarray:
+    return (
+        side.pointer + side.strided.offsets()[:, None] + np.arange(side.strided.block_bytes)
+    ).ravel()
+
+
+def judge(logs: list[list[Op]], seeds: int = 4) -> None:
+    """Fail unless all ranks' work comes to an end, in order wherever it touches the same bytes, and is right."""
+    work = Work(logs)
+    work.check_order()
+    for seed in range(seeds):
+        work.execute(random.Random(seed))
+
+
+class Work:
+    """What the streams of all ranks were given; ``without`` leaves out one wait, by rank and place in the log."""
+
+    def __init__(self, logs: list[list[Op]], without: tuple[int, int] | None = None) -> None:
+        self.ops: list[Op] = []
+        self.owners: list[tuple[int, int]] = []
+        self.before: list[list[int]] = []
+        last: dict[tuple[int, int], int] = {}
+        records: dict[tuple[int, int], int] = {}
+        for rank, log in enumerate(logs):
+            for at, op in enumerate(log):
+                if (rank, at) == without:
+                    continue
+                number = len(self.ops)
+                self.ops.append(op)
+                self.owners.append((rank, op.stream))
+                previous = last.get((rank, op.stream))
+                self.before.append([] if previous is None else [previous])
+                last[rank, op.stream] = number
+                if op.kind == "record":
+                    records[op.event] = number
+        for number, op in enumerate(self.ops):
+            if op.kind == "wait":
+                self.before[number].append(records[op.event])
+        self.order = self._sorted(random.Random(0))
+
+    def _sorted(self, rng: random.Random) -> list[int]:
+        """An order that streams and events allow: some streams rush ahead of the others."""
+        after = defaultdict(list)
+        for number, before in enumerate(self.before):
+            for other in before:
+                after[other].append(number)
+        missing = [len(before) for before in self.before]
+        haste: dict[tuple[int, int], float] = defaultdict(rng.random)
+        ready = [number for number, n in enumerate(missing) if not n]
+        order = []
+        while ready:
+            if rng.random() < 0.05:
+                haste.clear()
+            number = max(ready, key=lambda n: haste[self.owners[n]])
+            ready.remove(number)
+            order.append(number)
+            for other in after[number]:
+                missing[other] -= 1
+                if not missing[other]:
+                    ready.append(other)
+        assert len(order) == len(self.ops), "streams wait for one another for ever"
+        return order
+
+    def check_order(self) -> None:
+        """Assert that work which touches the same bytes, one piece of it writing, is ordered."""
+        ancestors = [0] * len(self.ops)
+        for number in self.order:
+            for other in self.before[number]:
+                ancestors[number] |= ancestors[other] | 1 << other
+        masks = self._masks()
+        kernels = [number for number, op in enumerate(self.ops) if op.kind == "kernel"]
+        for i, a in enumerate(kernels):
+            for b in kernels[:i]:
+                if ancestors[a] >> b & 1 or ancestors[b] >> a & 1:
+                    continue
+                (ra, wa), (rb, wb) = masks[a], masks[b]
+                assert not (wa & (rb | wb) or ra & wb), (
+                    f"race between {self._text(a)} and {self._text(b)}"
+                )
+
+    def _text(self, number: int) -> str:
+        op = self.ops[number]
+        return f"{[step[0] for step in op.steps]} on stream {op.stream} of epoch {op.epoch}"
+
+    def _masks(self) -> dict[int, tuple[int, int]]:
+        """For each kernel the bytes that it reads and writes, a bit each."""
+        found = {n: op.accesses() for n, op in enumerate(self.ops) if op.kind == "kernel"}
+        sizes: dict[int, int] = defaultdict(int)
+        for pair in found.values():
+            for a in (*pair[0], *pair[1]):
+                area = int(a[0]) // AREA
+                assert a.max() // AREA == a.min() // AREA == area
+                sizes[area] = max(sizes[area], int(a.max()) % AREA + 1)
+        starts, total = {}, 0
+        for area, size in sizes.items():
+            starts[area] = total
+            total += size
+
+        def mask(addresses: list[np.ndarray]) -> int:
+            bits = np.zeros(total, bool)
+            for a in addresses:
+                bits[starts[int(a[0]) // AREA] + a % AREA] = True
+            return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+        return {number: (mask(reads), mask(writes)) for number, (reads, writes) in found.items()}
+
+    def execute(self, rng: random.Random) -> None:
+        """Run everything in some order that is allowed, and assert what the tests expect."""
+        areas: dict[int, np.ndarray] = defaultdict(lambda: np.full(AREA_BYTES, 0xEE, np.uint8))
+
+        def bytes_at(addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return areas[int(addresses[0]) // AREA], addresses % AREA
+
+        for number in self._sorted(rng):
+            for kind, first, *rest in self.ops[number].steps:
+                memory, index = bytes_at(first)
+                if kind == "fill":
+                    memory[index] = np.frombuffer(rest[0], np.uint8)
+                elif kind == "expect":
+                    assert memory[index].tobytes() == rest[0], f"wrong: {self._text(number)}"
+                else:
+                    target, to = bytes_at(rest[0])
+                    if kind == "copy":
+                        target[to] = memory[index]
+                    else:
+                        total = target[to].view(rest[1]) + memory[index].view(rest[1])
+                        target[to] = total.view(np.uint8)
+
+
+def waits(logs: list[list[Op]], epochs: range) -> Iterator[tuple[int, int]]:
+    """The waits of some epochs, by rank and place in the log."""
+    for rank, log in enumerate(logs):
+        for at, op in enumerate(log):
+            if op.kind == "wait" and op.epoch in epochs:
+                yield rank, at

@@ -1,0 +1,210 @@
+"""The benchmarks between ranks: every way is right, and a wrong result is never timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.cli.bench import exchange_run, pingpong_run
+from halox.cli.bench.exchange_cases import ExchangeCase
+from halox.cli.bench.exchange_rivals import MPI_NEIGHBOUR, MPI_TYPES, MpiNeighbour, MpiTypes
+from halox.cli.bench.exchange_run import Bench, ExchangeOptions, Prepared
+from halox.cli.bench.pingpong_cases import PATTERNS, select
+from halox.cli.bench.pingpong_rivals import BY_HAND, ByHand
+from halox.cli.bench.pingpong_run import PingPongBench, PingPongOptions
+from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing, attempt
+from halox.errors import HaloxError, StateError
+from halox.exchange.plan import Plan
+
+BRIEF = Timing(batches=1, batch_s=1e-5)
+OPTIONS = ExchangeOptions("cpu", timing=BRIEF)
+
+CASES = [
+    ExchangeCase((6,), "x", 3),
+    ExchangeCase((4, 6), "all"),
+    ExchangeCase((4, 5, 6), "x", 2, "f4"),
+    ExchangeCase((4, 5, 6), "z", fields=2),
+    ExchangeCase((4, 5, 6), "faces", 1, "c16", 2),
+    ExchangeCase((4, 5, 6), "all", 2, "i1", 2),
+    ExchangeCase((3, 4, 3, 4), "all", 1, "c8", 1, (3,)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_way_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
+    rows = Bench(comm, OPTIONS).measure(case)
+    assert [row.name for row in rows] == ["selected", "host", MPI_TYPES, MPI_NEIGHBOUR]
+    for row in rows:
+        assert row.checked and row.us is not None and row.us > 0, row.error
+        assert set(row.beside) == {MPI_TYPES, MPI_NEIGHBOUR}
+        assert row.proc_shape == case.proc_shape(comm.size)
+    assert len(set(comm.allgather(rows[0].us))) == 1, "one figure for all ranks"
+
+
+def spoil_last(comm: MPI.Intracomm, array: np.ndarray) -> None:
+    if comm.rank == comm.size - 1:
+        array[(-1,) * array.ndim] += 1
+
+
+@pytest.mark.parametrize("rival", [MpiTypes, MpiNeighbour])
+def test_one_wrong_value_on_one_rank_leaves_no_figure(
+    rival: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Callable[..., None] = rival.__init__
+    exchange: Callable[[Any], None] = rival.__call__
+
+    def remember(self: Any, comm: Any, near: Any, fields: Any) -> None:
+        made(self, comm, near, fields)
+        self.fields = fields
+
+    def wrong(self: Any) -> None:
+        exchange(self)
+        spoil_last(comm, self.fields[0])
+
+    monkeypatch.setattr(rival, "__init__", remember)
+    monkeypatch.setattr(rival, "__call__", wrong)
+    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4, 4), "all"))
+    (spoilt,) = [row for row in rows if row.name == rival.name]
+    assert spoilt.failed and spoilt.us is None and not spoilt.checked
+    assert "wrong result: 1 values" in spoilt.error
+    assert all(row.us for row in rows if row is not spoilt), "the others go on"
+    assert all(rival.name not in row.beside for row in rows)
+
+
+def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "__call__", lambda self: None)
+    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
+    failed = {row.name for row in rows if row.failed}
+    assert failed == {"selected", "host"}
+    assert exchange_run.STREAM in {row.mode for row in rows if row.us}
+
+
+def test_values_of_the_exchange_before_are_wrong(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange: Callable[[Any], None] = MpiTypes.__call__
+
+    def only_once(self: Any) -> None:
+        if not getattr(self, "done", False):
+            exchange(self)
+        self.done = True
+
+    monkeypatch.setattr(MpiTypes, "__call__", only_once)
+    rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
+    (spoilt,) = [row for row in rows if row.name == MPI_TYPES]
+    assert spoilt.failed and "in exchange 2 of" in spoilt.error
+
+
+def test_what_is_too_large_is_left_out(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_run, "MOST_HOST_BYTES", 1000)
+    (row,) = Bench(comm, OPTIONS).measure(ExchangeCase((64, 64), "x"))
+    assert row.us is None and not row.failed and "left out" in row.error
+
+
+def test_the_slowest_rank_counts(comm: MPI.Intracomm) -> None:
+    import time
+
+    clock = RanksClock(comm, Stage(), Timing(batches=3, batch_s=1e-3))
+    slow = 5e-3 if comm.rank == comm.size - 1 else 0.0
+    found = clock.measure({"slow": lambda: time.sleep(slow), "quick": lambda: None})
+    assert found["slow"] > 4500 and found["quick"] < found["slow"] / 3
+    assert comm.allgather(found["slow"]) == [found["slow"]] * comm.size
+
+
+def test_what_fails_on_one_rank_counts_as_failed_on_all(comm: MPI.Intracomm) -> None:
+    def work() -> int:
+        if comm.rank == comm.size - 1:
+            raise HaloxError("not here")
+        return 1
+
+    result, error = attempt(comm, work)
+    assert result is None and "not here" in str(error)
+    assert attempt(comm, lambda: 2) == (2, None)
+
+
+@pytest.fixture
+def pair(comm: MPI.Intracomm) -> Any:
+    """The first two ranks; None on the others."""
+    made = comm.Split(0 if comm.rank < 2 else 1, comm.rank)
+    yield made if comm.rank < 2 and made.size == 2 else None
+    made.Free()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_pingpong(pattern: str, pair: Any) -> None:
+    if pair is None:
+        return
+    bench = PingPongBench(pair, "host", PingPongOptions(timing=BRIEF))
+    for rows in bench.run(select([pattern], [1, 7, 40])):
+        assert len(rows) == 4
+        assert all(row.checked and row.half_us for row in rows), [row.error for row in rows]
+
+
+def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pair is None:
+        return
+    receive: Callable[[Any], None] = ByHand._receive
+
+    def wrong(self: Any) -> None:
+        receive(self)
+        self._memory.view("f8")[-1] += pair.rank
+
+    monkeypatch.setattr(ByHand, "_receive", wrong)
+    bench = PingPongBench(pair, "host", PingPongOptions(timing=BRIEF))
+    (rows,) = bench.run(select(["vector-contiguous"], [8]))
+    (spoilt,) = [row for row in rows if row.failed]
+    # Seen where it arrives, there again after the way back, and where it then arrives.
+    assert spoilt.name == BY_HAND and "wrong result: 3 elements" in spoilt.error
+    assert pingpong_run.PLACES[0] == spoilt.place
+
+
+class Capturing(Stage):
+    """A stage that has graphs, of NumPy arrays: a replay makes the captured calls again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = 0
+        self.spoil: np.ndarray | None = None
+        self.refuse = ""
+
+    def settle(self) -> None:
+        pass
+
+    def captured(self, call: Callable[[], None], calls: int) -> Callable[[], None]:
+        if self.refuse:
+            raise StateError(self.refuse)
+
+        def replay() -> None:
+            for _ in range(calls):
+                call()
+            if self.spoil is not None:
+                self.spoil[(0,) * self.spoil.ndim] += 1
+
+        return replay
+
+
+@pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
+def test_graphs(trouble: str, comm: MPI.Intracomm) -> None:
+    bench = Bench(comm, ExchangeOptions("cpu", baselines=(), timing=BRIEF))
+    bench.stage = stage = Capturing()
+    bench.clock = RanksClock(comm, stage, BRIEF)
+    with Prepared(bench, ExchangeCase((4, 5), "all")) as prepared:
+        stage.refuse = "the host is needed" if trouble == "refuse" else ""
+        stage.spoil = prepared.fields[0] if trouble == "spoil" and comm.rank == 0 else None
+        rows = prepared.rows()
+    assert [(row.name, row.mode) for row in rows] == [
+        (name, mode) for mode in ("stream", "graph") for name in ("selected", "host")
+    ]
+    assert all(row.us for row in rows if row.mode == "stream")
+    for row in rows[2:]:
+        assert bool(row.us) is (not trouble) and row.failed is (trouble == "spoil")
+        if trouble == "refuse":
+            assert "the host is needed" in row.error
+        elif trouble == "spoil":
+            assert "wrong result: 1 values" in row.error

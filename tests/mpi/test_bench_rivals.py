@@ -1,0 +1,150 @@
+"""The hand-written exchanges of GPU arrays, on a GPU made of host memory: kernels as C++, NCCL by MPI."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.cli.bench import byhand, exchange_rivals_gpu, pingpong_rivals
+from halox.cli.bench.exchange_cases import ExchangeCase, Neighbourhood
+from halox.cli.bench.exchange_oracle import Oracle
+from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
+from halox.engine import cuda, memory
+from tests.support import require
+from tests.unit import bench_gpu
+from tests.unit.cpu_kernels import SHIM, shared_library
+
+require("cxx")
+
+
+@cache
+def library(code: str) -> ctypes.CDLL:
+    return shared_library(f'#include "{SHIM}"\n{code}\n{bench_gpu.ENTRIES["byhand"]}', "-O1")
+
+
+class RawModule:
+    def __init__(self, code: str, options: Any) -> None:
+        self._library = library(code)
+
+    def get_function(self, name: str) -> Any:
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            given = [
+                ctypes.c_void_p(a.data.ptr) if isinstance(a, np.ndarray) else ctypes.c_uint(int(a))
+                for a in arguments
+            ]
+            call = getattr(self._library, f"run_{name}")
+            call(ctypes.c_uint(grid[0]), ctypes.c_uint(block[0]), *given)
+
+        return launch
+
+
+class Nccl:
+    """Groups of sends and receives, by MPI when the group ends; alone at once."""
+
+    NCCL_UINT8 = 1
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._mpi, self._group, self._open = comm, [], False
+        self.nccl = self.comm = self
+
+    def groupStart(self) -> None:
+        self._open = True
+
+    def groupEnd(self) -> None:
+        self._open = False
+        MPI.Request.Waitall([post() for post in self._group])
+        self._group = []
+
+    def send(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
+        self._post(self._mpi.Isend, address, n, peer)
+
+    def recv(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
+        self._post(self._mpi.Irecv, address, n, peer)
+
+    def _post(self, post: Any, address: int, n: int, peer: int) -> None:
+        self._group.append(lambda: post(bench_gpu.memory_at(address, n), peer, 5))
+        if not self._open:
+            self.groupEnd()
+
+
+@pytest.fixture(autouse=True)
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench_gpu.install(monkeypatch)
+    cp = bench_gpu.fake_cupy(1 << 18)
+    cp.RawModule = RawModule
+    cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
+    for module in (exchange_rivals_gpu, byhand, cuda):
+        monkeypatch.setattr(module, "cupy", lambda: cp)
+    for module in (exchange_rivals_gpu, memory):
+        monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
+    monkeypatch.setattr(exchange_rivals_gpu, "multiprocessors", lambda device: 4)
+
+
+CASES = [
+    ExchangeCase((6,), "x", 3, "f4"),
+    ExchangeCase((4, 5, 6), "x"),
+    ExchangeCase((4, 5, 6), "all", 2, "i1", 2),
+    ExchangeCase((3, 4, 3, 4), "faces", 1, "c8", 1, (3,)),
+]
+
+
+@pytest.mark.parametrize("name", ["ZeroCopy", "GpuAware", "WithNccl"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_exchanges(case: ExchangeCase, name: str, comm: MPI.Intracomm) -> None:
+    places = [tuple(map(int, at)) for at in np.ndindex(*case.proc_shape(comm.size))]
+    near = Neighbourhood(case, dict(enumerate(places)), comm.rank)
+    fields = []
+    for _ in range(case.fields):
+        count = int(np.prod(case.padded_shape))
+        fields.append(bench_gpu.empty(count, case.dtype).reshape(case.padded_shape))
+    oracle = Oracle(near)
+    wire = (Nccl(comm),) if name == "WithNccl" else ()
+    rival = getattr(exchange_rivals_gpu, name)(*wire, comm, near, fields, 0)
+    for step in range(3):
+        oracle.fill(fields, step)
+        assert oracle.wrong(fields, step) > 0
+        rival()
+        wrong = oracle.wrong(fields, step)
+        assert comm.allreduce(wrong) == 0
+    rival.close()
+
+
+@pytest.mark.parametrize("way", ["host", "device", "nccl"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.ranks(2)
+def test_pingpongs(pattern: str, way: str, comm: MPI.Intracomm) -> None:
+    (case,) = select([pattern], [24])
+    array = bench_gpu.empty(case.sides[comm.rank].elements, "f8")
+    oracle = PingPongOracle(case, comm.rank)
+    party: Any = (
+        pingpong_rivals.KernelsAndNccl(Nccl(comm), comm, case, array, 0)
+        if way == "nccl"
+        else pingpong_rivals.KernelsAndMpi(comm, case, array, 0, host=way == "host")
+    )
+    first = comm.rank == 0
+    for step in range(3):
+        oracle.fill(array, step, full=first)
+        party.there()
+        wrong = oracle.wrong(array, step)
+        if first:
+            oracle.fill(array, step, full=False)
+        party.back()
+        assert comm.allreduce(wrong + oracle.wrong(array, step)) == 0
+
+
+def test_segments_are_aligned_and_apart(comm: MPI.Intracomm) -> None:
+    case = ExchangeCase((3, 5), "all", 1, "i1", 3)
+    places = [tuple(map(int, at)) for at in np.ndindex(*case.proc_shape(comm.size))]
+    near = Neighbourhood(case, dict(enumerate(places)), comm.rank)
+    found = exchange_rivals_gpu.Segments(near.sends)
+    ends = [at + p.box.nbytes for at, p in zip(found.offsets, near.sends, strict=True)]
+    assert all(at % 16 == 0 for at in found.offsets)
+    assert all(end <= at for end, at in zip(ends, found.offsets[1:], strict=False))
+    spans = sorted(found.spans.values())
+    assert [at for at, _ in spans] == [0, *np.cumsum([n for _, n in spans])[:-1]]
+    assert sum(n for _, n in spans) == found.nbytes

@@ -1,0 +1,318 @@
+"""Messages that travel in fragments: the protocol, with a GPU played by NumPy that is as late as it may be.
+
+`LateGpu` does what is put on its streams only when somebody waits for it, or has asked often enough, so that a buffer
+that is used again too early holds the wrong bytes by the time it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.datatypes import contiguous
+from halox.errors import ExchangeTimeoutError, StateError
+from halox.messages import Message, Part, fuse
+from halox.transports.arena import SharedArena
+from halox.transports.base import Channel, Job
+from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
+from halox.transports.cuda_aware import DeviceCarrier
+from halox.transports.fragments import Cutter, cutter, whole
+from halox.transports.host import HostChannel
+from halox.transports.node import NodeLink
+from halox.transports.pipeline import Pipeline, Work
+from halox.world import World
+from tests.mpi.conftest import agree
+
+SIZES = {0: 70_000, 1: 9_000, 2: 16}
+"""Bytes by tag: 17, 2 and 1 fragments of 4096 bytes or a little more."""
+
+CUT = cutter(4096)
+
+
+def buffers(carrier: Carrier) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
+    """Both sides' buffers, wherever they are."""
+    if any(carrier.outgoing) or any(carrier.incoming):
+        return carrier.outgoing, carrier.incoming
+    ends = (carrier.outgoing_ends, carrier.incoming_ends)
+
+    def view(pointer: int, nbytes: int) -> np.ndarray:
+        return np.frombuffer((ctypes.c_char * nbytes).from_address(pointer), np.uint8)
+
+    out, come = (
+        [[view(p, at[-1]) for p, at in zip(row, of, strict=True)] for row in rows]
+        for rows, of in zip(carrier.device_pointers(), ends, strict=True)
+    )
+    return out, come
+
+
+class LateGpu(Work):
+    """Packs and unpacks whole arrays of bytes, stage by stage, late."""
+
+    def __init__(self, job: Job, carrier: Carrier, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._outgoing, self._incoming = buffers(carrier)
+        self._ends = carrier.outgoing_ends, carrier.incoming_ends
+        self._sources = [job.arrays[m.parts[0].array] for m in job.sends]
+        self._targets = [job.arrays[m.parts[0].array] for m in job.receives]
+        self._packs: list[Callable[[], None]] = []
+        self._unpacks: list[Callable[[], None]] = []
+        self.captured = False
+        self.most_ahead = 0
+
+    def check(self) -> None:
+        if self.captured:
+            raise StateError("captured")
+
+    def begin(self, slot: int) -> None:
+        assert not self._packs
+        stages = max(map(len, self._ends[0]), default=0)
+        self._packs = [self._moves(0, slot, stage) for stage in range(stages)]
+        self._done = 0
+
+    def is_packed(self, stage: int) -> bool:
+        assert stage <= self._done, "stages are asked for in turn"
+        if self._random.random() < 0.7:
+            time.sleep(0)
+            return False
+        while self._done <= stage:
+            self._packs.pop(0)()
+            self._done += 1
+        return True
+
+    def unpack(self, slot: int, stage: int) -> None:
+        self._unpacks.append(self._moves(1, slot, stage))
+        if self._packs:
+            self.most_ahead += 1
+
+    def end(self) -> None:
+        pass
+
+    def wait_until_read(self) -> None:
+        for call in self._unpacks:
+            call()
+        self._unpacks = []
+
+    def _moves(self, side: int, slot: int, stage: int) -> Callable[[], None]:
+        def move() -> None:
+            rows = (self._outgoing, self._incoming)[side]
+            arrays = (self._sources, self._targets)[side]
+            for array, row, ends in zip(arrays, rows[slot], self._ends[side], strict=True):
+                if stage < len(ends):
+                    at = slice(ends[stage - 1] if stage else 0, ends[stage])
+                    part = array[at]  # the last buffer ends in padding
+                    if side == 0:
+                        row[at][: part.size] = part
+                    else:
+                        part[...] = row[at][: part.size]
+
+        return move
+
+
+def messages(comm: MPI.Intracomm, pattern: str) -> tuple[list[Any], list[Any]]:
+    """(peer, tag) of what is sent and of what is received."""
+    rank, size = comm.rank, comm.size
+    if pattern == "ring":
+        return [((rank + 1) % size, t) for t in SIZES], [((rank - 1) % size, t) for t in SIZES]
+    if pattern == "all":
+        others = [r for r in range(size) if r != rank]
+        return [(r, (r + rank) % 3) for r in others], [(r, (r + rank) % 3) for r in others]
+    sends = [(rank + 1, t) for t in SIZES] if rank + 1 < size else []
+    return sends, [(rank - 1, t) for t in SIZES] if rank else []
+
+
+class Rig:
+    """One exchange between the ranks, over a carrier of some kind."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, pattern: str, kind: str, cut: Cutter = CUT, host: bool = False
+    ) -> None:
+        self.comm, self.world = comm, World(comm)
+        sends, receives = messages(comm, pattern)
+        self.arrays = [np.zeros(SIZES[tag], np.uint8) for _, tag in (*sends, *receives)]
+        parts = [Part(n, contiguous(a.size, "u1")) for n, a in enumerate(self.arrays)]
+        self.sends = fuse("send", [(*s, p) for s, p in zip(sends, parts, strict=False)])
+        self.receives = fuse(
+            "receive", [(*r, p) for r, p in zip(receives, parts[len(sends) :], strict=True)]
+        )
+        self.job = Job(self.arrays, self.sends, self.receives)
+        self.arena = SharedArena(self.world)
+        self.carrier = self._carrier(kind, cut)
+        self.gpu: LateGpu | None = None
+        self.channel: Channel
+        if host:
+            self.channel = HostChannel(self.job, self.carrier)
+        else:
+            self.gpu = LateGpu(self.job, self.carrier, comm.rank)
+            self.channel = Pipeline(self.world, self.carrier, self.gpu)
+
+    def _carrier(self, kind: str, cut: Cutter) -> Carrier:
+        def tag(message: Message) -> int:
+            return 20 + message.tag
+
+        if kind == "shared":
+            peers = sorted({m.peer for m in (*self.sends, *self.receives)})
+            self.link = NodeLink(self.world, self.arena, self.sends, peers)
+            return SharedCarrier(self.arena, self.link, self.sends, self.receives, cut)
+        if kind == "mpi":
+            return RequestCarrier(self.world, self.sends, self.receives, tag, cut=cut)
+
+        class Fake:
+            def __init__(self, nbytes: int) -> None:
+                self._memory = np.zeros(nbytes, np.uint8)
+                self.ptr = self._memory.ctypes.data
+
+        return DeviceCarrier(self.world, self.sends, self.receives, tag, device=0, allocate=Fake)
+
+    def fill(self, step: int) -> None:
+        for message in self.sends:
+            self._array(message)[...] = values(self.comm.rank, message.tag, step)
+        for message in self.receives:
+            self._array(message)[...] = 0
+
+    def right(self, step: int) -> bool:
+        if self.gpu is not None:
+            self.gpu.wait_until_read()
+        return all(
+            np.array_equal(self._array(m), values(m.peer, m.tag, step)) for m in self.receives
+        )
+
+    def _array(self, message: Message) -> np.ndarray:
+        return self.arrays[message.parts[0].array]
+
+    def close(self) -> None:
+        self.channel.close()
+        if self.world.size > 1:
+            self.comm.Barrier()
+        self.arena.close_all()
+        self.world.close()
+
+
+def values(rank: int, tag: int, step: int) -> np.ndarray:
+    x = np.arange(SIZES[tag], dtype=np.uint32) + np.uint32(
+        rank * 7919 + tag * 104729 + step * 15485863
+    )
+    return (x * np.uint32(2654435761) >> np.uint32(15)).astype(np.uint8) | 1
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HALOX_TIMEOUT", "30")
+    yield
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("kind", ["shared", "mpi", "device"])
+@pytest.mark.parametrize("pattern", ["ring", "all", "one way"])
+def test_late_gpus(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
+    """Right every time, with delays, where results are looked at and where they are not."""
+    rig = Rig(comm, pattern, kind)
+    rng = random.Random(comm.rank)
+    wrong = []
+    for step in range(120):
+        rig.fill(step)
+        if rng.random() < 0.1:
+            time.sleep(0.003 * rng.random())
+        rig.channel.start()
+        if rng.random() < 0.1:
+            time.sleep(0.003 * rng.random())
+        rig.channel.finish()
+        # Unpacked late where nobody looks: then by the next start, and `fill` must not have come between.
+        if not rig.right(step):
+            wrong.append(step)
+    assert agree(not wrong, comm), wrong
+    rig.close()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("kind", ["shared", "mpi"])
+@pytest.mark.parametrize("pattern", ["ring", "one way"])
+def test_unpacking_that_nobody_waits_for(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
+    """The last exchange's buffers are read when the next one starts, however late; senders must have waited."""
+    rig = Rig(comm, pattern, kind)
+    for step in range(40):
+        for message in rig.sends:
+            rig._array(message)[...] = values(comm.rank, message.tag, step)
+        rig.channel.start()
+        if step:  # `start` has waited for it
+            last = [
+                np.array_equal(rig._array(m), values(m.peer, m.tag, step - 1)) for m in rig.receives
+            ]
+            assert all(last), step
+        rig.channel.finish()
+    assert agree(rig.right(39), comm)
+    rig.close()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("kind", ["shared", "mpi"])
+@pytest.mark.parametrize("cut", [CUT, whole])
+def test_hosts_and_gpus_understand_one_another(kind: str, cut: Cutter, comm: MPI.Intracomm) -> None:
+    """Odd ranks pack on the host and post everything at once, even ones stage by stage."""
+    rig = Rig(comm, "ring", kind, cut, host=bool(comm.rank % 2))
+    for step in range(30):
+        rig.fill(step)
+        rig.channel.start()
+        rig.channel.finish()
+        assert agree(rig.right(step), comm), step
+    rig.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["shared", "mpi"])
+def test_stages_overlap(kind: str, comm: MPI.Intracomm) -> None:
+    """What the peer has sent is unpacked while this rank still packs."""
+    rig = Rig(comm, "ring", kind)
+    for step in range(20):
+        rig.fill(step)
+        comm.Barrier()
+        rig.channel.start()
+        rig.channel.finish()
+    assert rig.gpu is not None
+    ahead = comm.allreduce(rig.gpu.most_ahead)
+    assert ahead > 20, "unpacked before the last stage was packed"
+    rig.close()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("kind", ["shared", "mpi"])
+def test_a_rank_that_stops_half_way(
+    kind: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 sends three of its stages and then nothing: its neighbour names it."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "2")
+    rig = Rig(comm, "ring", kind)
+    rig.fill(0)
+    if comm.rank == 0:
+        rig.carrier.open(1)
+        rig.carrier.expect(1)
+        for stage in range(3):
+            rig.carrier.post_stage(1, stage)
+    else:
+        rig.channel.start()
+        if comm.rank == 1:
+            start = time.monotonic()
+            with pytest.raises(ExchangeTimeoutError, match=r"rank 1 has waited for .* ranks \[.*0"):
+                rig.channel.finish()
+            assert time.monotonic() - start < 10
+    comm.Barrier()
+
+
+def test_nothing_moves_while_a_stream_is_captured(comm: MPI.Intracomm) -> None:
+    rig = Rig(comm, "ring", "mpi")
+    assert rig.gpu is not None
+    rig.fill(1)
+    rig.gpu.captured = True
+    with pytest.raises(StateError):
+        rig.channel.check()
+    rig.gpu.captured = False
+    rig.channel.start()
+    rig.channel.finish()
+    assert agree(rig.right(1), comm), "the refused call has left nothing behind"
+    rig.close()

@@ -1,0 +1,226 @@
+"""Ranks on several nodes: shared memory within, MPI between. tests/test_nodes.py starts them in several ways.
+
+``HALOX_TEST_NODES`` says which node each rank must turn out to be on ("0,0,1,1"); without it, nodes are named here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send, datatypes
+from halox.errors import ExchangeTimeoutError, HaloxError
+from halox.exchange.surroundings import Surroundings
+from halox.transports import cuda_aware
+from halox.transports.cuda_aware import Verdict
+from halox.world import World
+from tests.mpi.conftest import agree
+
+NODES = os.environ.get("HALOX_TEST_NODES", "")
+
+
+@pytest.fixture(autouse=True)
+def nodes(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    """The node of each rank: as they were started, or two or three ranks a node by name."""
+    if NODES:
+        return tuple(map(int, NODES.split(",")))
+    expected = tuple(rank // max(2, comm.size // 2) for rank in range(comm.size))
+    monkeypatch.setenv("HALOX_NODE", f"name of {expected[comm.rank]}")
+    return expected
+
+
+def test_who_is_where(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
+    world = World(comm)
+    assert world.nodes == nodes
+    mates = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
+    assert [*world.node_ranks] == mates and world.node_comm.size == len(mates)
+    assert world.node_rank == mates.index(comm.rank)
+    assert world.machine_rank >= world.node_rank
+    world.close()
+
+
+@pytest.mark.ranks(4, 6, 8)
+def test_names_that_cross(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any ranks may share a name; "rank" on one of them is that one's affair."""
+    if NODES:
+        return
+    names = {0: "a", 1: "b", 2: "a", 3: "rank"}
+    monkeypatch.setenv("HALOX_NODE", names.get(comm.rank, ""))
+    world = World(comm)
+    assert world.nodes[:4] == (0, 1, 0, 2)
+    assert set(world.nodes[4:]) <= {3}
+    assert world.machine_rank == comm.rank
+    world.close()
+
+
+def step_of(u: np.ndarray) -> np.ndarray:
+    """A step of integers, so that the order of the additions does not matter."""
+    total = sum(np.roll(u, s, axis) for axis in range(3) for s in (-1, 1))
+    return (3 * u + total) % 10007
+
+
+def test_periodic_steps_equal_the_serial_ones(comm: MPI.Intracomm, nodes: tuple[int, ...]) -> None:
+    shape = (18, 20, 22)
+    i, j, k = np.indices(shape)
+    serial = (i * 31 + j * 17 + k * 7 + i * j * k) % 10007
+    with halox.Grid(shape, periodic=True, comm=comm, device="cpu") as grid:
+        u, other = grid.zeros("i8"), grid.zeros("i8")
+        grid.interior(u)[...] = serial[grid.owned]
+        for _ in range(8):
+            grid.exchange(u)
+            total = sum(
+                u[tuple(slice(1 + d, n - 1 + d) for d, n in zip(offset, u.shape, strict=True))]
+                for offset in product((-1, 0, 1), repeat=3)
+                if sum(map(abs, offset)) == 1
+            )
+            grid.interior(other)[...] = (3 * grid.interior(u) + total) % 10007
+            u, other = other, u
+            serial = step_of(serial)
+        assert agree(np.array_equal(grid.interior(u), serial[grid.owned]), comm)
+        for row in grid.explain(u).rows:
+            near = nodes[row.peer] == nodes[comm.rank]
+            wanted = (
+                {"copy"} if row.peer == comm.rank else {"shared", "direct"} if near else {"mpi"}
+            )
+            assert row.way in wanted, row
+
+
+def test_accumulate_equals_the_serial_one(comm: MPI.Intracomm) -> None:
+    shape = (12, 13, 14)
+    with halox.Grid(shape, periodic=True, comm=comm, device="cpu") as grid:
+        u = grid.zeros("i8")
+        u[...] = np.random.default_rng(comm.rank).integers(1, 100, u.shape)
+        at = np.meshgrid(
+            *(
+                np.arange(own.start - 1, own.stop + 1) % n
+                for own, n in zip(grid.owned, shape, strict=True)
+            ),
+            indexing="ij",
+        )
+        mine = np.zeros(shape, "i8")
+        np.add.at(mine, tuple(at), u)
+        serial = np.empty_like(mine)
+        comm.Allreduce(mine, serial)
+        grid.accumulate(u)
+        assert agree(np.array_equal(grid.interior(u), serial[grid.owned]), comm)
+
+
+@pytest.mark.parametrize("nbytes", [48, 3 << 20])
+def test_typed_messages_between_all(nbytes: int, comm: MPI.Intracomm) -> None:
+    """Every second element of one array into a dense one, from every rank to every rank, against Alltoall."""
+    n, size = nbytes // 8, comm.size
+    n = n // size if n > size else n
+    source = np.arange(2.0 * n * size) + 1e7 * comm.rank
+    target, wanted = np.full((size, n), -1.0), np.empty((size, n))
+    sends = [Send(source[2 * n * r :], datatypes.vector(n, 1, 2, "f8"), r) for r in range(size)]
+    receives = [Recv(target[r], datatypes.contiguous(n, "f8"), r) for r in range(size)]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        for step in range(3):
+            source += step
+            comm.Alltoall(np.ascontiguousarray(source[::2]), wanted)
+            target[...] = -1
+            comm.Barrier()
+            exchange()
+            assert agree(np.array_equal(target, wanted), comm), step
+            comm.Barrier()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_rank_that_stays_away_is_named(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rank does not come to the exchange; its neighbours say that they wait for it."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "3")
+    size, last = comm.size, comm.size - 1
+    grid = halox.Grid((4 * size, 6), proc_shape=(size, 1), comm=comm.Dup(), device="cpu")
+    u = grid.zeros()
+    grid.exchange(u)
+    if comm.rank == last - 1:
+        with pytest.raises(
+            ExchangeTimeoutError, match=rf"rank {comm.rank} has waited .*\b{last}\b"
+        ):
+            grid.exchange(u)
+    elif comm.rank != last:
+        with contextlib.suppress(ExchangeTimeoutError):  # of a neighbour that has given up
+            grid.exchange(u)
+    comm.Barrier()
+
+
+def test_transposes_between_nodes(comm: MPI.Intracomm) -> None:
+    shape = (8, 10, 12)
+    rows = halox.Grid(shape, halo=0, proc_shape=(comm.size, 1, 1), comm=comm, device="cpu")
+    columns = halox.Grid(shape, halo=0, proc_shape=(1, 1, comm.size), comm=comm, device="cpu")
+    whole = np.arange(8 * 10 * 12.0).reshape(shape)
+    u, v = rows.zeros(), columns.zeros()
+    u[...] = whole[rows.owned]
+    turn = halox.Transpose(rows, columns)
+    turn.forward(u, v)
+    assert agree(np.array_equal(v, whole[columns.owned]), comm)
+    u[...] = 0
+    turn.backward(v, u)
+    assert agree(np.array_equal(u, whole[rows.owned]), comm)
+    for item in (turn, columns, rows):
+        item.close()
+
+
+def test_all_nodes_must_take_device_pointers(
+    comm: MPI.Intracomm, nodes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank a node is asked, and a no on one node is a no on all."""
+    asked: list[int] = []
+    refusing = max(nodes)
+
+    def ask(device: int, **_: Any) -> Verdict:
+        asked.append(device)
+        return Verdict(nodes[comm.rank] != refusing, f"found on node {nodes[comm.rank]}")
+
+    monkeypatch.setattr(cuda_aware, "asked_before", ask)
+    monkeypatch.delenv("HALOX_CUDA_AWARE", raising=False)
+    world = World(comm)
+    found = cuda_aware.find_out(world, device=0)
+    assert not found.takes and f"found on node {refusing}" in found.reason
+    assert comm.allgather(found) == [found] * comm.size
+    assert asked == ([0] if world.node_rank == 0 else [])
+    refusing = -1
+    assert cuda_aware.find_out(world, device=0).takes
+    assert not cuda_aware.find_out(world, device=None).takes, "no GPU at all"
+    # A user's word on one rank alone counts; nonsense on one rank alone is an error on all.
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("HALOX_CUDA_AWARE", "0")
+    assert not cuda_aware.find_out(world, device=0).takes
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("HALOX_CUDA_AWARE", "perhaps")
+    with pytest.raises(HaloxError, match="'perhaps'"):
+        cuda_aware.find_out(world, device=0)
+    world.close()
+
+
+def test_a_failed_exchange_leaves_no_window(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was allocated before the error is freed, on all ranks together."""
+    from halox.transports import arena
+
+    made: list[Any] = []
+    window = arena._Window
+
+    def counted(*arguments: Any) -> Any:
+        made.append(window(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(arena, "_Window", counted)
+    world = World(comm)
+    around = Surroundings(world)
+    block, near = around.arena.allocate(1000), world.node_comm.size
+    around.close_after(ExchangeTimeoutError("not raised on all ranks"))
+    assert not world.closed and all(w.handle != MPI.WIN_NULL for w in made)
+    around.close_after(HaloxError("raised on all ranks"))
+    assert world.closed and all(w.handle == MPI.WIN_NULL for w in made)
+    assert len(made) == (block is not None) == (near > 1)

@@ -1,0 +1,159 @@
+"""Paths that cannot be had, here for NumPy arrays: all ranks raise alike, say why, and can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import HaloxError, MismatchError, PathError
+from halox.transports import arena
+from tests.mpi.conftest import agree
+from tests.mpi.ways import fill, wrong_cells
+
+FOR_GPUS = ["peer", "peer/ll", "ipc", "ipc/into", "staged", "staged/shared", "cuda_aware"]
+
+
+@pytest.fixture(autouse=True)
+def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HALOX_PATH", raising=False)
+
+
+def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    options = {"periodic": True, "device": "cpu", "proc_shape": (comm.size, 1)} | options
+    return halox.Grid((4 * comm.size, 6), comm=comm, **options)
+
+
+def refused(
+    comm: MPI.Intracomm, kind: type[HaloxError], text: str, call: Callable[[], Any]
+) -> None:
+    """Have all ranks raise the same, text and all but for the ranks it names."""
+    with pytest.raises(kind, match=rf"(?s){text}") as caught:
+        call()
+    assert {type(caught.value).__name__} == set(comm.allgather(type(caught.value).__name__))
+
+
+def check_works(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros("f8")
+    fill(grid, u, comm.size)
+    grid.exchange(u)
+    assert agree(int(wrong_cells(grid, u, comm.size)) == 0, comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("path", FOR_GPUS)
+@pytest.mark.parametrize("how", ["of the plan", "of the grid", "of the environment"])
+def test_paths_of_gpus(
+    how: str, path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = rf"path '{path}' cannot be taken from rank \d to rank \d: these arrays are NumPy's; .*take one of host/"
+    if how == "of the environment":
+        monkeypatch.setenv("HALOX_PATH", path)
+    with grid_of(comm, path=path if how == "of the grid" else None) as grid:
+        u = grid.zeros("f8")
+        wish = path if how == "of the plan" else None
+        refused(comm, PathError, why, lambda: grid.plan(u, path=wish))
+        if how != "of the plan":
+            refused(comm, PathError, why, lambda: grid.exchange(u))
+            refused(comm, PathError, why, lambda: grid.accumulate(u))
+            # What a plan asks for goes before what its grid or the environment does.
+            plan = grid.plan(u, path="host")
+            fill(grid, u, 1)
+            plan()
+            assert agree(int(wrong_cells(grid, u, 1)) == 0, comm)
+        monkeypatch.delenv("HALOX_PATH", raising=False)
+        if how != "of the grid":
+            check_works(grid, comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("path", FOR_GPUS)
+def test_typed_messages(path: str, comm: MPI.Intracomm) -> None:
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    x, y, four = np.arange(4.0), np.zeros(4), dt.contiguous(4, "f8")
+    sends, receives = [Send(x, four, high)], [Recv(y, four, low)]
+    text = rf"path '{path}' cannot be taken .*these arrays are NumPy's"
+    refused(comm, PathError, text, lambda: Exchange(sends, receives, comm=comm, path=path))
+    with Exchange(sends, receives, comm=comm, path="host") as exchange:
+        exchange()
+        assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("path", FOR_GPUS)
+def test_messages_to_self_take_any(path: str, comm: MPI.Intracomm) -> None:
+    """Nothing goes to another rank, so nothing is asked of a path."""
+    with grid_of(comm, halo=((0, 0), (2, 1)), path=path) as grid:
+        check_works(grid, comm)
+        u = grid.zeros("f8")
+        assert {row.path for row in grid.plan(u).explain().rows} == {"local"}
+
+
+def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "there is no path 'pigeon' between ranks; paths are peer, ipc, staged, cuda_aware, host"
+    four = dt.contiguous(4, "f8")
+    self_send, self_recv = Send(np.zeros(4), four, comm.rank), Recv(np.zeros(4), four, comm.rank)
+    refused(comm, PathError, f"path: {text}", lambda: grid_of(comm, path="pigeon"))
+    refused(
+        comm,
+        PathError,
+        f"path: {text}",
+        lambda: Exchange([self_send], [self_recv], comm=comm, path="pigeon"),
+    )
+    with grid_of(comm) as grid:
+        u = grid.zeros("f8")
+        refused(comm, PathError, f"path: {text}", lambda: grid.plan(u, path="pigeon"))
+        monkeypatch.setenv("HALOX_PATH", "pigeon")
+        refused(comm, PathError, f"HALOX_PATH: {text}", lambda: grid.exchange(u))
+        refused(comm, PathError, f"HALOX_PATH: {text}", lambda: grid_of(comm))
+        monkeypatch.delenv("HALOX_PATH")
+        check_works(grid, comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = comm.rank == 1
+    text = r"\[rank 1\] path: there is no path 'pigeon'"
+    refused(comm, PathError, text, lambda: grid_of(comm, path="pigeon" if odd else None))
+    text = "path differs between ranks: rank 0 has host, rank 1 has ipc"
+    refused(comm, MismatchError, text, lambda: grid_of(comm, path="ipc" if odd else "host"))
+    with grid_of(comm) as grid:
+        u = grid.zeros("f8")
+        text = r"\[rank 1\] path: there is no path 'pigeon'"
+        refused(comm, PathError, text, lambda: grid.plan(u, path="pigeon" if odd else "host"))
+        text = r"the ranks ask for different paths: \['host', 'ipc'"
+        refused(comm, MismatchError, text, lambda: grid.plan(u, path="ipc" if odd else "host"))
+        text = r"the ranks ask for different paths: \[None, 'host'"
+        refused(comm, MismatchError, text, lambda: grid.plan(u, path="host" if odd else None))
+        if odd:
+            monkeypatch.setenv("HALOX_PATH", "host")
+        refused(comm, MismatchError, text, lambda: grid.exchange(u))
+        monkeypatch.delenv("HALOX_PATH", raising=False)
+        check_works(grid, comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
+    """Long runs are read in place, and short ones cannot be."""
+    with grid_of(comm) as grid:
+        first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
+        assert grid.plan(first, path="host/direct").messages_sent > 0
+        text = r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such way for this message"
+        refused(comm, PathError, text, lambda: grid.plan(second, path="host/direct"))
+        check_works(grid, comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/shm is full: the path asked for is taken all the same, another way."""
+    monkeypatch.setattr(arena, "_shared_memory_left", lambda: 0)
+    with grid_of(comm, path="host") as grid:
+        rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]
+        assert {(row.path, row.way) for row in rows} == {("host", "mpi")}
+        assert all("/dev/shm has too little space" in row.reason for row in rows)
+        check_works(grid, comm)

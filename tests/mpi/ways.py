@@ -1,0 +1,460 @@
+"""What every path must get right, whatever it is: tests/mpi holds NumPy arrays to it, tests/gpu/ranks those on GPUs.
+
+Values tell their place and step, so that a cell that comes late, early or from elsewhere is wrong. Where it can be, the
+result is looked at on the stream, and the host runs ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import PathError
+from tests.mpi.conftest import agree
+from tests.mpi.reference import (
+    DTYPES,
+    NUMERIC,
+    Case,
+    Expected,
+    expected,
+    random_case,
+    same_bytes,
+)
+from tests.mpi.test_exchange import SEED, make_fields
+from tests.mpi.test_typed import TYPES
+
+# CuPy has no arrays of these.
+GPU_DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?"]
+WORDS = ["f8", "f4", "c8", "c16", "i4", "i8"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A path that is asked for, and where: ``node`` is the ranks' HALOX_NODE."""
+
+    path: str
+    device: str = "gpu"
+    node: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}{', each a node' if self.node else ''}"
+
+    @property
+    def dtypes(self) -> list[Any]:
+        if self.device == "cpu":
+            return DTYPES
+        return WORDS if self.path in ("peer/ll", "peer/direct") else GPU_DTYPES
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether it stores into fields that the grid has allocated."""
+        return self.path == "peer/direct"
+
+    def grid(self, shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+        return halox.Grid(shape, comm=comm, device=self.device, path=self.path, **options)
+
+    def box(self, comm: MPI.Intracomm, axis: int = 0, n: int = 8, **options: Any) -> halox.Grid:
+        """A periodic grid of n cells an axis on each rank, divided along one axis."""
+        shape, procs = [n] * 3, [1] * 3
+        shape[axis], procs[axis] = n * comm.size, comm.size
+        return self.grid(tuple(shape), comm, periodic=True, proc_shape=tuple(procs), **options)
+
+    def check_taken(self, plan: Any, comm: MPI.Intracomm) -> bool:
+        """Whether any message goes to another rank; all of them must go this way."""
+        report = plan.explain()
+        rows = [f"{row.path}/{row.way}" for row in report.rows if row.peer != report.rank]
+        wrong = [row for row in rows if self.path not in (row, row.partition("/")[0])]
+        assert agree(not wrong, comm), report
+        return bool(comm.allreduce(len(rows)))
+
+
+def stream(xp: Any) -> Any:
+    """A stream of its own to work on; nothing of the kind on the host."""
+    return contextlib.nullcontext() if xp is np else xp.cuda.Stream(non_blocking=True)
+
+
+def stall(xp: Any) -> None:
+    """Keep the current stream, or the host, busy for some milliseconds."""
+    if xp is np:
+        time.sleep(0.002)
+        return
+    from tests.gpu.guarded import stall as busy
+
+    busy()
+
+
+def settle(xp: Any) -> None:
+    """Wait for all streams."""
+    if xp is not np:
+        xp.cuda.runtime.deviceSynchronize()
+
+
+def values(grid: halox.Grid, dtype: Any = "f8", step: Any = 0, halo: bool = True) -> Any:
+    """What the cells of a periodic grid hold at a step, halo included, with few that are alike."""
+    places = [
+        (i % n) * factor
+        for i, n, factor in zip(
+            grid.indices(halo=halo), grid.grid_shape, (9973, 331, 7, 1), strict=False
+        )
+    ]
+    return ((sum(places) + step) % (101 if np.dtype(dtype).itemsize == 1 else 30011)).astype(dtype)
+
+
+def fill(grid: halox.Grid, u: Any, step: Any) -> None:
+    grid.interior(u)[...] = values(grid, u.dtype, step, halo=False)
+
+
+def wrong_cells(grid: halox.Grid, u: Any, step: Any) -> Any:
+    """Number of cells that are not as they should be, halo included; found out on the stream."""
+    return (u != values(grid, u.dtype, step)).sum()
+
+
+# Random grids
+
+
+def case_grid(case: Case, way: Way, comm: MPI.Intracomm) -> halox.Grid:
+    return way.grid(
+        case.shape,
+        comm,
+        halo=case.halo,
+        periodic=case.periodic,
+        proc_shape=case.procs,
+        corners=case.corners,
+    )
+
+
+def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
+    """Random grids and fields: every halo cell holds the neighbour's value, and nothing else has changed."""
+    ran = 0
+    for number in range(count):
+        case = random_case(
+            np.random.default_rng([SEED, 31, comm.size, number]), comm.size, way.dtypes
+        )
+        for f in case.fields:
+            f.mine = f.mine and not way.is_straight
+        with case_grid(case, way, comm) as grid:
+            wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+            fields = make_fields(grid, case, [w.before for w in wanted])
+            try:
+                plan = grid.plan(*fields)
+            except PathError:
+                continue  # raised by all ranks, or they would part here
+            ran += way.check_taken(plan, comm)
+            for _ in range(3):
+                _run(plan, fields, wanted, comm, (case, number))
+    assert ran >= count // 4, f"{ran} of {count} grids had messages that can go this way"
+
+
+def _run(
+    plan: Any, fields: list[Any], wanted: list[Expected], comm: MPI.Intracomm, what: Any
+) -> None:
+    from halox.engine.devices import to_host
+
+    for u, w in zip(fields, wanted, strict=True):
+        u.set(w.before) if hasattr(u, "set") else np.copyto(u, w.before)
+    plan()
+    right = [same_bytes(to_host(u), w.after) for u, w in zip(fields, wanted, strict=True)]
+    assert agree(all(right), comm), (SEED, what, right)
+
+
+def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
+    """What is added where, against the same on NumPy arrays."""
+    from halox.engine.devices import to_host
+
+    reference = Way("host", "cpu")
+    ran = 0
+    for number in range(count):
+        dtypes = [t for t in NUMERIC if t in way.dtypes]
+        rng = np.random.default_rng([SEED, 37, comm.size, number])
+        case = random_case(rng, comm.size, dtypes)
+        mine = np.random.default_rng([SEED, number, comm.rank])
+        with case_grid(case, way, comm) as a, case_grid(case, reference, comm) as b:
+            wanted = [expected(case, f, a.coords, k) for k, f in enumerate(case.fields)]
+            start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+            u, v = make_fields(a, case, start), make_fields(b, case, start)
+            for _ in range(3):
+                try:
+                    a.accumulate(*u)
+                except PathError:
+                    break
+                b.accumulate(*v)
+            else:
+                ran += 1
+            right = [np.array_equal(to_host(x), to_host(y)) for x, y in zip(u, v, strict=True)]
+            assert agree(ran == 0 or all(right), comm), (SEED, case, right)
+    assert ran >= count // 2
+
+
+def fields_of_many_kinds(way: Way, comm: MPI.Intracomm) -> None:
+    """Fields of several dtypes at once: the grid's own, the user's, and at odd addresses in larger memory."""
+    kinds = ["f8", "f4", "c16"] if way.dtypes is WORDS else ["f8", "i1", "u2", "c16"]
+    with way.box(comm, halo=(1, 2, 1)) as grid:
+        xp = grid.xp
+
+        def of_the_grid(dtype: str) -> Any:
+            return grid.zeros(dtype)
+
+        def of_the_user(dtype: str) -> Any:
+            return xp.zeros(grid.padded_shape, dtype)
+
+        def at_an_offset(dtype: str) -> Any:
+            n = int(np.prod(grid.padded_shape))
+            return xp.zeros(n + 7, dtype)[3 : 3 + n].reshape(grid.padded_shape)
+
+        def of_either(dtype: str) -> Any:
+            both = of_the_grid(dtype), of_the_user(dtype)
+            return both[comm.rank % 2]
+
+        makers = [of_the_grid, of_the_user, at_an_offset, of_either]
+        if way.is_straight:
+            makers = [of_the_grid]
+        for chosen in ([m] for m in makers):
+            _exchange_all(way, grid, [m(k) for m in chosen for k in kinds], comm)
+        if len(makers) > 1:
+            _exchange_all(way, grid, [m(k) for m in makers for k in kinds], comm)
+
+
+def _exchange_all(way: Way, grid: halox.Grid, fields: list[Any], comm: MPI.Intracomm) -> None:
+    plan = grid.plan(*fields)
+    assert way.check_taken(plan, comm)
+    for step in range(3):
+        for number, u in enumerate(fields):
+            fill(grid, u, step + 11 * number)
+        plan()
+        wrong = [int(wrong_cells(grid, u, step + 11 * n)) for n, u in enumerate(fields)]
+        assert agree(not any(wrong), comm), (wrong, [u.dtype for u in fields])
+
+
+def large_faces(way: Way, comm: MPI.Intracomm, axis: int, n: int = 512) -> None:
+    """A face of n x n cells, in long runs or in the shortest."""
+    shape, procs = [n] * 3, [1] * 3
+    shape[axis], procs[axis] = 4 * comm.size, comm.size
+    with way.grid(tuple(shape), comm, periodic=True, proc_shape=tuple(procs)) as grid:
+        u = grid.zeros("f8")
+        plan = grid.plan(u)
+        assert way.check_taken(plan, comm)
+        wrong = grid.xp.zeros((), "i8")
+        for step in range(3):
+            u[...] = -1
+            fill(grid, u, step)
+            plan()
+            wrong += wrong_cells(grid, u, step)
+        assert agree(int(wrong) == 0, comm), int(wrong)
+
+
+# Order
+
+
+def work_in_between(way: Way, comm: MPI.Intracomm) -> None:
+    """Interior work between start and finish; two plans that are both started before either is finished."""
+    with way.box(comm, n=12, halo=1) as grid:
+        u, v = grid.zeros("f8"), grid.zeros("f4")
+        xp = grid.xp
+        a, b = grid.plan(u), grid.plan(v)
+        other, wrong = xp.zeros(10_000), xp.zeros((), "i8")
+        for step in range(24):
+            if (step + comm.rank) % 8 == 0:
+                stall(xp)
+            fill(grid, u, step)
+            fill(grid, v, step + 5)
+            if step % 3 == 0:
+                a.start()
+                other += 1
+                a.finish()
+                b()
+            else:
+                first, second = (a, b) if step % 3 == 1 else (b, a)
+                a.start()
+                other += 1
+                b.start()
+                other += 1
+                first.finish()
+                second.finish()
+            wrong += wrong_cells(grid, u, step) + wrong_cells(grid, v, step + 5)
+        assert agree(int(wrong) == 0, comm), int(wrong)
+        assert int(other[0]) == 8 + 2 * 16
+
+
+def changing_streams(way: Way, comm: MPI.Intracomm) -> None:
+    """Exchanges of one plan by turns on two streams that nothing else puts in order, then with writes in between."""
+    with way.box(comm, n=12) as grid:
+        u, xp = grid.zeros("f8"), grid.xp
+        fill(grid, u, 3)
+        plan = grid.plan(u)
+        streams = [stream(xp) for _ in range(2)]
+        wrong = [xp.zeros((), "i8") for _ in streams]
+        settle(xp)
+        for step in range(12):
+            with streams[step % 2]:
+                if (step + comm.rank) % 3 == 0:
+                    stall(xp)
+                plan()
+                wrong[step % 2] += wrong_cells(grid, u, 3)
+        settle(xp)
+        for step in range(20):
+            with streams[step % 2] as here:
+                if xp is not np:
+                    # The user's part: what is written now was read by the step before.
+                    here.wait_event(streams[1 - step % 2].record())
+                if step % 5 == comm.rank % 5:
+                    stall(xp)
+                fill(grid, u, step)
+                plan()
+                wrong[step % 2] += wrong_cells(grid, u, step)
+        settle(xp)
+        assert agree(not any(map(int, wrong)), comm), wrong
+
+
+def two_streams(way: Way, comm: MPI.Intracomm, n: int, rounds: int, fields: int = 1) -> None:
+    """Two plans, each on a stream of its own, with nothing between them."""
+    with way.box(comm, n=n) as grid:
+        xp = grid.xp
+        sets = [[grid.zeros("f8") for _ in range(fields)] for _ in range(2)]
+        plans = [grid.plan(*each) for each in sets]
+        streams, wrong = [stream(xp) for _ in sets], [xp.zeros((), "i8") for _ in sets]
+        settle(xp)
+        for step in range(rounds):
+            for k in range(2):
+                with streams[k]:
+                    for u in sets[k]:
+                        fill(grid, u, step + 17 * k)
+                    plans[k]()
+                    for u in sets[k]:
+                        wrong[k] += wrong_cells(grid, u, step + 17 * k)
+        settle(xp)
+        assert agree(not any(map(int, wrong)), comm), wrong
+
+
+def after_a_stalled_stream(way: Way, comm: MPI.Intracomm, own: bool) -> None:
+    """What is sent is written, and what is received was read, by kernels that have not run yet."""
+    with way.box(comm, n=16) as grid:
+        u, xp = grid.zeros("f8"), grid.xp
+        plan = grid.plan(u)
+        wrong = xp.zeros((), "i8")
+        settle(xp)
+        with stream(xp) if own else contextlib.nullcontext():
+            for step in range(8):
+                if (step + comm.rank) % 2:
+                    stall(xp)
+                fill(grid, u, step)
+                plan()
+                wrong += wrong_cells(grid, u, step)
+            settle(xp)
+        assert agree(int(wrong) == 0, comm), int(wrong)
+
+
+# Typed messages
+
+
+def module(way: Way, comm: MPI.Intracomm) -> Any:
+    """NumPy; or CuPy, on the GPU that a grid would take."""
+    if way.device == "cpu":
+        return np
+    import cupy
+
+    machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    cupy.cuda.Device(machine.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    machine.Free()
+    return cupy
+
+
+def record(gap: int) -> Any:
+    """A structure of 15 bytes of data, 16 + gap apart from the next."""
+    types = [dt.primitive("f8"), dt.primitive("i4"), dt.primitive("i2"), dt.primitive("u1")]
+    return dt.resized(dt.struct([1, 1, 1, 1], [0, 8, 12, 14], types), 0, 16 + gap)
+
+
+def irregular(seed: int, blocks: int, total: int) -> Any:
+    """Blocks of random lengths at random places in random order, ``total`` doubles in all."""
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.choice(np.arange(1, total), blocks - 1, replace=False))
+    lengths = np.diff([0, *cuts, total])
+    starts = np.cumsum(lengths + rng.integers(1, 4, blocks)) - lengths
+    order = rng.permutation(blocks)
+    return dt.indexed(lengths[order].tolist(), starts[order].tolist(), "f8")
+
+
+def transposed(n: int) -> Any:
+    """The columns of a matrix of doubles, one after the other."""
+    return dt.contiguous(n, dt.resized(dt.vector(n, 1, n, "f8"), 0, 8))
+
+
+TYPE_PAIRS: dict[str, tuple[Any, Any]] = {
+    "vector to contiguous": (TYPES["vector"], TYPES["contiguous"]),
+    "contiguous to vector": (TYPES["contiguous"], TYPES["vector"]),
+    "columns to box": (TYPES["columns"], TYPES["box"]),
+    "scattered to triangle": (TYPES["scattered"], TYPES["triangle"]),
+    "triangle to columns": (TYPES["triangle"], TYPES["columns"]),
+    "rows to columns": (dt.contiguous(150 * 150, "f8"), transposed(150)),
+    "irregular to irregular": (irregular(1, 900, 40_000), irregular(2, 1700, 40_000)),
+    "irregular to contiguous": (irregular(3, 900, 40_000), dt.contiguous(40_000, "f8")),
+    "records": (dt.contiguous(50, record(0)), dt.contiguous(50, record(13))),
+}
+
+
+def typed_messages(way: Way, comm: MPI.Intracomm, pair: str, one_way: bool) -> None:
+    """Unlike types on the two ends, and the same to this rank itself, against MPI's own transfer of NumPy arrays."""
+    from halox.engine.devices import to_host
+
+    sent, received = TYPE_PAIRS[pair]
+    xp = module(way, comm)
+    nbytes = max(t.true_ub for t in (sent, received)) + 8
+    rng = np.random.default_rng([SEED, comm.rank])
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    if one_way:
+        low, high = (
+            low if comm.rank else MPI.PROC_NULL,
+            high if comm.rank < comm.size - 1 else MPI.PROC_NULL,
+        )
+    a, b = sent.to_mpi(), received.to_mpi()
+    source, target, own = (xp.zeros(nbytes, "u1") for _ in range(3))
+    sends = [Send(source, sent, high)] if high != MPI.PROC_NULL else []
+    receives = [Recv(target, received, low)] if low != MPI.PROC_NULL else []
+    sends.append(Send(source, sent, comm.rank, tag=9))
+    receives.append(Recv(own, received, comm.rank, tag=9))
+    try:
+        with Exchange(sends, receives, comm=comm, path=way.path) as exchange:
+            for _ in range(3):
+                host = rng.integers(0, 256, nbytes, "u1")
+                wanted, wanted_own = np.zeros(nbytes, "u1"), np.zeros(nbytes, "u1")
+                comm.Sendrecv([host, 1, a], high, 0, [wanted, 1, b], low, 0)
+                comm.Sendrecv([host, 1, a], comm.rank, 0, [wanted_own, 1, b], comm.rank, 0)
+                source[...] = xp.asarray(host)
+                exchange()
+                right = [
+                    np.array_equal(to_host(target), wanted),
+                    np.array_equal(to_host(own), wanted_own),
+                ]
+                assert agree(all(right), comm), right
+    finally:
+        a.Free()
+        b.Free()
+
+
+def one_way_runs_ahead(way: Way, comm: MPI.Intracomm) -> None:
+    """A sender to which nothing comes back must not overtake the receiver, however far its host runs ahead."""
+    n = 1 << 15
+    xp = module(way, comm)
+    x, y = xp.zeros(n), xp.zeros(2 * n)
+    sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
+    receives = [Recv(y, dt.vector(n, 1, 2, "f8"), comm.rank - 1)] if comm.rank else []
+    wrong = xp.zeros((), "i8")
+    with Exchange(sends, receives, comm=comm, path=way.path) as exchange:
+        for step in range(100):
+            if receives and step % 10 == 0:
+                stall(xp)
+            x[...] = xp.arange(n) + step * 1e6 + comm.rank * 1e5
+            exchange()
+            if receives:
+                came = xp.arange(n) + step * 1e6 + (comm.rank - 1) * 1e5
+                wrong += (y[::2] != came).sum() + (y[1::2] != 0).sum()
+        assert agree(int(wrong) == 0, comm), int(wrong)

@@ -1,0 +1,152 @@
+"""Two hosts on one machine: network namespaces with a cable between them, and a launcher that starts ranks in both.
+
+::
+
+    namespace A, 10.77.x.1, hostname halox-a          namespace B, 10.77.x.2, hostname halox-b
+      mpiexec, ranks 0 and 1  --------- veth ---------  daemon, ranks 2 and 3
+
+Ranks of one namespace see the other's only through the cable. Open MPI tells its hosts apart by their daemons, so
+that shared memory is used within a namespace and TCP between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from halox.cli import launcher
+
+LIMIT_S = 20
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@cache
+def why_none() -> str | None:
+    """Why there can be no two hosts here, None if there can."""
+    if not sys.platform.startswith("linux"):
+        return "no Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "unshare", "hostname"):
+        if shutil.which(program) is None:
+            return f"no program {program!r} on the PATH"
+    family = launcher.find().family
+    if family != "Open MPI":
+        return f"the launcher is {family}, and only Open MPI's is told how to start ranks in a namespace"
+    name = f"halox-try-{os.getpid()}"
+    try:
+        for command in (
+            ["ip", "netns", "add", name],
+            ["ip", "netns", "exec", name, "unshare", "--uts", "hostname", name],
+            # The kernel may know namespaces and no veth.
+            ["ip", "-n", name, "link", "add", "one", "type", "veth", "peer", "name", "two"],
+        ):
+            done = _run(*command)
+            if done.returncode:
+                said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+                return f"`{shlex.join(command)}` failed: {said}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"network namespaces cannot be tried: {error}"
+    finally:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            _run("ip", "netns", "del", name)
+    return None
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """Two namespaces; made by `two_hosts`."""
+
+    names: tuple[str, str]
+    addresses: tuple[str, str]
+    network: str
+    agent: Path
+
+    def command(self, ranks: int, python_arguments: list[str]) -> list[str]:
+        """The command line that runs Python on half of the ranks in each namespace."""
+        line = launcher.command(launcher.find(), ranks, python_arguments)
+        hosts = ",".join(f"{address}:{ranks // 2}" for address in self.addresses)
+        line[1:1] = ["--host", hosts]
+        inside = f"hostname halox-a && exec {shlex.join(line)}"
+        return ["ip", "netns", "exec", self.names[0], "unshare", "--uts", "sh", "-c", inside]
+
+    def environment(self, ranks: int) -> dict[str, str]:
+        """The environment for it; Open MPI 5 reads PRTE_, Open MPI 4 the others."""
+        base = launcher.environment(ranks)
+        # Each host has as many slots as it is to have ranks; with leave to use more, the first would get all.
+        for name in ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"):
+            base.pop(name, None)
+        return base | {
+            "PRTE_MCA_plm_ssh_agent": str(self.agent),
+            "PRTE_MCA_oob_tcp_if_include": self.network,
+            "OMPI_MCA_plm_rsh_agent": str(self.agent),
+            "OMPI_MCA_oob_tcp_if_include": self.network,
+            "OMPI_MCA_btl_tcp_if_include": self.network,
+            # Whatever fast network the machine has, the cable is meant.
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+
+    def bytes_sent(self) -> int:
+        """Bytes that have gone through the cable from A to B."""
+        found = _run(
+            *("ip", "netns", "exec", self.names[0]),
+            *("cat", f"/sys/class/net/{self.names[0]}/statistics/tx_bytes"),
+        )
+        return int(found.stdout)
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Make two namespaces with a cable between them, and take them away again.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the script that starts a daemon in the second one is put.
+    """
+    number = os.getpid() % 65000
+    names = (f"hxa{number}", f"hxb{number}")  # of the namespaces and of the cable's ends
+    network = f"10.77.{number % 250}."
+    addresses = (f"{network}1", f"{network}2")
+    commands = [["ip", "netns", "add", name] for name in names]
+    ends = [["type", "veth"], ["peer", "name", names[1], "netns", names[1]]]
+    commands.append(["ip", "link", "add", names[0], "netns", names[0], *ends[0], *ends[1]])
+    for name, address in zip(names, addresses, strict=True):
+        commands.append(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", name])
+        commands += [["ip", "-n", name, "link", "set", device, "up"] for device in ("lo", name)]
+    agent = folder / "agent.sh"
+    # Called as ssh is: a host, which is the second one, and words that a shell puts together.
+    agent.write_text(
+        "#!/bin/sh\nshift\n"
+        f'exec ip netns exec {names[1]} unshare --uts sh -c "hostname halox-b; $*"\n'
+    )
+    agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+    try:
+        for command in commands:
+            done = _run(*command)
+            if done.returncode:
+                raise OSError(f"`{shlex.join(command)}` failed: {done.stderr.strip()}")
+        yield TwoHosts(names, addresses, f"{network}0/24", agent)
+    finally:
+        for name in names:
+            _run("ip", "netns", "del", name)

@@ -1,0 +1,118 @@
+// What peer.cu asks of a GPU's memory, for a g++: by the atomic accesses of the CPU.
+//
+// A library made with it is one multiprocessor: it runs the blocks given to it one after another, on one thread of
+// the CPU. Several, as copies of one another, run at once. Any access may be held up for a while at random, so that
+// ranks and multiprocessors meet in many an order.
+#pragma once
+
+#include "cpu_shim.h"
+
+#include <ctime>
+#include <sched.h>
+#include <unistd.h>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct State;
+struct Word16;
+
+static struct {
+    u64 random;
+    u32 permille;  // of the accesses that are held up
+} delays;
+
+static void maybe_wait()
+{
+    if (!delays.permille)
+        return;
+    u64& x = delays.random;
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    if (x % 1000 < delays.permille)
+        (x >> 20) % 8 ? (void)sched_yield() : (void)usleep((x >> 24) % 300);
+}
+
+template <class Value>
+static Value* checked(u64 at)
+{
+    if (!at || at % sizeof(Value))
+        fail_on_cpu("a flag or a packet at no multiple of its size");
+    maybe_wait();
+    return (Value*)at;
+}
+
+static u32 load_flag(u64 at) { return __atomic_load_n(checked<u32>(at), __ATOMIC_ACQUIRE); }
+static void store_flag(u64 at, u32 value) { __atomic_store_n(checked<u32>(at), value, __ATOMIC_RELEASE); }
+static u32 load_loose(u64 at) { return __atomic_load_n(checked<u32>(at), __ATOMIC_RELAXED); }
+static void store_loose(u64 at, u32 value) { __atomic_store_n(checked<u32>(at), value, __ATOMIC_RELAXED); }
+
+// Packets of 8 bytes carry an epoch each: two of them may be torn apart, and are, either one first.
+static bool second_first;
+
+static void load_packet(u64 at, u64& packet) { packet = __atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED); }
+static void store_packet(u64 at, u64 packet) { __atomic_store_n(checked<u64>(at), packet, __ATOMIC_RELAXED); }
+static void load_packets(u64 at, u64& first, u64& second)
+{
+    checked<unsigned __int128>(at);
+    second_first = !second_first;
+    if (second_first)
+        load_packet(at + 8, second);
+    load_packet(at, first);
+    if (!second_first)
+        load_packet(at + 8, second);
+}
+static void store_packets(u64 at, u64 first, u64 second)
+{
+    checked<unsigned __int128>(at);
+    second_first = !second_first;
+    if (second_first)
+        store_packet(at + 8, second);
+    store_packet(at, first);
+    if (!second_first)
+        store_packet(at + 8, second);
+}
+
+static Word16 load_wide(u64 at);
+static void store_wide(u64 at, u64 low, u64 high)
+{
+    const unsigned __int128 packet = (unsigned __int128)high << 64 | low;
+    __atomic_store_n(checked<unsigned __int128>(at), packet, __ATOMIC_RELAXED);
+}
+
+static State load_state(u64 at);
+static void add_count(u64 at, u64 value) { __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_RELAXED); }
+static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u32>((u64)at), value, __ATOMIC_SEQ_CST); }
+
+// Asked for where a block waits: the other threads of the CPU have a turn.
+static u64 nanoseconds()
+{
+    sched_yield();
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+static struct {
+    char* stacks;
+    u32 threads;
+} prepared;
+
+// Runs some of a launch's blocks, in the order given.
+template <class Kernel, class... Args>
+static void launch_blocks(u32 grid, u32 threads, bool backwards, const u32* blocks, u32 count, Kernel kernel,
+                          const Args&... args)
+{
+    const std::size_t stack_bytes = 64 << 10;
+    if (prepared.threads < threads) {
+        std::free(prepared.stacks);
+        prepared.stacks = (char*)std::malloc(threads * stack_bytes);
+        prepared.threads = threads;
+    }
+    the_block.kernel = [&] { kernel(args...); };
+    gridDim.x = grid;
+    blockDim.x = threads;
+    for (u32 i = 0; i < count; ++i) {
+        blockIdx.x = blocks[i];
+        run_block(threads, backwards, prepared.stacks, stack_bytes);
+    }
+    the_block.kernel = nullptr;
+}

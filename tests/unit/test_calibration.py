@@ -1,0 +1,190 @@
+"""The tuning file: found where it should be, never half written, and ignored aloud where it does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halox.errors import HaloxError
+from halox.exchange import calibration
+from halox.exchange.calibration import Fingerprint, describe_topology, load, save, tuning_file
+from halox.exchange.costs import Costs, WayCost
+from halox.transports.topology import Topology
+
+HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
+ELSEWHERE = replace(HERE, gpu="NVIDIA A100")
+
+
+def costs(latency_us: float) -> Costs:
+    one = WayCost(latency_us, 0.5, (1.0, 2.0, 3.0, 4.0))
+    return Costs.default().updated({"peer/ll": one}, "measured")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuning_file() == tmp_path / "halox" / "tuning.json"
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    for nothing in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+        assert tuning_file() == tmp_path / "me" / ".cache" / "halox" / "tuning.json"
+
+
+def test_what_is_saved_is_loaded_for_each_set_up(cache: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(HERE) is None, "never tuned: no file, no warning"
+        assert save(HERE, costs(1.0)) == cache / "halox" / "tuning.json"
+        save(ELSEWHERE, costs(2.0))
+        assert load(HERE) == costs(1.0)
+        save(HERE, costs(3.0))
+        assert load(HERE) == costs(3.0) and load(ELSEWHERE) == costs(2.0)
+    assert os.listdir(cache / "halox") == ["tuning.json"]
+
+
+def test_ways_that_the_file_does_not_have_are_those_shipped() -> None:
+    save(HERE, Costs({"peer/ll": WayCost(1.0, 0.5, (1.0, 2.0, 3.0, 4.0))}, "measured"))
+    assert load(HERE) == costs(1.0)
+
+
+CORRUPT = {
+    "empty": "",
+    "cut off": '{"format": 1, "entries": [{"finger',
+    "a list": "[1, 2]",
+    "no format": '{"entries": []}',
+    "no entries": '{"format": 1}',
+    "entries of numbers": '{"format": 1, "entries": [1]}',
+    "another format": '{"format": 2, "entries": []}',
+    "deep": "[" * 100_000,
+    "bytes": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("text", CORRUPT.values(), ids=CORRUPT)
+def test_a_corrupt_file_is_ignored_with_one_warning(cache: Path, text: str | bytes) -> None:
+    (cache / "halox").mkdir()
+    tuning_file().write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.warns(UserWarning) as caught:
+        assert load(HERE) is None
+    assert len(caught) == 1
+    said = str(caught[0].message)
+    assert str(tuning_file()) in said and "run `halox tune` again" in said
+    # And tuning again helps.
+    save(HERE, costs(1.0))
+    assert load(HERE) == costs(1.0)
+
+
+def test_corrupt_constants_are_ignored_with_one_warning() -> None:
+    save(HERE, costs(1.0))
+    found = json.loads(tuning_file().read_text())
+    found["entries"][0]["costs"]["ways"]["peer/ll"]["latency_us"] = "fast"
+    tuning_file().write_text(json.dumps(found))
+    with pytest.warns(UserWarning, match="corrupt.*halox tune") as caught:
+        assert load(HERE) is None
+    assert len(caught) == 1
+
+
+def test_a_folder_in_its_place(cache: Path) -> None:
+    tuning_file().mkdir(parents=True)
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert load(HERE) is None
+    with pytest.raises(HaloxError, match=r"cannot be written.*XDG_CACHE_HOME"):
+        save(HERE, costs(1.0))
+    assert os.listdir(cache / "halox") == ["tuning.json"], "nothing left lying"
+
+
+@pytest.mark.parametrize(
+    ("part", "there"),
+    [
+        ("gpu", "NVIDIA A100"),
+        ("driver", "570.1, CUDA 12080"),
+        ("topology", "4 GPU(s) a node"),
+        ("mpi", "MPICH"),
+    ],
+)
+def test_another_machine_s_file_is_ignored_with_one_warning(part: str, there: str) -> None:
+    save(replace(HERE, **{part: there}), costs(1.0))
+    save(Fingerprint("x", "y", "z", "w"), costs(2.0))
+    with pytest.warns(UserWarning) as caught:
+        assert load(HERE) is None
+    assert len(caught) == 1
+    said = str(caught[0].message)
+    assert f"{part} {there!r} instead of {getattr(HERE, part)!r}" in said
+    assert str(tuning_file()) in said and "halox tune" in said
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(HERE, costs(1.0))
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as broken:
+            broken.setattr(calibration.os, step, full)
+            with pytest.raises(HaloxError, match="no space left"):
+                save(HERE, costs(2.0))
+        assert load(HERE) == costs(1.0) and os.listdir(cache / "halox") == ["tuning.json"]
+
+
+def test_readers_never_see_half_a_file() -> None:
+    save(HERE, costs(1.0))
+    stop, found = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            found.append(load(HERE))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reader = threading.Thread(target=read)
+        reader.start()
+        for number in range(40):
+            save(HERE, costs(float(number)))
+        stop.set()
+        reader.join()
+    assert found and None not in found
+
+
+def test_no_home_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(calibration.Path, "home", homeless)
+    assert load(HERE) is None
+    with pytest.raises(HaloxError, match="XDG_CACHE_HOME"):
+        save(HERE, costs(1.0))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "unmapped", "said"),
+    [
+        (("a", "b"), (0, 0), {}, "one rank each, memory mapped: all, one node"),
+        (("a", "b", "c", "d"), (0, 0, 0, 0), {}, "one rank each, memory mapped: all, one node"),
+        (("a", "a"), (0, 0), {}, "shared by ranks, memory mapped: all, one node"),
+        (("a", "b"), (0, 0), {(1, 0): "no"}, "one rank each, memory mapped: none, one node"),
+        (
+            ("a", "b", "c"),
+            (0, 0, 0),
+            {(0, 1): "no"},
+            "one rank each, memory mapped: some, one node",
+        ),
+        (("a", "b"), (0, 1), {}, "one rank each, memory mapped: no pairs, several nodes"),
+    ],
+)
+def test_topology_in_words(gpus: Any, nodes: Any, unmapped: Any, said: str) -> None:
+    assert describe_topology(Topology(gpus, nodes, unmapped)) == said

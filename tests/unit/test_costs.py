@@ -1,0 +1,162 @@
+"""The cost model: plausible everywhere, the same for both ends, and near what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halox.errors import HaloxError
+from halox.exchange.costs import DEFAULT_WAYS, RUN_BYTES, Costs, WayCost, run_weights, way_name
+
+
+@dataclass(frozen=True)
+class Option:
+    path: str
+    way: str
+
+
+COSTS = Costs.default()
+WAYS = sorted({name.split(",")[0] for name in DEFAULT_WAYS})
+OPTIONS = [Option(*name.split("/")) for name in WAYS]
+
+sizes = st.integers(0, 1 << 32)
+runs = st.integers(1, 1 << 20)
+counts = st.integers(1, 64)
+
+
+@given(st.sampled_from(OPTIONS), sizes, sizes, runs, runs, counts, counts, st.booleans(), st.data())
+def test_more_bytes_shorter_runs_or_more_messages_never_cost_less(
+    option: Option, n: int, m: int, a: int, b: int, k: int, j: int, shared: bool, data: Any
+) -> None:
+    def us(nbytes: int, run: int, messages: int) -> float:
+        return COSTS.predict(option.path, option.way, nbytes, run, messages, shared)
+
+    small, large, short, long, few, many = *sorted((n, m)), *sorted((a, b)), *sorted((k, j))
+    close = 1 + 1e-12
+    assert us(small, long, few) <= us(large, long, few) * close
+    assert us(small, long, few) <= us(small, short, few) * close
+    assert us(small, long, few) <= us(small, long, many) * close
+    assert us(0, long, 1) > 0
+
+
+@given(sizes, runs, counts, st.booleans(), st.permutations(OPTIONS), st.integers(1, len(OPTIONS)))
+def test_the_choice_does_not_depend_on_the_order_of_options(
+    nbytes: int, run: int, messages: int, shared: bool, options: list[Option], kept: int
+) -> None:
+    one = COSTS.best(options[:kept], nbytes, run, messages, shared)
+    other = COSTS.best(options[:kept][::-1], nbytes, run, messages, shared)
+    assert one == other
+    least = min(COSTS.predict(o.path, o.way, nbytes, run, messages, shared) for o in options[:kept])
+    assert COSTS.predict(one.path, one.way, nbytes, run, messages, shared) == least
+
+
+def test_equal_times_are_decided_by_name() -> None:
+    same = WayCost(1.0, 0.0, (1.0, 1.0, 1.0, 1.0))
+    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/into": same}, "test")
+    options = [Option("peer", "ll"), Option("peer", "direct"), Option("ipc", "into")]
+    for order in itertools.permutations(options):
+        assert costs.best(order, 100, 8) == Option("ipc", "into")
+
+
+@given(runs)
+def test_weights_between_lengths(run: int) -> None:
+    weights = run_weights(run)
+    assert sum(w > 0 for w in weights) <= 2
+    assert sum(weights) == pytest.approx(max(1.0, RUN_BYTES[0] / run))
+
+
+def test_weights_at_the_lengths_themselves() -> None:
+    for number, run in enumerate(RUN_BYTES):
+        assert run_weights(run) == tuple(float(i == number) for i in range(len(RUN_BYTES)))
+    assert run_weights(1 << 30) == run_weights(RUN_BYTES[-1])
+
+
+@pytest.mark.parametrize(
+    ("way", "shared", "measured"),
+    [
+        # docs/performance/gpu.md: both x-faces of N^3, N = 64, 128, 256, 512.
+        ("staged/shared", False, {64 << 10: 35.1, 256 << 10: 43.6, 1 << 20: 78.2, 4 << 20: 223}),
+        ("staged/shared", True, {64 << 10: 451, 256 << 10: 466, 1 << 20: 659, 4 << 20: 823}),
+    ],
+)
+def test_shipped_constants_are_near_measurements(
+    way: str, shared: bool, measured: dict[int, float]
+) -> None:
+    path, _, how = way.partition("/")
+    for nbytes, us in measured.items():
+        assert COSTS.predict(path, how, nbytes, 8, shared_gpu=shared) == pytest.approx(us, rel=0.2)
+
+
+def test_each_way_of_the_peer_path_has_its_place() -> None:
+    peer = [option for option in OPTIONS if option.path == "peer"]
+    assert COSTS.best(peer, 1 << 12, 8).way == "ll", "small"
+    assert COSTS.best(peer, 4 << 20, 8).way == "ll", "large, short runs"
+    assert COSTS.best(peer, 16 << 20, 4096).way == "direct", "large, long runs"
+
+
+def test_on_a_shared_gpu_its_own_constants_count() -> None:
+    alone, shared = (COSTS.predict("ipc", "staging", 1024, 8, shared_gpu=s) for s in (False, True))
+    assert shared > 5 * alone
+    only = Costs({"peer/ll": DEFAULT_WAYS["peer/ll"]}, "test")
+    assert only.predict("peer", "ll", 8, 8, shared_gpu=True) == only.predict("peer", "ll", 8, 8)
+
+
+def test_ways_without_a_model() -> None:
+    host = [Option("host", "direct"), Option("host", "shared")]
+    assert not COSTS.knows("host", "direct") and COSTS.knows("peer", "ll")
+    assert COSTS.best(host, 100, 8) is host[0]
+    assert COSTS.best([*host, Option("staged", "mpi")], 100, 8) == Option("staged", "mpi")
+    with pytest.raises(HaloxError, match="no cost model of 'host/direct'"):
+        COSTS.predict("host", "direct", 1, 1)
+
+
+def test_there_and_back_through_json() -> None:
+    again = Costs.from_dict(json.loads(json.dumps(COSTS.to_dict(), allow_nan=False)))
+    assert again == COSTS
+    changed = COSTS.updated({"peer/ll": WayCost(1.0, 0.0, (1.0, 2.0, 3.0, 4.0))}, "elsewhere")
+    assert changed.predict("peer", "ll", 0, 8) == 1.0 and changed.origin == "elsewhere"
+    assert changed.ways["ipc/into"] == COSTS.ways["ipc/into"]
+
+
+def broken(change: Any) -> Any:
+    found = json.loads(json.dumps(COSTS.to_dict()))
+    changed = change(found)
+    return found if changed is None else changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: [],
+        lambda d: "text",
+        lambda d: d.pop("ways") and None,
+        lambda d: d.update(ways=[1, 2]),
+        lambda d: d["ways"].update({"peer/ll": 3}),
+        lambda d: d["ways"]["peer/ll"].pop("latency_us") and None,
+        lambda d: d["ways"]["peer/ll"].update(latency_us="4"),
+        lambda d: d["ways"]["peer/ll"].update(latency_us=-1.0),
+        lambda d: d["ways"]["peer/ll"].update(latency_us=True),
+        lambda d: d["ways"]["peer/ll"].update(message_us=math.nan),
+        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[1.0, 2.0]),
+        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[4.0, 3.0, 2.0, 1.0]),
+        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[0.0, 1.0, 2.0, 3.0]),
+        lambda d: d["ways"]["peer/ll"].update(gb_per_s=5.0),
+        lambda d: d.update(run_bytes=[8, 64]),
+        lambda d: d.update(run_bytes=None),
+    ],
+)
+def test_a_broken_table_is_refused(change: Any) -> None:
+    assert Costs.from_dict(broken(lambda d: None)) == COSTS
+    with pytest.raises(HaloxError):
+        Costs.from_dict(broken(change))
+
+
+def test_names() -> None:
+    assert all(way_name(o.path, o.way) in DEFAULT_WAYS for o in OPTIONS)

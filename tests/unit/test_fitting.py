@@ -1,0 +1,106 @@
+"""Constants are found again from times made with them, and no measurement can make nonsense of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halox.cli.probing import POINTS
+from halox.exchange.costs import DEFAULT_WAYS, RUN_BYTES, WayCost
+from halox.exchange.fitting import Sample, _non_negative, error_of, fit, follow_siblings
+
+
+def samples_of(cost: WayCost) -> list[Sample]:
+    return [
+        Sample(p.nbytes, p.run_bytes, p.messages, cost.us(p.nbytes, p.run_bytes, p.messages))
+        for p in POINTS
+    ]
+
+
+@pytest.mark.parametrize("name", DEFAULT_WAYS)
+def test_exact_times_give_the_constants_back(name: str) -> None:
+    wanted = DEFAULT_WAYS[name]
+    found = fit(samples_of(wanted))
+    assert found is not None
+    assert found.latency_us == pytest.approx(wanted.latency_us, rel=1e-6)
+    assert found.message_us == pytest.approx(wanted.message_us, rel=1e-6, abs=1e-6)
+    assert found.gb_per_s == pytest.approx(wanted.gb_per_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["peer/ll", "peer/direct", "ipc/staging", "staged/shared"])
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_and_strays_move_predictions_little(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wanted = DEFAULT_WAYS[name]
+    measured = [replace(s, us=s.us * rng.normal(1, 0.03)) for s in samples_of(wanted)]
+    stray = int(rng.integers(len(measured)))
+    measured[stray] = replace(measured[stray], us=measured[stray].us * 20)
+    found = fit(measured)
+    assert found is not None and error_of(found, measured) < 0.05
+    for nbytes in (1 << 12, 1 << 17, 1 << 21):
+        for run in (8, 64, 512, 4096):
+            assert found.us(nbytes, run) == pytest.approx(wanted.us(nbytes, run), rel=0.15)
+
+
+@given(
+    st.lists(st.floats(0.1, 1e5), min_size=len(POINTS), max_size=len(POINTS)),
+)
+def test_any_times_give_a_sensible_model_or_none(times: list[float]) -> None:
+    # WayCost itself refuses negative constants and bandwidths that fall with longer runs.
+    found = fit(
+        [Sample(p.nbytes, p.run_bytes, p.messages, us) for p, us in zip(POINTS, times, strict=True)]
+    )
+    assert found is not None
+
+
+def test_times_that_do_not_determine_the_constants_give_none() -> None:
+    every = samples_of(DEFAULT_WAYS["peer/staging"])
+    assert fit([]) is None
+    assert fit([s for s in every if s.run_bytes == RUN_BYTES[-1]]) is None, "no short runs"
+    assert fit([s for s in every if s.nbytes == 4096 << 10]) is None, "one size"
+    assert fit([replace(s, us=float("nan")) for s in every]) is None
+    cost = DEFAULT_WAYS["peer/staging"]
+    for messages in (1, 2):
+        alike = fit(
+            [
+                replace(s, messages=messages, us=cost.us(s.nbytes, s.run_bytes, messages))
+                for s in every
+            ]
+        )
+        assert alike is not None and alike.message_us == 0
+        assert alike.latency_us == pytest.approx(cost.latency_us + (messages - 1) * cost.message_us)
+
+
+def test_the_first_points_are_enough() -> None:
+    """Where time runs out early, what was measured is of use."""
+    assert fit(samples_of(DEFAULT_WAYS["peer/ll"])[:8]) is not None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_least_squares_without_negatives_is_optimal(seed: int) -> None:
+    """By the conditions of Karush, Kuhn and Tucker, which hold at the minimum and nowhere else."""
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.normal(size=(14, 6)), rng.normal(size=14)
+    x = _non_negative(matrix, target)
+    gradient = matrix.T @ (matrix @ x - target)
+    assert (x >= 0).all()
+    assert np.abs(gradient[x > 0]).max(initial=0) < 1e-9
+    assert gradient[x == 0].min(initial=0) > -1e-9
+
+
+def test_a_way_that_was_not_measured_follows_its_siblings() -> None:
+    before = dict(DEFAULT_WAYS)
+    old = before["peer/staging"]
+    slower = WayCost(2 * old.latency_us, old.message_us, tuple(s / 4 for s in old.gb_per_s))
+    found = follow_siblings("peer/direct", {"peer/staging": slower}, before, False)
+    assert found is not None
+    assert found.latency_us == pytest.approx(2 * before["peer/direct"].latency_us)
+    assert found.gb_per_s == pytest.approx([s / 4 for s in before["peer/direct"].gb_per_s])
+    assert found.message_us == pytest.approx(before["peer/direct"].message_us)
+    assert follow_siblings("ipc/into", {"peer/staging": slower}, before, False) is None
+    assert follow_siblings("staged/mpi", {"staged/shared": slower}, before, False) is None
+    assert follow_siblings("peer/direct", {"peer/staging": slower}, before, True) is None

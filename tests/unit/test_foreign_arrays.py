@@ -1,0 +1,452 @@
+"""Arrays of other libraries, played by small classes: by DLPack and by the CUDA array interface."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import weakref
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from halox import Exchange, Grid, Recv, Send, pack, packing_method, unpack
+from halox import datatypes as dt
+from halox.engine import arrays, dlpack
+from halox.engine.arrays import as_ndarray, borrow, describe
+from halox.engine.cuda import is_cupy_array, is_device_array
+from halox.engine.devices import to_host
+from halox.engine.packers import device_arrays
+from halox.engine.packers.device_arrays import device_array, packed_bytes
+from halox.errors import FieldError
+from tests.support import require
+
+HOST, CUDA, METAL, MANAGED = 1, 2, 8, 13
+BFLOAT = 4
+LAYOUTS = {
+    "whole": lambda a: a,
+    "every other": lambda a: a[::2, 1::2],
+    "transposed": lambda a: a.T,
+    "backwards": lambda a: a[::-1],
+    "one element": lambda a: a[1:2, 3:4],
+    "a number": lambda a: np.array(3.0),
+    "bool": lambda a: a > 3,
+    "half": lambda a: a.astype("f2"),
+    "complex": lambda a: a.astype("c8"),
+    "int": lambda a: a.astype("i4"),
+}
+
+
+class Tensor:
+    """NumPy's memory as another library's array, which may say that it lies elsewhere."""
+
+    def __init__(self, array, device=(HOST, 0), change=None):
+        self.array, self.device, self.change = array, device, change
+        self.shape, self.dtype = array.shape, array.dtype
+        self.streams = []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        assert dl_device is None
+        assert copy is False, "a copy would be sent, or received into"
+        assert stream is None or self.device[0] != HOST
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__(max_version=max_version)
+        if self.change is not None:
+            address = dlpack._pointer(capsule, b"dltensor_versioned")
+            self.change(dlpack._Versioned.from_address(address))
+        return capsule
+
+
+class OldTensor(Tensor):
+    """Of before DLPack 1.0, which cannot say whether an array may be written to."""
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        return self.array.__dlpack__()
+
+
+class InterfaceTensor(Tensor):
+    """On a GPU, with both protocols, as PyTorch's and JAX's are; on the host with one."""
+
+    read_only = False
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.device[0] == HOST:
+            raise AttributeError("not on a GPU")
+        interface = dict(self.array.__array_interface__, version=2)
+        return interface | {"data": (interface["data"][0], self.read_only)}
+
+
+class Immutable(InterfaceTensor, OldTensor):
+    """As JAX's."""
+
+    read_only = True
+
+
+class InterfaceOnly:
+    """On a GPU, as Numba's."""
+
+    def __init__(self, array, stream=None):
+        self.__cuda_array_interface__ = dict(array.__array_interface__, version=3, stream=stream)
+
+
+class Differentiated:
+    """As PyTorch's that needs a gradient: asked for its memory it raises, and not AttributeError."""
+
+    def __dlpack_device__(self):
+        return HOST, 0
+
+    def __dlpack__(self, **options):
+        raise BufferError("use tensor.detach()")
+
+
+class DifferentiatedOnGpu(Differentiated):
+    def __dlpack_device__(self):
+        return CUDA, 0
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("use var.detach()")
+
+
+def numbers():
+    return np.arange(48.0).reshape(6, 8)
+
+
+def place(found):
+    # The strides of an axis of one element mean nothing.
+    steps = [step for n, step in zip(found.shape, found.strides, strict=True) if n > 1]
+    return found.pointer, found.shape, steps, found.dtype, found.device
+
+
+class TestOnTheHost:
+    @pytest.mark.parametrize("kind", [Tensor, OldTensor])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_described_as_numpy_would_be(self, kind, layout):
+        array = LAYOUTS[layout](numbers())
+        found = describe(kind(array))
+        assert place(found) == place(describe(array))
+        assert found.writable == (kind is Tensor)
+        view = as_ndarray(kind(array))
+        assert np.array_equal(view, array)
+        assert np.shares_memory(view, array)
+
+    def test_no_elements(self):
+        assert describe(Tensor(np.zeros((0, 3)))).shape == (0, 3)
+        assert as_ndarray(Tensor(np.zeros((3, 0)))).shape == (3, 0)
+
+    def test_a_read_only_one(self):
+        array = numbers()
+        array.flags.writeable = False
+        assert not describe(Tensor(array)).writable
+        assert not as_ndarray(Tensor(array)).flags.writeable
+
+    def test_the_view_keeps_the_array(self):
+        tensor = Tensor(numbers())
+        gone = weakref.ref(tensor)
+        view = as_ndarray(tensor)
+        del tensor
+        gc.collect()
+        assert gone() is not None
+        del view
+        gc.collect()
+        assert gone() is None
+
+    def test_the_capsule_is_given_back(self):
+        array = numbers()
+        before = sys.getrefcount(array)
+        for kind in (Tensor, OldTensor):
+            describe(kind(array))
+        assert sys.getrefcount(array) == before
+
+    def test_a_borrowed_view_keeps_nothing(self):
+        tensor = Tensor(numbers()[1:, ::2])
+        gone = weakref.ref(tensor)
+        view = borrow(tensor)
+        assert np.array_equal(view, tensor.array)
+        assert np.shares_memory(view, tensor.array)
+        del tensor
+        gc.collect()
+        assert gone() is None
+
+    def test_packed_and_unpacked_in_place(self):
+        column = dt.subarray((6, 8), (6, 1), (0, 7), "f8")
+        array, out = numbers(), np.zeros(48, np.uint8)
+        packed = pack(Tensor(array), column)
+        assert packed.view("f8").tolist() == array[:, 7].tolist()
+        into = Tensor(out)
+        into.__class__ = type("Sliced", (Tensor,), {"__getitem__": lambda s, at: s.array[at]})
+        assert pack(OldTensor(array), column, out=into).tolist() == packed.tolist()
+        target = np.zeros((6, 8))
+        unpack(Tensor(packed), column, Tensor(target))
+        assert target[:, 7].tolist() == array[:, 7].tolist()
+        assert not target[:, :7].any()
+        assert packing_method(Tensor(array), column).method == "host"
+
+    def test_beyond_the_array(self):
+        with pytest.raises(FieldError, match="its memory holds bytes 0 to 8"):
+            pack(Tensor(numbers()[1:2, 3:4]), dt.contiguous(2, "f8"))
+
+    def test_nothing_is_received_into_a_read_only_one(self):
+        packed = np.zeros(8, np.uint8)
+        with pytest.raises(FieldError, match="target array is read-only"):
+            unpack(packed, "f8", OldTensor(numbers()))
+        with pytest.raises(FieldError, match="out is read-only"):
+            pack(numbers(), "f8", out=OldTensor(packed))
+
+    def test_a_device_that_is_neither_host_nor_gpu(self):
+        with pytest.raises(FieldError, match=r"numpy.ndarray or an array on a GPU .*Tensor"):
+            describe(Tensor(numbers(), (METAL, 0)))
+        with pytest.raises(FieldError, match="must be a NumPy array"):
+            pack(Tensor(numbers(), (METAL, 0)), "f8")
+
+    @pytest.mark.parametrize("use", [describe, lambda a: pack(a, "f8"), as_ndarray])
+    def test_a_library_that_refuses(self, use):
+        with pytest.raises(FieldError, match=r"BufferError when asked .* use tensor.detach\(\)"):
+            use(Differentiated())
+
+    def test_an_array_on_several_devices(self):
+        class Sharded(Tensor):
+            def __dlpack_device__(self):
+                raise BufferError("only for unsharded arrays")
+
+        with pytest.raises(FieldError, match="unsharded"):
+            pack(Sharded(numbers()), "f8")
+
+
+def changed(**fields):
+    """What changes a capsule: fields of the array's description, or of the capsule itself."""
+
+    def change(versioned):
+        for name, value in fields.items():
+            of_capsule = name in ("major", "flags")
+            setattr(versioned if of_capsule else versioned.tensor, name, value)
+
+    return change
+
+
+class TestCapsules:
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({"code": BFLOAT}, "V2"),
+            ({"code": 10, "bits": 8}, "V1"),
+            ({"code": 2, "bits": 8}, "V1"),
+            ({"lanes": 4}, "V8"),
+        ],
+        ids=["bfloat16", "float8", "a float of a byte", "vectors"],
+    )
+    def test_elements_that_numpy_does_not_have(self, fields, expected):
+        tensor = Tensor(np.zeros((3, 4), "u2"), change=changed(**fields))
+        found = describe(tensor)
+        assert found.dtype == np.dtype(expected)
+        assert found.strides == (4 * found.dtype.itemsize, found.dtype.itemsize)
+
+    def test_bfloat16_is_moved_as_it_is(self):
+        words = np.arange(100, 112, dtype="u2").reshape(3, 4)
+        row = dt.subarray((3, 4), (1, 4), (1, 0), "V2")
+        packed = pack(Tensor(words, change=changed(code=BFLOAT)), row)
+        assert packed.view("u2").tolist() == [104, 105, 106, 107]
+
+    def test_half_bytes(self):
+        tensor = Tensor(np.zeros(4, "u1"), change=changed(bits=4))
+        with pytest.raises(FieldError, match="elements of 4 bits"):
+            describe(tensor, "field")
+
+    def test_no_strides_and_a_byte_offset(self):
+        array = numbers()
+        none = ctypes.POINTER(ctypes.c_int64)()
+        found = describe(Tensor(array, change=changed(strides=none, byte_offset=24)))
+        assert found.strides == (64, 8)
+        assert found.pointer == array.ctypes.data + 24
+
+    def test_a_later_version(self):
+        with pytest.raises(FieldError, match=r"DLPack 2\.\d+, and halox reads version 1"):
+            describe(Tensor(numbers(), change=changed(major=2)))
+
+
+class Gpu:
+    """What the engine asks of CuPy and of the driver."""
+
+    def __init__(self, stream):
+        self.capturing, self.waits, self.devices = False, [], []
+        self.module = ModuleType("cupy")
+        recorded = {}
+        self.module.cuda = SimpleNamespace(
+            Device=lambda number: nullcontext(self.devices.append(number)),
+            Event=lambda **_: SimpleNamespace(ptr=5),
+            get_current_stream=lambda: SimpleNamespace(ptr=stream),
+            runtime=SimpleNamespace(
+                streamIsCapturing=lambda stream: self.capturing,
+                eventRecord=lambda event, on: recorded.update({event: on}),
+                streamWaitEvent=lambda by, event: self.waits.append((by, recorded[event])),
+            ),
+        )
+
+
+@pytest.fixture(params=[0, 77], ids=["legacy stream", "a stream"])
+def gpu(request, monkeypatch):
+    made = Gpu(request.param)
+    made.stream = request.param
+    monkeypatch.setattr(device_arrays, "cupy", lambda: made.module)
+    return made
+
+
+class TestOnAGpu:
+    @pytest.mark.parametrize("kind", [Tensor, OldTensor, InterfaceTensor, Immutable])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_described(self, kind, layout):
+        array = LAYOUTS[layout](numbers())
+        found = describe(kind(array, (CUDA, 3)))
+        *expected, _ = place(describe(array))
+        assert place(found) == (*expected, 3)
+        assert found.writable == (kind in (Tensor, InterfaceTensor))
+
+    def test_which_is_on_a_gpu(self):
+        assert is_device_array(Tensor(numbers(), (CUDA, 0)))
+        assert is_device_array(Tensor(numbers(), (MANAGED, 0)))
+        assert is_device_array(InterfaceOnly(numbers()))
+        assert not is_device_array(Tensor(numbers()))
+        assert not is_device_array(InterfaceTensor(numbers())), "the class has it, the array not"
+        assert not is_device_array(numbers())
+
+    @pytest.mark.parametrize("kind", [InterfaceOnly, lambda a: Tensor(a, (MANAGED, 0))])
+    def test_the_driver_knows_whose_memory_it_is(self, kind, monkeypatch):
+        array = numbers()
+        kinds = {array.ctypes.data: SimpleNamespace(device=2)}
+        monkeypatch.setattr(arrays, "memory_kind", kinds.__getitem__)
+        assert describe(kind(array)).device == 2
+
+    def test_bytes_that_may_be_touched(self, gpu):
+        array = numbers()
+        found = device_array(Tensor(array[::-2, 1:], (CUDA, 3)), "source")
+        first = array.ctypes.data + 5 * 64 + 8
+        assert (found.pointer, found.low, found.high) == (first, first - 4 * 64, first + 56)
+        assert found.device == 3
+
+    @pytest.mark.parametrize("kind", [Tensor, OldTensor, InterfaceTensor, Immutable])
+    def test_the_library_orders_its_work_before_ours(self, gpu, kind):
+        tensor = kind(numbers(), (CUDA, 3))
+        device_array(tensor, "source")
+        # None are those of a description; 1 is what DLPack calls the legacy stream.
+        assert [s for s in tensor.streams if s is not None] == [gpu.stream or 1]
+        assert gpu.devices == [3], "the stream is the current one of the array's GPU"
+        assert not gpu.waits
+
+    @pytest.mark.parametrize("stream", [None, 0, 77, 99])
+    def test_the_stream_that_an_interface_names_comes_first(self, gpu, stream, monkeypatch):
+        monkeypatch.setattr(arrays, "memory_kind", lambda _: SimpleNamespace(device=0))
+        device_array(InterfaceOnly(numbers(), stream), "source")
+        expected = [] if stream in (None, gpu.stream) else [(gpu.stream, stream)]
+        assert gpu.waits == expected
+
+    @pytest.mark.parametrize(
+        "kind", [lambda a: Tensor(a, (CUDA, 0)), lambda a: InterfaceOnly(a, 9)]
+    )
+    def test_a_capture_is_left_alone(self, gpu, kind, monkeypatch):
+        monkeypatch.setattr(arrays, "memory_kind", lambda _: SimpleNamespace(device=0))
+        gpu.capturing = True
+        tensor = kind(numbers())
+        device_array(tensor, "source")
+        assert not gpu.waits
+        assert not any(getattr(tensor, "streams", []))
+
+    @pytest.mark.parametrize("kind", [OldTensor, Immutable])
+    def test_nothing_is_received_into_a_read_only_one(self, gpu, kind):
+        tensor = kind(np.zeros(8, np.uint8), (CUDA, 0))
+        device_array(tensor, "source")
+        with pytest.raises(FieldError, match=r"target: is read-only .*jax\.dlpack"):
+            device_array(tensor, "target", writable=True)
+        assert packed_bytes(tensor, "packed", 8, 0) == tensor.array.ctypes.data
+        with pytest.raises(FieldError, match="out: is read-only"):
+            packed_bytes(tensor, "out", 8, 0, writable=True)
+
+    def test_a_packed_buffer(self, gpu):
+        whole = np.zeros(20, np.uint8)
+        tensor = InterfaceTensor(whole, (CUDA, 0))
+        assert packed_bytes(tensor, "out", 20, 0, writable=True) == whole.ctypes.data
+        for wrong in (whole[::2], whole[:19], whole.view("u2"), whole.reshape(4, 5)):
+            with pytest.raises(FieldError, match=r"out: got shape .* at least 20 bytes"):
+                packed_bytes(Tensor(wrong, (CUDA, 0)), "out", 20, 0)
+
+    def test_a_library_that_refuses(self, gpu):
+        assert is_device_array(DifferentiatedOnGpu())
+        with pytest.raises(FieldError, match=r"source: BufferError .*detach"):
+            device_array(DifferentiatedOnGpu(), "source")
+
+
+class TestCupy:
+    class Array:
+        """CuPy's: whose description is dear, and never asked for."""
+
+        data = SimpleNamespace(ptr=4096, device_id=1)
+        shape, strides, dtype = (3, 4), (32, 8), np.dtype("f8")
+
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("was asked for its interface")
+
+        __dlpack_device__ = __dlpack__ = __cuda_array_interface__
+
+        def get(self):
+            return np.arange(12.0).reshape(3, 4)
+
+    @pytest.fixture(autouse=True)
+    def cupy(self, monkeypatch):
+        module = ModuleType("cupy")
+        module.ndarray = self.Array
+        module.asarray = module.from_dlpack = lambda array: self.Array()
+        monkeypatch.setitem(sys.modules, "cupy", module)
+        monkeypatch.setattr("halox.engine.cuda.why_no_gpu", lambda: None)
+
+    def test_the_type_is_asked_first(self):
+        array = self.Array()
+        assert is_cupy_array(array)
+        assert is_device_array(array)
+        assert place(describe(array)) == (4096, (3, 4), [32, 8], np.dtype("f8"), 1)
+        assert describe(array).writable
+
+    def test_other_arrays_come_to_the_host_by_way_of_it(self):
+        for array in (self.Array(), Tensor(numbers(), (CUDA, 0)), InterfaceOnly(numbers())):
+            assert to_host(array).tolist() == self.Array().get().tolist()
+        assert to_host(numbers()).tolist() == numbers().tolist()
+
+
+class TestExchanges:
+    """One rank whose neighbour is itself."""
+
+    def test_typed_messages(self):
+        require("mpi")
+        from mpi4py import MPI
+
+        matrix, column = numbers(), np.zeros(6)
+        immutable = OldTensor(matrix)
+        sends = [Send(immutable, dt.vector(6, 1, 8, "f8"), 0)]
+        with Exchange(
+            sends, [Recv(Tensor(column), dt.contiguous(6, "f8"), 0)], comm=MPI.COMM_SELF
+        ) as exchange:
+            for factor in (1, -1):
+                matrix[...] = factor * numbers()
+                exchange()
+                assert column.tolist() == matrix[:, 0].tolist()
+        with pytest.raises(FieldError, match="read-only"):
+            Exchange(sends, [Recv(immutable, dt.contiguous(6, "f8"), 0)], comm=MPI.COMM_SELF)
+
+    def test_the_halo_of_a_field(self):
+        require("mpi")
+        from mpi4py import MPI
+
+        with Grid((4, 6), periodic=True, device="cpu", comm=MPI.COMM_SELF) as grid:
+            array = np.full(grid.padded_shape, -1.0)
+            array[1:-1, 1:-1] = np.arange(24).reshape(4, 6)
+            field = Tensor(array)
+            for _ in range(2):
+                grid.exchange(field)
+                assert np.array_equal(array, np.pad(array[1:-1, 1:-1], 1, mode="wrap"))
+                array[1:-1, 1:-1] += 100

@@ -1,0 +1,476 @@
+"""The peer kernel's protocol and data, compiled as C++ and run on the CPU by a thread for each rank."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from halox.engine.packers import peer_plan
+from halox.engine.packers.peer_plan import Kind
+from halox.messages import Message, Part
+from halox.transports import peer
+from tests.support import require
+from tests.unit.cpu_peer import (
+    ORDERS,
+    Array,
+    Flow,
+    Layout,
+    as_planned,
+    box,
+    check_received,
+    connect,
+    exchange,
+    rows,
+    scattered,
+)
+
+require("cxx")
+
+ALWAYS_WIDE = patch.object(peer, "WIDE_BYTES", 1)
+IN_MEMORY = patch.object(peer_plan, "INLINE_CHUNKS", 0)
+
+
+def there_and_back(way: str, sent: Layout, received: Layout) -> list[Flow]:
+    """The same message both ways."""
+    return [Flow(0, 1, way, [(sent, received)]), Flow(1, 0, way, [(sent, received)])]
+
+
+def faces(itemsize: int) -> tuple[Layout, Layout]:
+    """The last inner cells of an axis and the halo on its other side: more bytes than a chunk has."""
+    shape, subsizes = (30, 20, 12), (28, 18, 3)
+    return box(shape, subsizes, (1, 1, 6), itemsize), box(shape, subsizes, (1, 1, 0), itemsize)
+
+
+# Runs of odd lengths at odd addresses, on the two sides of a message.
+RUNS = rows((3, 7), (900, 101), 77, 1), rows((21,), (79,), 77, 6)
+LONG_RUNS = rows((2, 2), (9001, 3001), 2500, 3), rows((4,), (2503,), 2500, 5)
+
+SENT = {
+    "staging": Kind.SEND_STAGED,
+    "ll": Kind.SEND_LL,
+    "wide": Kind.SEND_WIDE,
+    "direct": Kind.SEND_DIRECT,
+}
+TAKEN = {
+    "staging": Kind.TAKE_STAGED,
+    "ll": Kind.TAKE_LL,
+    "wide": Kind.TAKE_WIDE,
+    "direct": Kind.TAKE_DIRECT,
+}
+WORDS = [
+    *(("staging", n) for n in (1, 2, 4, 8, 16)),
+    *(("direct", n) for n in (1, 2, 4, 8, 16)),
+    *(("ll", n) for n in (4, 8, 16)),
+    *(("wide", n) for n in (4, 8, 16)),
+]
+
+
+@pytest.fixture
+def wide_if_asked(request):
+    """Packets of all messages are wide if the test's way says so."""
+    given_by_test = getattr(request.node, "callspec", None)
+    if given_by_test and given_by_test.params.get("way") == "wide":
+        with ALWAYS_WIDE:
+            yield
+    else:
+        yield
+
+
+@pytest.mark.usefixtures("wide_if_asked")
+class TestWays:
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize(("way", "itemsize"), WORDS)
+    def test_words_of_any_width(self, way, itemsize, order):
+        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
+        ranks = connect(flows, sms=2)
+        assert all(rank.kinds == {SENT[way], TAKEN[way]} for rank in ranks)
+        words = ranks[0].planned.legs["region"]["word_bytes"]
+        assert words[0] == min(itemsize, 8 if way in ("ll", "wide") else 16)
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("runs", [RUNS, LONG_RUNS])
+    @pytest.mark.parametrize("way", ["staging", "direct"])
+    def test_runs_of_no_alignment(self, way, runs, order):
+        ranks = connect(there_and_back(way, *runs))
+        assert 0 in ranks[0].planned.legs["region"]["word_bytes"]
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("way", SENT)
+    def test_levels(self, way, levels):
+        shape = (4, 3, 4, 3, 5)[:levels]
+        sent = box(shape, [n - 1 for n in shape], [1] * levels)
+        received = box(shape, [n - 1 for n in shape], [0] * levels)
+        ranks = connect(there_and_back("ll" if way == "wide" else way, sent, received))
+        assert ranks[0].planned.levels == (3 if levels < 4 else 5)
+        exchange(ranks)
+
+    @pytest.mark.parametrize("where", ["launch", "memory"])
+    @pytest.mark.parametrize("way", SENT)
+    def test_messages_of_several_legs(self, way, where):
+        """Parts of several fields, and of more levels and widths than one, beside copies within the rank."""
+        parts = [faces(8), faces(4), (box((9, 9), (7, 1), (1, 7)), box((9, 9), (7, 1), (1, 0)))]
+        if way in ("staging", "direct"):
+            parts += [faces(1), RUNS]
+        sent = "ll" if way == "wide" else way
+        flows = [Flow(a, 1 - a, sent, parts) for a in (0, 1)]
+        flows += [Flow(a, a, "copy", [faces(16), RUNS]) for a in (0, 1)]
+        with IN_MEMORY if where == "memory" else patch.object(peer_plan, "TABLE_BYTES", 3800):
+            ranks = connect(flows, sms=2)
+            assert bool(ranks[0].planned.inline) == (where == "launch")
+            assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
+            exchange(ranks)
+
+    @pytest.mark.parametrize("itemsize", [4, 8, 16])
+    @pytest.mark.parametrize("way", SENT)
+    def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
+        """With the width of all words, and with more words in flight, as parameters of the compiler."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
+        with patch.object(peer_plan, "SMALL_WORDS", 0 if itemsize == 8 else 1 << 16):
+            ranks = connect(flows, adapt=as_planned)
+        packets = 8 if way in ("ll", "wide") else 16
+        assert dict(ranks[0].launch.defines)["WORD_BYTES"] == str(min(itemsize, packets))
+        assert (ranks[0].launch.threads == 64) == (itemsize == 8 and way == "wide")
+        exchange(ranks, 3)
+
+    @pytest.mark.parametrize("first", [2**16 - 3, 2**31 - 3, 2**32 - 3], ids="from {}".format)
+    @pytest.mark.parametrize("way", SENT)
+    def test_epochs_that_wrap_around(self, way, first):
+        """Those in wide packets after 16 bits, the others after 32."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
+        flows.append(Flow(0, 2, flows[0].way, [faces(4)]))
+        exchange(connect(flows), 7, first=first)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("where", ["launch", "memory"])
+    @pytest.mark.parametrize("way", ["staging", "direct"])
+    def test_more_chunks_than_threads(self, way, where, order):
+        """So that a block that helps looks for chunks several times."""
+        with (
+            patch.object(peer_plan, "CHUNK_BYTES", (32, 64)),
+            patch.object(peer_plan, "LONG_CHUNK_BYTES", 64),
+            IN_MEMORY if where == "memory" else nullcontext(),
+        ):
+            ranks = connect(there_and_back(way, *faces(8)))
+            assert bool(ranks[0].planned.inline) == (where == "launch")
+        assert ranks[0].planned.send_chunks == 189 > ranks[0].launch.threads
+        exchange(ranks, 2, order=order)
+
+    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 20000])
+    @pytest.mark.parametrize("way", SENT)
+    def test_not_a_byte_more_than_the_message(self, way, nbytes):
+        """Tiles and chunks that are full, and one word more or less."""
+        line = rows((), (), nbytes)
+        ranks = connect(there_and_back("ll" if way == "wide" else way, line, line))
+        exchange(ranks, 3)
+
+
+# Rows of blocks that meet other blocks: the same bytes packed, so that one end's chunks are the other's.
+ALIKE = (
+    (rows((40,), (64,), 48), rows((60,), (40,), 32)),
+    (rows((24,), (168,), 160), rows((96,), (44,), 40)),
+    (rows((40, 5), (500, 24), 16), rows((2, 400), (3300, 8), 4)),
+    (rows((), (), 9000), rows((1500,), (12,), 6)),
+)
+# Several stretches that meet one, or others; or runs of bytes.
+LINE = rows((), (), 9000)
+UNLIKE = (
+    (scattered((2600, 1400, 24, 4976), (0, 4000, 3000, 6000)), LINE),
+    (LINE, scattered((8, 2992, 6000), (20000, 4, 3000))),
+    (scattered((2600, 6400), (0, 4000)), scattered((3000, 6000), (0, 4000))),
+    (RUNS[0], rows((), (), 21 * 77, 3)),
+    (rows((21,), (78,), 77), RUNS[1]),
+)
+
+
+class TestEnds:
+    """The datatypes of a message differ from end to end; their bytes are equally many."""
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", ALIKE)
+    def test_each_chunk_waits_for_its_own_flag(self, ends, order):
+        ranks = connect(there_and_back("staging", *ends))
+        assert not ranks[0].planned.legs["flag_count"].any()
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", UNLIKE)
+    def test_all_flags_of_the_sender_are_waited_for(self, ends, order):
+        ranks = connect(there_and_back("staging", *ends))
+        legs, chunks = ranks[0].planned.legs, ranks[0].planned.send_chunks
+        taken = legs["kind"] == Kind.TAKE_STAGED
+        assert legs["flag_count"][taken].tolist() == [chunks] * taken.sum()
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    def test_chunks_of_other_sizes(self, order):
+        """Words of 16 bytes are flagged in larger chunks than those of 8."""
+        ends = rows((64,), (272,), 256), rows((64,), (264,), 256)
+        with (
+            patch.object(peer_plan, "CHUNK_BYTES", (64, 128)),
+            patch.object(peer_plan, "LONG_CHUNK_BYTES", 1024),
+        ):
+            ranks = connect(there_and_back("staging", *ends), sms=2)
+        assert ranks[0].planned.legs["flag_count"].tolist() == [0, 64]
+        assert ranks[0].planned.chunks == 64 + 128
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
+    @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
+    def test_packets_stay_narrow(self, ends, order, wide_bytes):
+        with patch.object(peer, "WIDE_BYTES", wide_bytes):
+            ranks = connect(there_and_back("ll", *ends))
+        assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", [ALIKE[0], ALIKE[2]])
+    def test_wide_packets_of_equal_words(self, ends, order):
+        with ALWAYS_WIDE:
+            ranks = connect(there_and_back("ll", *ends))
+        assert ranks[0].kinds == {Kind.SEND_WIDE, Kind.TAKE_WIDE}
+        exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("ends", [*ALIKE, UNLIKE[3]])
+    def test_straight_into_another_layout(self, ends, order):
+        exchange(connect(there_and_back("direct", *ends)), order=order)
+
+    @pytest.mark.parametrize("way", ["staging", "ll"])
+    def test_types_that_the_kernel_does_not_walk(self, way):
+        """Their bytes go through a buffer, at one end or at both."""
+        rng = np.random.default_rng(3)
+        starts = np.cumsum(rng.integers(2, 5, 100)) * 8
+        blocks, line = scattered([8] * 100, starts.tolist()), rows((), (), 800)
+        for ends in ((blocks, line), (line, blocks), (blocks, blocks)):
+            ranks = connect(there_and_back(way, *ends))
+            exchange(ranks)
+            assert any(side.buffered for side in (*ranks[0].draft._sends, *ranks[0].draft._takes))
+
+
+@pytest.mark.usefixtures("wide_if_asked")
+class TestRanks:
+    @pytest.mark.parametrize("late", [None, 0, 1])
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("way", SENT)
+    def test_one_way(self, way, order, late):
+        """Nothing comes back that tells the sender how far the receiver is."""
+        flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]
+        ranks = connect(flows)
+        sent = ranks[0].planned.legs
+        assert (sent["begun"] != 0).all()
+        assert set(sent["lag"].tolist()) == {0 if way == "direct" else 1}
+        late_s = None if late is None else {late: 0.01}
+        exchange(ranks, 8, order=order, late_s=late_s)
+
+    @pytest.mark.parametrize("orders", [("forward", "backward", "random"), ("backward",) * 3])
+    @pytest.mark.parametrize("way", SENT)
+    def test_a_ring_of_one_way_messages(self, way, orders):
+        flows = [Flow(a, (a + 1) % 3, "ll" if way == "wide" else way, [faces(8)]) for a in range(3)]
+        exchange(connect(flows, sms=2), 8, order=orders, late_s={1: 0.003})
+
+    @pytest.mark.parametrize("multiprocessors", [1, 2])
+    @pytest.mark.parametrize("orders", [("backward", "random", "forward"), ("backward",) * 3])
+    def test_all_ways_at_once(self, orders, multiprocessors):
+        """Three ranks, several messages between two of them, some one way only; accesses held up at random."""
+        ways = ["staging", "ll", "direct"]
+        flows = [Flow(a, a, "copy", [faces(4)]) for a in range(3)]
+        for a, b in ((0, 1), (1, 0), (1, 2), (2, 0)):
+            for tag, way in enumerate(ways if a < b else ways[1:]):
+                flows.append(Flow(a, b, way, [faces(8), faces(4)], tag))
+        flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
+        with patch.object(peer, "WIDE_BYTES", 20000):
+            ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
+        assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
+        exchange(ranks, 6, order=orders, delays=2)
+
+    @pytest.mark.parametrize("itemsize", [8, 16])
+    @pytest.mark.parametrize("way", ["ll", "wide"])
+    def test_packets_that_come_slowly(self, way, itemsize):
+        """Halves of a word are there before the other half."""
+        ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
+        exchange(ranks, 4, delays=40)
+
+    def test_arrays_are_not_written_twice(self):
+        """A rank whose blocks that take run first has sent all when those that send come to it."""
+        ranks = connect(there_and_back("direct", *faces(16)), sms=2)
+        exchange(ranks, 15, order=("forward", "backward"), late_s={0: 0.004})
+
+    @pytest.mark.parametrize("multiprocessors", [2, 3])
+    @pytest.mark.parametrize("way", SENT)
+    def test_blocks_at_once(self, way, multiprocessors):
+        """Blocks that help meet blocks that send."""
+        flows = there_and_back("ll" if way == "wide" else way, *faces(8))
+        ranks = connect(flows, sms=3, multiprocessors=multiprocessors)
+        exchange(ranks, 10, order=("random", "backward"), delays=5)
+
+
+class TestWaiting:
+    def test_a_rank_that_is_late_is_waited_for(self):
+        ranks = connect(there_and_back("staging", *faces(8)), limit_s=20)
+        exchange(ranks, 2, late_s={1: 0.3})
+
+    def test_no_limit(self):
+        ranks = connect(there_and_back("ll", *faces(8)), limit_s=0)
+        exchange(ranks, 2, late_s={0: 0.2})
+
+    @pytest.mark.parametrize("order", ["forward", "backward"])
+    @pytest.mark.parametrize("way", ["staging", "ll", "wide", "direct"])
+    def test_a_rank_that_never_comes_is_named(self, way, order):
+        """The others have come; later launches end at once and leave the first failure as it is."""
+        flows = []
+        for other in (1, 2, 3):
+            chosen = ("ll" if way == "wide" else way) if other == 2 else "staging"
+            flows += [Flow(0, other, "staging", [faces(4)]), Flow(other, 0, chosen, [faces(8)])]
+        with ALWAYS_WIDE if way == "wide" else nullcontext():
+            ranks = connect(flows)
+        exchange(ranks, 3)
+        blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
+        with ThreadPoolExecutor() as pool:
+            others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
+            time.sleep(0.05)
+            ranks[0].limit(0.5)
+            start = time.monotonic()
+            ranks[0].run(blocks)
+            assert 0.5 <= time.monotonic() - start < 20
+            for other in others:
+                other.result()
+        number, epoch = ranks[0].failure
+        assert epoch == 4
+        assert ranks[0].draft.peer_of(number - 1) == 2
+        assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
+        assert ranks[1].failure == ranks[3].failure == (0, 0)
+        ranks[0].limit(30)
+        for _ in range(2):
+            start = time.monotonic()
+            ranks[0].run(blocks)
+            assert time.monotonic() - start < 5
+        assert ranks[0].failure == (number, epoch)
+        assert ranks[0].epochs == 6
+        for rank in ranks:
+            rank.check()
+
+    def test_a_rank_that_is_waited_for_to_begin_is_named(self):
+        """One-way messages of the epoch after next, and those into an array of this epoch."""
+        for way, last in (("staging", 2), ("ll", 2), ("direct", 1)):
+            ranks = connect([Flow(0, 1, "staging", [faces(4)]), Flow(0, 2, way, [faces(8)])])
+            exchange(ranks, 1)
+            arrays = [array.data.copy() for array in ranks[2].arrays]
+            ranks[0].limit(0.3)
+            with ThreadPoolExecutor() as pool:
+                other = [
+                    pool.submit(ranks[1].run, np.arange(ranks[1].launch.blocks))
+                    for _ in range(last - 1)
+                ]
+                for _ in range(last):
+                    assert ranks[0].failure == (0, 0)
+                    ranks[0].run(np.arange(ranks[0].launch.blocks))
+                assert ranks[0].failure == (2, last + 1)
+                for ended in other:
+                    ended.result()
+            for array, before in zip(ranks[2].arrays, arrays, strict=True):
+                assert array.data.tobytes() == before.tobytes()
+
+    def test_what_was_sent_before_is_not_taken_twice(self):
+        """A receiver that comes alone finds the flags and packets of the epochs before, and takes none for its own."""
+        for way in ("staging", "ll"):
+            for wide_bytes in (1, 1 << 30):
+                with patch.object(peer, "WIDE_BYTES", wide_bytes):
+                    ranks = connect([Flow(0, 1, way, [faces(8)])])
+                exchange(ranks, 3)
+                ranks[1].limit(0.2)
+                before = ranks[1].arrays[0].data.copy()
+                ranks[1].run(np.arange(ranks[1].launch.blocks))
+                assert ranks[1].failure == (1, 4)
+                assert ranks[1].arrays[0].data.tobytes() == before.tobytes()
+
+
+def widths(way: str, ends: tuple[Layout, Layout]) -> int:
+    """The shortest word at either end of a message, as the choice of a way asks for it."""
+    found = 16
+    for layout in ends:
+        message = Message(0, "send", (Part(0, layout.datatype),))
+        found = min(found, peer.shortest_word(message, [Array(np.empty(0), layout.offset)]))
+    return found
+
+
+@st.composite
+def layouts(draw, factors: list[int], unit: int) -> Layout:
+    """Disjoint blocks of given bytes: each level steps over what is inside."""
+    dealt = draw(st.permutations(factors))
+    cuts = sorted(draw(st.lists(st.integers(0, len(dealt)), max_size=3)))
+    *outer, block = [
+        int(np.prod(dealt[a:b], dtype=int))
+        for a, b in zip([0, *cuts], [*cuts, len(dealt)], strict=True)
+    ]
+    block *= unit
+    span, strides = block, []
+    for steps in reversed(outer):
+        step = span + unit * draw(st.sampled_from([0, 0, 1, 2, 5]))
+        strides.insert(0, step)
+        span = step * steps
+    offset = unit * draw(st.sampled_from([0, 0, 1, 2, 3]))
+    return rows(outer, strides, block, offset)
+
+
+@st.composite
+def messages(draw) -> list[Flow]:
+    flows = []
+    for tag in range(draw(st.integers(1, 5))):
+        way = draw(st.sampled_from(["staging", "ll", "ll", "direct", "copy"]))
+        sender = draw(st.integers(0, 2))
+        receiver = sender if way == "copy" else (sender + draw(st.integers(1, 2))) % 3
+        unit = draw(st.sampled_from([4, 8, 16] if way == "ll" else [1, 2, 4, 8, 16]))
+        parts = []
+        for _ in range(draw(st.integers(1, 3))):
+            factors = draw(st.lists(st.sampled_from([2, 2, 3, 4, 5, 7, 8]), min_size=1, max_size=5))
+            parts.append((draw(layouts(factors, unit)), draw(layouts(factors, unit))))
+        if way == "ll" and any(widths(way, ends) < 4 for ends in parts):
+            way = "staging"
+        flows.append(Flow(sender, receiver, way, parts, tag))
+    if all(flow.way == "copy" for flow in flows):
+        flows.append(Flow(0, 1, "ll", [faces(8)], 9))
+    return flows
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_messages_in_any_order(data):
+    flows = data.draw(messages())
+    with (
+        patch.object(peer, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
+        patch.object(peer_plan, "INLINE_CHUNKS", data.draw(st.sampled_from([0, 600]))),
+        patch.object(peer_plan, "SMALL_WORDS", data.draw(st.sampled_from([0, 1 << 16]))),
+    ):
+        ranks = connect(
+            flows,
+            sms=data.draw(st.sampled_from([1, 3])),
+            multiprocessors=data.draw(st.sampled_from([1, 2])),
+        )
+        exchange(
+            ranks,
+            4,
+            first=data.draw(st.sampled_from([1, 2**16 - 2, 2**32 - 2])),
+            order=[data.draw(st.sampled_from(ORDERS)) for _ in range(3)],
+            delays=data.draw(st.sampled_from([0, 3])),
+            seed=data.draw(st.integers(0, 99)),
+        )
+
+
+def test_a_wrong_byte_is_noticed():
+    ranks = connect(there_and_back("staging", *faces(8)))
+    exchange(ranks, 1)
+    by_number = {rank.number: rank for rank in ranks}
+    check_received(ranks[0], by_number, 1)
+    ranks[0].arrays[-1].data[5] ^= 1
+    with pytest.raises(AssertionError, match="1 bytes differ, from 5 on"):
+        check_received(ranks[0], by_number, 1)

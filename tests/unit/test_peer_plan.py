@@ -1,0 +1,316 @@
+"""Plans of whole exchanges in one launch: words, chunks, their order and the table, without running anything."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from halox.datatypes import StridedBlocks
+from halox.engine.packers import peer_plan
+from halox.engine.packers.peer_plan import (
+    CHUNK_BYTES,
+    EPOCH_SHIFT,
+    INLINE_CHUNKS,
+    LONG_CHUNK_BYTES,
+    MOST_CHUNKS,
+    TABLE_BYTES,
+    TILE_BYTES,
+    TILE_DATA_BYTES,
+    Kind,
+    Leg,
+    Stretch,
+    chunk_bytes,
+    in_packets,
+    in_tiles,
+    least_word,
+    leg_dtype,
+    plan,
+    staged,
+    stretches,
+)
+from halox.engine.packers.refine import Copy, Level, Side, contiguous_side, paired
+from halox.engine.packers.strided_plan import LEVEL, Row, region_dtype
+from halox.transports.peer import EXCHANGE
+from tests.support import require
+from tests.unit.cpu_peer import built
+
+PARAMETER_BYTES = 4096
+"""Of a launch."""
+
+
+def face(n, axis, dtype="f8"):
+    """A face of thickness one of an n^3 block with halo one."""
+    subsizes = [n] * 3
+    subsizes[axis] = 1
+    return dt.subarray([n + 2] * 3, subsizes, [1, 1, 1], dtype)
+
+
+def stretches_of(datatype, *, packed=1, count=1, pointer=1 << 20, **options):
+    pairs = paired(pointer, datatype, count, 0)
+    return stretches(
+        [Copy(*pair[:: 1 if packed else -1]) for pair in pairs], packed=packed, **options
+    )
+
+
+def line(words, word=8):
+    """A row of so many words, one after the other on both sides."""
+    return Row(1 << 20, 1 << 30, word, (Level(words, word, word),))
+
+
+def legs_of(*groups):
+    """Legs by kind, words and chunk, each (kind, words, chunk_words)."""
+    return [Leg(kind, line(words), i, chunk) for i, (kind, words, chunk) in enumerate(groups)]
+
+
+MIXED = legs_of(
+    (Kind.TAKE_STAGED, 5000, 256),
+    (Kind.COPY, 300, 0),
+    (Kind.SEND_STAGED, 5000, 256),
+    (Kind.TAKE_LL, 70, 0),
+    (Kind.SEND_LL, 1, 0),
+    (Kind.TAKE_DIRECT, 1, 1),
+    (Kind.SEND_WIDE, 3000, 0),
+    (Kind.TAKE_WIDE, 448, 0),
+    (Kind.SEND_DIRECT, 513, 256),
+)
+
+
+class TestTable:
+    def test_its_layout_is_the_kernels(self):
+        """Sizes and offsets that g++ gives the structs are those NumPy gives the table; and the numbers alike."""
+        require("cxx")
+        dtypes = {
+            "Leg": leg_dtype(5),
+            "Region": region_dtype(5),
+            "Level": LEVEL,
+            "Chunk": np.dtype([("leg", "u4"), ("number", "u4")]),
+            "State": np.dtype([("count", "u8"), ("failed", "u8")]),
+            "Exchange": EXCHANGE,
+        }
+        constants = {
+            **{kind.name: int(kind) for kind in Kind},
+            "EPOCH_SHIFT": EPOCH_SHIFT,
+            "TILE_BYTES": TILE_BYTES,
+            "32 * WIDE_BYTES": TILE_DATA_BYTES,
+            "sizeof(Packets8)": 8 * peer_plan.PACKET_EXPANSION,
+        }
+        texts, expected = list(constants), list(constants.values())
+        for struct, dtype in dtypes.items():
+            texts += [
+                f"sizeof({struct})",
+                *(f"__builtin_offsetof({struct}, {m})" for m in dtype.names),
+            ]
+            expected += [dtype.itemsize, *(dtype.fields[m][1] for m in dtype.names)]
+        extra = f'extern "C" {{ unsigned long layout[] = {{{", ".join(texts)}}}; }}'
+        library = ctypes.CDLL(str(built((("MAX_LEVELS", "5"), ("TABLE_LEGS", "0")), extra)))
+        found = (ctypes.c_ulong * len(expected)).in_dll(library, "layout")
+        assert dict(zip(texts, found, strict=True)) == dict(zip(texts, expected, strict=True))
+
+    @pytest.mark.parametrize("levels", [1, 5])
+    @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 13, 15, 16, 20, 40])
+    def test_it_travels_with_the_launch_where_it_fits(self, n, levels):
+        row = Row(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
+        planned = plan([Leg(Kind.SEND_LL, row, 0)] * n, sms=132)
+        assert planned.inline >= n if n <= 12 else planned.inline in (0, *range(n, 64))
+        if planned.inline:
+            assert planned.table.nbytes <= TABLE_BYTES
+            assert planned.table.nbytes == planned.inline * planned.legs.itemsize
+            assert planned.table.nbytes + EXCHANGE.itemsize <= PARAMETER_BYTES
+            assert planned.table[: planned.legs.nbytes].tobytes() == planned.legs.tobytes()
+        else:
+            assert planned.table.nbytes == planned.legs.nbytes + 8 * planned.chunks
+
+    def test_many_chunks_take_turns_in_device_memory(self):
+        fewer = plan(legs_of((Kind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
+        more = plan(legs_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
+        assert fewer.inline and not more.inline
+
+    def test_legs_keep_what_they_are_given(self):
+        leg = Leg(Kind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15)
+        (entry,) = plan([leg], sms=4).legs
+        names = ("kind", "peer", "chunk_words", "flags", "begun", "slot_bytes", "flag_count", "lag")
+        assert [int(entry[name]) for name in names] == [
+            5,
+            7,
+            32,
+            11 << 33,
+            12 << 33,
+            13 << 33,
+            14,
+            15,
+        ]
+        region = entry["region"]
+        assert (region["source"], region["target"], region["words"]) == (1 << 20, 1 << 30, 100)
+
+
+class TestChunks:
+    def chunks_of(self, planned):
+        """Legs and numbers of all chunks, as many as cover each leg's words once."""
+        return [
+            (at, number)
+            for at, leg in enumerate(planned.legs)
+            for number in range(
+                1
+                if leg["kind"] == Kind.TAKE_DIRECT
+                else -(-int(leg["region"]["words"]) // int(leg["chunk_words"]))
+            )
+        ]
+
+    def test_every_leg_is_covered_once(self):
+        planned = plan(MIXED, sms=4)
+        expected = self.chunks_of(planned)
+        assert sorted(map(tuple, planned.order.tolist())) == expected
+        assert planned.chunks == len(expected)
+        first = planned.legs["region"]["first_chunk"].tolist()
+        assert first == [expected.index((at, 0)) for at in range(len(planned.legs))]
+
+    def test_what_is_sent_comes_first(self):
+        planned = plan(MIXED, sms=4)
+        taken = planned.legs["kind"] >= Kind.TAKE_STAGED
+        assert taken.tolist() == sorted(taken) and not taken[0] and taken[-1]
+        of_chunks = taken[planned.order[:, 0]]
+        assert not of_chunks[: planned.send_chunks].any()
+        assert of_chunks[planned.send_chunks :].all()
+
+    def test_legs_take_turns(self):
+        """Equally long ones chunk by chunk; a shorter one spread over a longer one's time."""
+        planned = plan(
+            legs_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)), sms=4
+        )
+        assert planned.order[:16].tolist() == [[leg, n] for n in range(8) for leg in (0, 1)]
+        assert planned.order[16:].tolist() == [[2, n] for n in range(8)]
+        planned = plan(legs_of((Kind.COPY, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
+        assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
+
+    @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
+    def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
+        many = legs_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
+        planned = plan(many, sms=sms)
+        assert 2 * planned.send_blocks == planned.blocks
+        assert planned.send_blocks <= 4 * sms
+        assert planned.blocks < 1 << EPOCH_SHIFT
+
+    def test_one_side_alone(self):
+        for kind, blocks in ((Kind.SEND_LL, 3), (Kind.TAKE_LL, 0)):
+            planned = plan(legs_of((kind, 300, 100)), sms=4)
+            assert (planned.send_chunks, planned.send_blocks) == (blocks, blocks)
+            assert (planned.chunks, planned.blocks) == (3, 3)
+
+    def test_wide_chunks_are_whole_tiles(self):
+        """A tile a warp, whatever the words."""
+        for words in (3000, 1 << 18):
+            planned = plan(legs_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=4)
+            of_a_warp = TILE_DATA_BYTES // 8
+            assert set(planned.legs["chunk_words"] // of_a_warp) == {planned.threads // 32}
+            assert not (planned.legs["chunk_words"] % of_a_warp).any()
+
+    def test_common_words_are_for_the_compiler(self):
+        rows = {word: Row(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
+        for word, row in rows.items():
+            assert plan([Leg(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (word if word > 2 else 0)
+        assert plan([Leg(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
+        waiting = Leg(Kind.TAKE_DIRECT, Row(0, 0, 16, ()), 0, 1)
+        assert plan([Leg(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
+
+
+class TestStretches:
+    def test_a_face_is_one(self):
+        (stretch,) = stretches_of(face(8, 2))
+        assert (stretch.packed, stretch.row.nbytes, stretch.row.word_bytes) == (0, 512, 8)
+        assert stretch.tile_bytes == TILE_BYTES
+
+    def test_both_ends_of_a_halo_have_the_same_signature(self):
+        for axis in range(3):
+            for dtype in ("f4", "f8", "c16"):
+                kinds = face(70, axis, dtype)
+                sent, received = (
+                    stretches_of(kinds, packed=p, pointer=4096 + 16 * p) for p in (1, 0)
+                )
+                assert [s.signature for s in sent] == [s.signature for s in received]
+                assert all(s.packed >= 0 for s in sent)
+
+    def test_signatures_tell_words_chunks_and_places_apart(self):
+        a, b = (stretches_of(dt.contiguous(1 << 18, "c16"), max_word=w)[0] for w in (16, 8))
+        assert a.signature[:2] == b.signature[:2]
+        assert a.signature[2:] == (128, 16) and b.signature[2:] == (512, 8)
+        (short, long) = stretches_of(dt.hindexed([8, 800], [0, 1000], "u1"))
+        assert (short.packed, long.packed) == (0, 8)
+
+    def test_runs_lie_nowhere_in_one_piece(self):
+        (stretch,) = stretches_of(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
+        assert stretch.packed == -1 and stretch.row.word_bytes == 0
+        assert least_word([stretch]) == 1
+
+    def test_packed_bytes_with_gaps_are_no_stretch_of_the_message(self):
+        """The blocks of a level that was cut off step over those of the others."""
+        shape = (3, 2, 5, 3, 2, 3)
+        strides = (10**6, 10**5, 10**4, 10**3, 100, 20)
+        side = Side(0, StridedBlocks(0, shape, strides, 16))
+        copy = Copy(side, contiguous_side(0, side.strided.nbytes))
+        found = stretches([copy], packed=1)
+        assert len(found) > 1 and sum(s.row.nbytes for s in found) == side.strided.nbytes
+        for stretch in found:
+            places = packed_bytes(stretch.row, 1)
+            dense = (np.diff(places) == 1).all()
+            assert (stretch.packed == places[0]) if dense else (stretch.packed == -1)
+        assert any(stretch.packed == -1 for stretch in found)
+
+    def test_least_word(self):
+        assert least_word([]) == 16
+        assert least_word(stretches_of(face(8, 0)) + stretches_of(face(8, 0, "f4"), count=1)) == 4
+
+    @pytest.mark.parametrize("most", [CHUNK_BYTES[1], LONG_CHUNK_BYTES])
+    def test_chunks_are_powers_of_two_that_grow(self, most):
+        stretch_bytes = [1 << n for n in range(4, 40)]
+        sizes = [chunk_bytes(nbytes, most) for nbytes in stretch_bytes]
+        assert sizes == sorted(sizes)
+        assert all(size & (size - 1) == 0 and size >= CHUNK_BYTES[0] for size in sizes)
+        chunks = [-(-nbytes // size) for nbytes, size in zip(stretch_bytes, sizes, strict=True)]
+        assert max(chunks) <= MOST_CHUNKS
+
+    @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
+    def test_lanes_of_a_run_share_a_chunk(self, lanes):
+        row = Row(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
+        assert Stretch(row, -1).chunk_words % lanes == 0
+
+
+def packed_bytes(row, side):
+    """Addresses of a row's bytes on one side, in the order of its words."""
+    places = np.array([(row.source, row.target)[side]])
+    for level in row.levels:
+        places = (places[:, None] + np.arange(level.steps) * level[1 + side]).ravel()
+    return (places[:, None] + np.arange(row.word_bytes)).ravel()
+
+
+class TestPlaces:
+    ROW = Row(1000, 64, 8, (Level(3, 700, 80), Level(5, 40, 16), Level(2, 8, 8)))
+
+    @pytest.mark.parametrize("side", [0, 1])
+    def test_packets_lie_at_twice_the_distances(self, side):
+        row = in_packets(self.ROW, side, 1 << 20)
+        halves = packed_bytes(self.ROW, side).reshape(-1, 8)[:, 0]
+        assert (packed_bytes(row, side).reshape(-1, 8)[:, 0] == (1 << 20) + 2 * halves).all()
+        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
+
+    @pytest.mark.parametrize("side", [0, 1])
+    def test_tiles_begin_where_they_are_told_to(self, side):
+        row = in_tiles(self.ROW, side, 1 << 20)
+        assert set(packed_bytes(row, side).reshape(-1, 8)[:, 0]) == {1 << 20}
+        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
+
+    @pytest.mark.parametrize("side", [0, 1])
+    def test_staging_memory_holds_the_packed_message(self, side):
+        row = staged(self.ROW, side, 1 << 20)
+        assert (packed_bytes(row, side) == packed_bytes(self.ROW, side) + (1 << 20)).all()
+        assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
+
+    @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 100000])
+    def test_tiles_hold_all_words(self, nbytes):
+        (stretch,) = stretches_of(dt.contiguous(nbytes // 8, "f8"), max_word=8)
+        tiles = stretch.tile_bytes // TILE_BYTES
+        assert (tiles - 1) * TILE_DATA_BYTES < nbytes <= tiles * TILE_DATA_BYTES
+        assert prod(level.steps for level in stretch.row.levels) * 8 == nbytes

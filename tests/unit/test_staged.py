@@ -1,0 +1,345 @@
+"""The staged channels on a GPU played by NumPy, whose streams run in any order that their events allow.
+
+What CUDA may do late is done late, and what it may do in another order is done in another order, by the dice. One rank
+sends to itself through MPI; tests/mpi/test_fragments.py has the protocol between ranks, tests/gpu/ranks the real thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.datatypes import contiguous, indexed_block, subarray
+from halox.engine.arrays import describe
+from halox.engine.packers.cutting import cut_parts
+from halox.engine.packers.host import HostPacker
+from halox.engine.packers.refine import Side
+from halox.errors import StateError
+from halox.messages import Message, Part
+from halox.transports.base import Job
+from halox.transports.fragments import cutter, whole
+from tests.support import require
+
+require("mpi")
+
+from halox.transports.carriers import RequestCarrier  # noqa: E402
+from halox.transports.cuda_aware import DeviceBuffer  # noqa: E402
+from halox.transports.pipeline import Pipeline  # noqa: E402
+from halox.transports.staged import StagedChannel, staged_channel  # noqa: E402
+from halox.world import World  # noqa: E402
+
+Step = Callable[[], bool]
+"""Tries to run; returns whether it could."""
+
+
+class FakeStream:
+    def __init__(self, gpu: FakeGpu, ptr: int) -> None:
+        self.gpu, self.ptr, self.queue = gpu, ptr, []  # type: ignore[var-annotated]
+
+    def put(self, call: Callable[[], None]) -> None:
+        self.queue.append(lambda: (call(), True)[1])
+
+    def wait_event(self, event: FakeEvent) -> None:
+        record = event.last
+        self.queue.append(lambda: record["passed"])
+
+    def synchronize(self) -> None:
+        self.gpu.run_until(lambda: not self.queue)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.last = gpu, {"passed": True}
+
+    def record(self, stream: FakeStream) -> None:
+        record = self.last = {"passed": False}
+        stream.put(lambda: record.update(passed=True))
+
+    @property
+    def done(self) -> bool:
+        self.gpu.run_some()
+        return self.last["passed"]
+
+    def synchronize(self) -> None:
+        record = self.last
+        self.gpu.run_until(lambda: record["passed"])
+
+
+class FakeGpu:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.streams: list[FakeStream] = []
+        self.current = self.stream()
+        self.capturing: set[int] = set()
+        self.zeros = np.zeros(1 << 16, np.uint8)
+
+    def stream(self, **_: Any) -> FakeStream:
+        self.streams.append(FakeStream(self, 1 + len(self.streams)))
+        return self.streams[-1]
+
+    def run_one(self) -> bool:
+        """Run the first piece of work of some stream, if any can run."""
+        for stream in self.random.sample(self.streams, len(self.streams)):
+            if stream.queue and stream.queue[0]():
+                stream.queue.pop(0)
+                return True
+        return False
+
+    def run_some(self) -> None:
+        for _ in range(self.random.choice((0, 0, 1, 2))):
+            self.run_one()
+
+    def run_until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            assert self.run_one(), "the streams wait for one another"
+
+    def launch(self, calls: list[Callable[[], None]]) -> Any:
+        def put(stream: FakeStream) -> None:
+            stream.put(lambda: [call() for call in calls] and None)
+
+        return SimpleNamespace(launch=put)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runtime = SimpleNamespace(
+            streamIsCapturing=lambda stream: stream in self.capturing,
+            CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
+        )
+        cuda = SimpleNamespace(
+            runtime=runtime,
+            get_current_stream=lambda: self.current,
+            Device=lambda number: contextlib.nullcontext(),
+            Event=lambda disable_timing: FakeEvent(self),
+            Stream=lambda non_blocking: self.stream(),
+        )
+        from halox.engine import capture
+
+        capture._query.cache_clear()
+        for module in ("cuda", "capture"):
+            monkeypatch.setattr(f"halox.engine.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(
+            "halox.engine.packers.fragments.fragment_launches", self.fragment_launches
+        )
+        for name in ("pack", "unpack", "add"):
+            made = self.launches(name)
+            monkeypatch.setattr(f"halox.engine.packers.device.launch_{name}", made)
+        monkeypatch.setattr("halox.engine.packers.device.Zeroing", self.zeroing)
+        nothing = lambda parts: self.launch([*parts])  # noqa: E731
+        monkeypatch.setattr("halox.engine.packers.device.Launches", nothing)
+
+    def launches(self, name: str) -> Callable[[Any, int], Any]:
+        def make(moves: Any, device: int) -> Any:
+            return self.launch([_whole(name, *move) for move in moves])
+
+        return make
+
+    def zeroing(self, endpoints: Any, device: int) -> Any:
+        return self.launch([_whole("unpack", e, self.zeros.ctypes.data) for e in endpoints])
+
+    def fragment_launches(
+        self, moves: Any, fragments: int, device: int, *, unpack: bool
+    ) -> list[Any]:
+        calls: list[list[Callable[[], None]]] = [[] for _ in range(fragments)]
+        for endpoint, packed, ends in moves:
+            found, datatype, count = endpoint
+            assert len(ends) == fragments and ends[-1] == datatype.size * count
+            parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+            if isinstance(parts, int):
+                calls[parts].append(_whole("unpack" if unpack else "pack", endpoint, packed))
+                continue
+            for fragment, copies in zip(calls, parts, strict=True):
+                fragment += [_copying(*copy) for copy in copies]
+        return [self.launch(fragment) for fragment in calls]
+
+
+def _whole(name: str, endpoint: Any, packed: int) -> Callable[[], None]:
+    array, datatype, count = endpoint
+    packer = HostPacker(MEMORY[array.pointer], datatype, count)
+    buffer = np.frombuffer((ctypes.c_char * (datatype.size * count)).from_address(packed), np.uint8)
+    return lambda: getattr(packer, name)(buffer) and None
+
+
+def _copying(source: Side, target: Side) -> Callable[[], None]:
+    def view(side: Side) -> np.ndarray:
+        blocks = side.strided
+        interface = {
+            "version": 3,
+            "data": (side.pointer + blocks.offset, False),
+            "shape": (*blocks.counts, blocks.block_bytes),
+            "strides": (*blocks.strides, 1),
+            "typestr": "|u1",
+        }
+        return np.asarray(type("Bytes", (), {"__array_interface__": interface})())
+
+    def copy() -> None:
+        bytes_of = view(target)
+        bytes_of[...] = view(source).reshape(bytes_of.shape)
+
+    return copy
+
+
+MEMORY: dict[int, np.ndarray] = {}
+
+
+class Carrier(RequestCarrier):
+    """Buffers whose addresses on the "GPU" are those on the host."""
+
+    def _buffer(self, nbytes: int) -> Any:
+        class Memory:
+            def __init__(self, size: int) -> None:
+                self.bytes = np.zeros(size, np.uint8)
+                self.ptr = self.bytes.ctypes.data
+
+        return DeviceBuffer(nbytes, Memory)
+
+
+class Rig:
+    """A rank that sends faces of some arrays to itself."""
+
+    def __init__(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch, operation: Any, cut: Any
+    ) -> None:
+        from mpi4py import MPI
+
+        self.gpu = FakeGpu(seed)
+        self.gpu.install(monkeypatch)
+        self.world = World(MPI.COMM_SELF)
+        self.u = np.zeros((40, 50, 12))
+        self.v = np.zeros((4000,))
+        at = np.random.default_rng(3).permutation(1900)[:700]
+        face = [subarray(self.u.shape, (40, 50, 1), (0, 0, k), "f8") for k in (1, 0)]
+        some = [indexed_block(1, at, "f8"), indexed_block(1, at + 2000, "f8")]
+        rows = [contiguous(120, "f8"), subarray((4000,), (120,), (3800,), "f8")]
+        sides = [(face[n], some[n], rows[n]) for n in (0, 1)]
+        arrays = [self.u, self.v]
+        MEMORY.clear()
+        MEMORY.update({a.ctypes.data: a for a in arrays})
+        parts = [(Part(0, f), Part(1, s), Part(1, r)) for f, s, r in sides]
+        if operation == "add":  # the other way round
+            parts.reverse()
+        send, receive = Message(0, "send", parts[0]), Message(0, "receive", parts[1])
+        self.sent, self.received = parts
+        job = Job([describe(a) for a in arrays], (send,), (receive,), operation)
+        self.carrier = Carrier(self.world, job.sends, job.receives, lambda m: 5, cut=cut)
+        self.channel = staged_channel(self.world, job, self.carrier, 0)
+        self.operation = operation
+
+    def fill(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for array in (self.u, self.v):
+            array[...] = rng.integers(-999, 999, array.shape)
+
+    def expected(self) -> list[np.ndarray]:
+        arrays = [self.u.copy(), self.v.copy()]
+        packed = [np.empty(p.nbytes, np.uint8) for p in self.sent]
+        for p, some in zip(self.sent, packed, strict=True):
+            HostPacker(arrays[p.array], p.datatype, 1).pack(some)
+        if self.operation == "add":
+            for p in self.sent:
+                HostPacker(arrays[p.array], p.datatype, 1).unpack(np.zeros(p.nbytes, np.uint8))
+        for p, some in zip(self.received, packed, strict=True):
+            packer = HostPacker(arrays[p.array], p.datatype, 1)
+            (packer.add if self.operation == "add" else packer.unpack)(some)
+        return arrays
+
+    def close(self) -> None:
+        self.channel.close()
+        self.world.close()
+
+
+@pytest.mark.parametrize("operation", ["copy", "add"])
+@pytest.mark.parametrize("cut", [whole, cutter(4096)])
+@pytest.mark.parametrize("seed", range(4))
+def test_in_order_with_the_users_streams(
+    seed: int, cut: Any, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's kernels before, between and after, on streams that change, see and leave what they should."""
+    rig = Rig(seed, monkeypatch, operation, cut)
+    assert isinstance(rig.channel, StagedChannel if cut is whole else Pipeline)
+    gpu = rig.gpu
+    users = [gpu.current, gpu.stream()]
+    wanted: list[list[np.ndarray]] = []
+    right: list[bool] = []
+
+    def prepare(step: int) -> None:
+        rig.fill(step)
+        wanted.append(rig.expected())
+
+    def look() -> None:
+        right.append(all(map(np.array_equal, (rig.u, rig.v), wanted[-1])))
+
+    for step in range(12):
+        if step % 3 == 2:
+            gpu.current.synchronize()
+            gpu.current = users[step % 2]
+        gpu.current.put(lambda step=step: prepare(step))
+        rig.channel.start()
+        gpu.run_some()
+        rig.channel.finish()
+        gpu.current.put(look)
+    gpu.current.synchronize()
+    assert right == [True] * 12
+    rig.close()
+    assert not any(stream.queue for stream in gpu.streams[2:]), "closed with work in flight"
+
+
+class EagerCarrier(Carrier):
+    """Everything has arrived before anybody asks, as from a peer that is far ahead."""
+
+    def expect(self, epoch: int) -> None:
+        pass
+
+    def post_stage(self, epoch: int, stage: int) -> None:
+        pass
+
+    def arrived(self, epoch: int, stage: int) -> bool:
+        return True
+
+    def complete(self, epoch: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unpacking_waits_for_what_the_user_did_before(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that still reads the halo when the peer's message is there already."""
+    monkeypatch.setattr("tests.unit.test_staged.Carrier", EagerCarrier)
+    rig = Rig(seed, monkeypatch, "copy", cutter(4096))
+    ((arrived,),) = rig.carrier.device_pointers()[1]
+    size = rig.carrier.incoming_ends[0][-1]
+    ctypes.memset(arrived, 7, size)
+    rig.fill(seed)
+    before, seen = rig.u.copy(), []
+    rig.gpu.current.put(lambda: None)
+    rig.gpu.current.put(lambda: seen.append(rig.u.copy()))
+    rig.channel.start()
+    rig.channel.finish()
+    rig.gpu.current.synchronize()
+    assert np.array_equal(seen[0], before)
+    assert (rig.u[:, :, 0].copy().view(np.uint8) == 7).all(), "and then it was unpacked"
+    rig.close()
+
+
+@pytest.mark.parametrize("cut", [whole, cutter(4096)])
+def test_capture(cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is put on a stream that is being captured, and the channel goes on afterwards."""
+    rig = Rig(1, monkeypatch, "copy", cut)
+    rig.fill(1)
+    wanted = rig.expected()
+    rig.gpu.capturing.add(rig.gpu.current.ptr)
+    with pytest.raises(StateError, match=r"staged.*peer"):
+        rig.channel.check()
+    assert not any(stream.queue for stream in rig.gpu.streams)
+    rig.gpu.capturing.clear()
+    rig.channel.start()
+    rig.channel.finish()
+    rig.gpu.current.synchronize()
+    assert np.array_equal(rig.u, wanted[0]) and np.array_equal(rig.v, wanted[1])
+    rig.close()

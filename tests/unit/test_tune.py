@@ -1,0 +1,303 @@
+"""``halox tune`` and ``halox info --paths``: what they measure, write and print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halox.cli import launcher, paths, probing, tune
+from halox.cli.probing import GPU_WAYS, POINTS, Point, campaign, fitted, partners
+from halox.errors import ExchangeTimeoutError, HaloxError, PathError
+from halox.exchange import calibration
+from halox.exchange.costs import Costs, WayCost, way_name
+from halox.exchange.fitting import Sample
+from halox.transports.topology import Topology
+from tests import support
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MACHINE = {
+    name: WayCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
+    for name, cost in Costs.default().ways.items()
+}
+"""A machine with twice the latency and a third of the bandwidth of the one the shipped constants are of."""
+
+
+def synthetic(path: str, way: str, point: Point) -> Sample:
+    if way_name(path, way) in ("peer/direct", "cuda_aware/mpi"):
+        raise PathError(f"no {path} here")
+    cost = MACHINE[way_name(path, way)]
+    us = cost.us(point.nbytes, point.run_bytes, point.messages)
+    return Sample(point.nbytes, point.run_bytes, point.messages, us)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    assert what and 0 <= done < total
+
+
+def test_a_campaign_finds_the_machine() -> None:
+    found = campaign(synthetic, GPU_WAYS, POINTS, quiet, lambda: False)
+    assert not found.cut_short and set(found.refused) == {"peer/direct", "cuda_aware/mpi"}
+    ways = fitted(found, Costs.default(), shared_gpu=False)
+    for name in found.samples:
+        assert ways[name].latency_us == pytest.approx(MACHINE[name].latency_us), name
+        assert ways[name].gb_per_s == pytest.approx(MACHINE[name].gb_per_s), name
+    # Not measured, but its siblings are twice as slow and three times as narrow as had been thought.
+    assert ways["peer/direct"].gb_per_s == pytest.approx(MACHINE["peer/direct"].gb_per_s)
+    assert "cuda_aware/mpi" not in ways
+
+
+def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
+    calls = [0]
+
+    def time_is_up() -> bool:
+        calls[0] += 1
+        return calls[0] > 8 * len(GPU_WAYS)
+
+    found = campaign(synthetic, GPU_WAYS, POINTS, quiet, time_is_up)
+    assert found.cut_short and len(found.samples["peer/ll"]) == 8
+    ways = fitted(found, Costs.default(), shared_gpu=False)
+    assert ways["peer/ll"].latency_us == pytest.approx(MACHINE["peer/ll"].latency_us)
+
+
+def test_a_way_that_fails_at_some_points_is_fitted_to_the_others() -> None:
+    def probe(path: str, way: str, point: Point) -> Sample:
+        if point.nbytes > 4 << 20:
+            raise HaloxError("too large")
+        return synthetic(path, way, point)
+
+    found = campaign(probe, [("peer", "ll")], POINTS, quiet, lambda: False)
+    assert not found.refused and len(found.samples["peer/ll"]) == len(POINTS) - 1
+
+
+def test_ranks_that_are_lost_end_the_campaign() -> None:
+    def probe(path: str, way: str, point: Point) -> Sample:
+        raise ExchangeTimeoutError("rank 0 has waited for rank 1")
+
+    with pytest.raises(ExchangeTimeoutError):
+        campaign(probe, GPU_WAYS, POINTS, quiet, lambda: False)
+
+
+def test_on_shared_gpus_other_constants_are_fitted() -> None:
+    found = campaign(
+        synthetic, [("ipc", "staging"), ("staged", "shared")], POINTS, quiet, lambda: False
+    )
+    ways = fitted(found, Costs.default(), shared_gpu=True)
+    assert set(ways) == {"ipc/staging, shared GPU", "staged/shared, shared GPU"}
+
+
+@pytest.mark.parametrize(
+    "nodes", [(0, 0), (0, 0, 0), (0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 0, 0, 1)]
+)
+def test_partners_are_mutual(nodes: Sequence[int]) -> None:
+    for rank in range(len(nodes)):
+        near, far = partners(rank, nodes)
+        assert near is None or (partners(near, nodes)[0] == rank and nodes[near] == nodes[rank])
+        assert far is None or partners(far, nodes)[1] == rank
+        if len(set(nodes)) > 1:
+            assert far is None or nodes[far] != nodes[rank]
+
+
+@dataclass
+class FakeProber:
+    """One rank that measures a machine of the imagination."""
+
+    world: Any
+    device: int | None = 0
+    comm: Any = None
+
+    def __call__(self, path: str, way: str, point: Point) -> Sample:
+        return synthetic(path, way, point)
+
+
+@pytest.fixture
+def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
+    support.require("mpi")
+    from mpi4py import MPI
+
+    from halox.world import World
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    topology = Topology(("a",), (0,), {})
+    monkeypatch.setattr(tune, "look_around", lambda prober: (topology, Costs.default()))
+    monkeypatch.setattr(calibration, "_gpu", lambda device: ("NVIDIA H200", "580", 1))
+    return FakeProber(World(MPI.COMM_SELF))
+
+
+def test_what_was_measured_is_written_and_shown(imagined: FakeProber) -> None:
+    figures = tune._gpu_figures(imagined, quiet, write=True)  # type: ignore[arg-type]
+    assert figures["file"] == str(calibration.tuning_file())
+    fingerprint = calibration.fingerprint_of(imagined.world, Topology(("a",), (0,), {}), 0)
+    written = calibration.load(fingerprint)
+    assert written is not None and "halox tune" in written.origin
+    for name in ("peer/ll", "ipc/staging", "staged/shared"):
+        assert written.ways[name].latency_us == pytest.approx(MACHINE[name].latency_us)
+    rows = [row for row in figures["rows"] if row["way"] == "peer/ll"]
+    assert [row["constants"] for row in rows] == ["before", "after"]
+    assert rows[0]["latency_us"] == Costs.default().ways["peer/ll"].latency_us
+    assert rows[1]["latency_us"] == 2 * rows[0]["latency_us"]
+    assert rows[0]["off_%"] > 40 and rows[1]["off_%"] == 0 and rows[1]["points"] == len(POINTS)
+    guessed = [row for row in figures["rows"] if row["way"] == "peer/direct"]
+    assert [row["constants"] for row in guessed] == ["before, not measured", "after, not measured"]
+    assert figures["not_measured"]["cuda_aware/mpi"] == "no cuda_aware here"
+    json.dumps(figures, allow_nan=False)
+
+
+def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
+    figures = tune._gpu_figures(imagined, quiet, write=False)  # type: ignore[arg-type]
+    assert "not written" in figures["file"] and not calibration.tuning_file().exists()
+
+
+def test_nothing_measured_is_an_error_and_writes_nothing(
+    imagined: FakeProber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Sample:
+        raise PathError("the cable is out")
+
+    monkeypatch.setattr(FakeProber, "__call__", refuse)
+    with pytest.raises(HaloxError, match=r"no way could be measured.*the cable is out"):
+        tune._gpu_figures(imagined, quiet, write=True)  # type: ignore[arg-type]
+    assert not calibration.tuning_file().exists()
+
+
+def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(launcher.STARTED_BY_HALOX, raising=False)
+    monkeypatch.setattr("halox.engine.cuda.gpu_count", lambda: 0)
+    assert tune.ranks_wanted(None) == 2 and tune.ranks_wanted(5) == 5
+    monkeypatch.setattr("halox.engine.cuda.gpu_count", lambda: 8)
+    assert tune.ranks_wanted(None) == 8
+    monkeypatch.setenv("PMI_SIZE", "3")
+    assert tune.ranks_wanted(None) is None
+
+
+HOPS = [
+    paths.Hop(0, 0, "local", "copy", "itself"),
+    paths.Hop(1, 1, "local", "copy", "itself"),
+    paths.Hop(0, 1, "peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot", "host": "GPU"}),
+    paths.Hop(1, 0, "peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot"}),
+]
+
+
+def test_matrix_of_paths() -> None:
+    figures = paths.figures_of(2, HOPS[::-1])
+    assert figures["matrix"] == [["local/copy", "peer/ll"], ["peer/ll", "local/copy"]]
+    assert figures["predicted_us"] == [[None, 4.9], [4.9, None]]
+    assert figures["not_possible"] == [
+        {"path": "cuda_aware", "why": "MPI cannot", "pairs": [(0, 1), (1, 0)]},
+        {"path": "host", "why": "GPU", "pairs": [(0, 1)]},
+    ]
+    lines = paths.as_text(figures).splitlines()
+    assert [line.split() for line in lines[3:6]] == [
+        ["from", "\\", "to", "0", "1"],
+        ["0", "local/copy", "peer/ll"],
+        ["1", "peer/ll", "local/copy"],
+    ]
+    assert "  peer/ll: a GPU each (0 to 1, 1 to 0)" in lines
+    assert lines[lines.index("not possible:") + 1 :] == [
+        "  cuda_aware: MPI cannot (0 to 1, 1 to 0)",
+        "  host: GPU (0 to 1)",
+    ]
+
+
+def test_matrix_of_many_ranks_stays_short() -> None:
+    hops = [paths.Hop(a, b, "peer", "ll", "why") for a in range(8) for b in range(8)]
+    text = paths.as_text(paths.figures_of(8, hops))
+    assert "and 58 more)" in text and len(text.splitlines()) == 15
+
+
+def halox(*words: str, cache: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    support.require("mpi")
+    ended = subprocess.run(
+        [sys.executable, "-m", "halox", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_tune_without_a_gpu_measures_and_writes_nothing(tmp_path: Path, ranks: int) -> None:
+    words = ("tune", "-n", str(ranks), "--device", "cpu")
+    figures = json.loads(halox(*words, "--json", cache=tmp_path).stdout)
+    assert figures["ranks"] == ranks and figures["file"] is None
+    assert "nothing written" in figures["note"] and "fixed rules" in figures["note"]
+    found = {(row["arrays"], row["run_bytes"]): row["way"] for row in figures["rows"]}
+    assert found["own arrays", 8] == "host/shared"
+    assert found["a grid's field", 8] == "host/shared"
+    assert found["a grid's field", 1024] == "host/direct"
+    assert all(row["us"] > 0 for row in figures["rows"])
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing written" in halox(*words, cache=tmp_path).stdout
+
+
+def test_tune_inside_a_launcher(tmp_path: Path) -> None:
+    support.require("mpi")
+    environ = launcher.environment(2) | {"XDG_CACHE_HOME": str(tmp_path)}
+    del environ[launcher.STARTED_BY_HALOX]
+    ended = subprocess.run(
+        launcher.command(launcher.find(), 2, ["-m", "halox", "tune", "--device", "cpu", "--json"]),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["ranks"] == 2
+
+
+def test_tune_needs_two_ranks(tmp_path: Path) -> None:
+    ended = halox("tune", "-n", "1", cache=tmp_path, status=2)
+    assert "needs 2 or more, got 1; add -n 2" in ended.stderr
+
+
+def test_tune_of_gpus_where_there_are_none(tmp_path: Path) -> None:
+    from halox.engine.cuda import why_no_gpu
+
+    if why_no_gpu() is None:
+        return
+    ended = halox("tune", "-n", "2", "--device", "gpu", cache=tmp_path, status=2)
+    assert 'device="gpu" was asked for' in ended.stderr
+
+
+def test_info_paths(tmp_path: Path) -> None:
+    figures = json.loads(halox("info", "--paths", "-n", "3", "--json", cache=tmp_path).stdout)
+    assert figures["ranks"] == 3
+    for sender in range(3):
+        for receiver in range(3):
+            is_local = figures["matrix"][sender][receiver] == "local/copy"
+            assert is_local == (sender == receiver)
+    text = halox("info", "--paths", "-n", "2", cache=tmp_path).stdout
+    assert "from \\ to" in text and "the neighbour is this rank (0 to 0, 1 to 1)" in text
+
+
+def test_info_takes_ranks_with_paths_only(tmp_path: Path) -> None:
+    assert "--paths" in halox("info", "-n", "2", cache=tmp_path, status=2).stderr
+
+
+def test_options_are_read() -> None:
+    parser = argparse.ArgumentParser()
+    tune.add_parser(parser.add_subparsers(), argparse.ArgumentParser(add_help=False))
+    args = parser.parse_args(["tune", "--dry-run"])
+    assert args.dry_run and args.device == "auto"
+
+
+def test_every_way_with_a_model_is_measured() -> None:
+    shipped = {name.split(",")[0] for name in Costs.default().ways}
+    assert {way_name(*pair) for pair in probing.GPU_WAYS} == shipped
