@@ -22,7 +22,6 @@ from halox.transports.fragments import cutter, whole
 from halox.transports.ipc import make_ipc_channel
 from halox.transports.node import NodeLink
 from halox.world import World
-from tests.gpu.guarded import stall
 from tests.mpi.conftest import agree
 from tests.mpi.reference import expected, random_case, same_bytes
 from tests.mpi.test_ipc import Wire, chain, packed, ring, unpack
@@ -32,6 +31,8 @@ from tests.support import require
 require("gpu")
 
 import cupy  # noqa: E402
+
+from tests.gpu.guarded import stall  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
 
