@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: test lint types docs gpu-check bench
+.PHONY: test lint types docs gpu-check gpu-check-several bench
 
 test:
 	$(PYTHON) -m pytest
@@ -17,6 +17,10 @@ docs:
 
 gpu-check:
 	$(PYTHON) -m tests.gpu.check
+
+# What several GPUs add to a check on one.
+gpu-check-several:
+	$(PYTHON) -m tests.gpu.check --several
 
 bench:
 	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \

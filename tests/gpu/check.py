@@ -2,6 +2,8 @@
 
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
+
+``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ from halox.cli import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
-RANKS = (1, 2, 4)
-RANDOM_TYPES = "tests/gpu/test_random_types_gpu.py"
+FOLDER = "tests/gpu"
+RANKS_FOLDER = f"{FOLDER}/ranks"
+RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
+FAILURES = f"{FOLDER}/test_failures_gpu.py"
+BENCHES = f"{RANKS_FOLDER}/test_bench_gpu_ranks.py"
+ON_FOUR_RANKS = tuple(
+    f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in ("exchange", "paths", "typed")
+)
 SHARDS = 4
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
@@ -41,7 +49,9 @@ def sources_sha256(root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def run(command: list[str], ranks: int | None = None, **variables: str) -> tuple[int, str]:
+def run(
+    command: list[str], ranks: int | None = None, limit_s: float = STEP_LIMIT_S, **variables: str
+) -> tuple[int, str]:
     """Run a Python command in the checkout, on several ranks if asked; return its exit status and output."""
     environment = dict(
         os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30", **variables
@@ -58,12 +68,12 @@ def run(command: list[str], ranks: int | None = None, **variables: str) -> tuple
             env=environment,
             capture_output=True,
             text=True,
-            timeout=STEP_LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired as late:
         said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else ""
-        return 124, said + f"\ntook longer than {STEP_LIMIT_S} s"
+        return 124, said + f"\ntook longer than {limit_s} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -105,16 +115,26 @@ def suite(
     return outcomes
 
 
-def alone(scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests of one process, the random datatypes beside the others in processes of their own."""
-    others = ("--ignore=tests/gpu/ranks", f"--ignore={RANDOM_TYPES}")
-    with ThreadPoolExecutor(SHARDS + 1) as pool:
-        jobs = [pool.submit(suite, "tests/gpu", None, scratch, others)]
+def one_process(scratch: Path) -> list[dict[str, Any]]:
+    """Run the tests of one process, beside them the random datatypes in processes of their own, and one rank's."""
+    others = tuple(f"--ignore={path}" for path in (RANKS_FOLDER, RANDOM_TYPES, FAILURES))
+    with ThreadPoolExecutor(SHARDS + 2) as pool:
+        jobs = [pool.submit(suite, FOLDER, None, scratch, others)]
+        jobs += [pool.submit(suite, RANKS_FOLDER, 1, scratch)]
         jobs += [
             pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
             for k in range(SHARDS)
         ]
         return [outcome for job in jobs for outcome in job.result()]
+
+
+def several_ranks(scratch: Path) -> list[dict[str, Any]]:
+    """Run the tests of several ranks, each alone: kernels that wait for one another need their GPUs."""
+    found = suite(RANKS_FOLDER, 2, scratch, (f"--ignore={BENCHES}",))
+    found += suite(BENCHES, 2, scratch)
+    for path in ON_FOUR_RANKS:
+        found += suite(path, 4, scratch)
+    return found + suite(FAILURES, None, scratch)
 
 
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
@@ -176,22 +196,28 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Run everything, write the result, and return the exit status."""
+def main(arguments: list[str]) -> int:
+    """Run everything, or what several GPUs add; write the result, and return the exit status."""
     started = time.monotonic()
+    whole = arguments != ["--several"]
+    if whole and arguments:
+        print(__doc__)
+        return 2
     result: dict[str, Any] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "sources_sha256": sources_sha256(),
         "machine": machine(),
+        "parts": "all" if whole else "those of several ranks",
     }
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        tests = alone(scratch)
-        for ranks in RANKS:
-            tests += suite("tests/gpu/ranks", ranks, scratch)
-        figures = measure("tests.gpu.bench_strided", None, scratch)
-        figures += measure("halox.cli.bench.headlines", None, scratch)
-        for ranks in (2, 4):
+        tests = one_process(scratch) if whole else []
+        tests += several_ranks(scratch)
+        figures = []
+        if whole:
+            figures += measure("tests.gpu.bench_strided", None, scratch)
+            figures += measure("halox.cli.bench.headlines", None, scratch)
+        for ranks in sorted({2, min(4, max(2, len(result["machine"]["gpus"])))}):
             figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
         apps = [app(ranks) for ranks in (1, 2)]
     # A test that needs a second GPU says so where there is one only; the reason is on record.
@@ -219,4 +245,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

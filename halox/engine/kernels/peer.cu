@@ -46,7 +46,7 @@
 #define HELP_NS 1000000
 #endif
 
-#include "strided_body.cu"
+#include "copy_work.cu"
 
 #define COPY 0
 #define SEND_STAGED 1
@@ -183,36 +183,6 @@ __device__ __forceinline__ bool reached(u64 flag, u32 epoch)
     return int(load_flag(flag) - epoch) >= 0;
 }
 
-// Addresses of words `word`, `word + step`, ... of a region, from the addresses it has without bases.
-template <u32 N>
-__device__ __forceinline__ void places(
-    const Region& region, u32 word, u32 step, u64 (&source)[N], u64 (&target)[N])
-{
-    u32 rest[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        rest[i] = word + i * step;
-        source[i] = region.source;
-        target[i] = region.target;
-    }
-#pragma unroll
-    for (u32 k = 0; k < MAX_LEVELS; ++k) {
-        const i64 source_stride = region.level[k].source_stride;
-        const i64 target_stride = region.level[k].target_stride;
-        const u32 count = region.level[k].count;
-        const u32 magic = region.level[k].magic;
-        const u32 shift = region.level[k].shift;
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            const u32 above = __umulhi(rest[i], magic) >> shift;
-            const i64 digit = rest[i] - above * count;
-            source[i] += digit * source_stride;
-            target[i] += digit * target_stride;
-            rest[i] = above;
-        }
-    }
-}
-
 __device__ __forceinline__ u64 packed_half(u32 data, u32 epoch) { return data | (u64(epoch) << 32); }
 
 __device__ __forceinline__ void send_word(u64 at, u32 word, u32 epoch) { store_packet(at, packed_half(word, epoch)); }
@@ -251,7 +221,7 @@ __device__ __forceinline__ void send_packets(const Region& region, u64 base, u32
     for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
         u64 source[IN_FLIGHT], target[IN_FLIGHT];
         Word taken[IN_FLIGHT] = {};
-        places<IN_FLIGHT>(region, start, blockDim.x, source, target);
+        places<IN_FLIGHT>(region, 0, base, start, blockDim.x, source, target);
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)
@@ -259,7 +229,7 @@ __device__ __forceinline__ void send_packets(const Region& region, u64 base, u32
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)
-                send_word(base + target[i], taken[i], epoch);
+                send_word(target[i], taken[i], epoch);
     }
 }
 
@@ -311,7 +281,7 @@ __device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 fi
         return;
     u64 source[words], target[words];
     Word taken[words] = {};
-    places<words>(region, start, 32, source, target);
+    places<words>(region, 0, 0, start, 32, source, target);
 #pragma unroll
     for (u32 i = 0; i < words; ++i)
         if (start + 32 * i < last)
@@ -387,7 +357,7 @@ struct Worker {
                 send_wide<u32>(region, base, first, last, round.epoch);
             return true;
         }
-        move(region, 0, base, first, last);
+        CopyWork{0, base}(region, first, last);
         if (leg.kind != COPY) {
             __syncthreads();
             if (threadIdx.x == 0)
@@ -427,7 +397,7 @@ struct Worker {
             return flag >= flags;
         });
         if (came && leg.kind == TAKE_STAGED)
-            move(region, base, 0, first, last);
+            CopyWork{base, 0}(region, first, last);
         return came;
     }
 
@@ -437,7 +407,7 @@ struct Worker {
         for (u32 batch = first; batch < last; batch += IN_FLIGHT * blockDim.x) {
             const u32 start = batch + threadIdx.x;
             u64 source[IN_FLIGHT], target[IN_FLIGHT];
-            places<IN_FLIGHT>(leg.region, start, blockDim.x, source, target);
+            places<IN_FLIGHT>(leg.region, base, 0, start, blockDim.x, source, target);
             u32 missing = 0;
 #pragma unroll
             for (u32 i = 0; i < IN_FLIGHT; ++i)
@@ -447,7 +417,7 @@ struct Worker {
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     if (missing >> i & 1)
-                        packets[i].load(base + source[i]);
+                        packets[i].load(source[i]);
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
                     if ((missing >> i & 1) && packets[i].ready(round.epoch)) {
@@ -468,7 +438,7 @@ struct Worker {
         const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
         const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
         u64 source[words], target[words];
-        places<words>(leg.region, start, 32, source, target);
+        places<words>(leg.region, 0, 0, start, 32, source, target);
         const u64 packets = base + leg.region.source + u64(tile) * TILE_BYTES + 16 * lane;
         return wait(leg.peer, [&] {
             Wide wide;
@@ -558,31 +528,6 @@ struct Worker {
         for (u32 peer = threadIdx.x; peer < exchange.peer_count; peer += blockDim.x)
             store_loose(((const u64*)exchange.peers)[peer], round.epoch);  // what it tells of ended with the last launch
     }
-
-    __device__ __forceinline__ void move(const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
-    {
-        if (WORD_BYTES == 0 && region.word_bytes == 0)
-            move_runs(region, source_base, target_base, first, last);
-        else
-            with_word(MoveWork{source_base, target_base}, region, first, last);
-    }
-
-    struct Plain {
-        template <class Word>
-        static __device__ __forceinline__ Word take(const Word* source, const Word*)
-        {
-            return *source;
-        }
-    };
-
-    struct MoveWork {
-        u64 source_base, target_base;
-        template <class Word>
-        __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
-        {
-            move_words<Plain, Word>(region, source_base, target_base, first, last);
-        }
-    };
 };
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) peer_exchange(

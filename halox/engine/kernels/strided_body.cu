@@ -63,6 +63,36 @@ struct Table {
 };
 #endif
 
+// Addresses on both sides of words `word`, `word + step`, ... of a region.
+template <u32 N>
+__device__ __forceinline__ void places(
+    const Region& region, u64 source_base, u64 target_base, u32 word, u32 step, u64 (&source)[N], u64 (&target)[N])
+{
+    u32 rest[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        rest[i] = word + i * step;
+        source[i] = source_base + region.source;
+        target[i] = target_base + region.target;
+    }
+#pragma unroll
+    for (u32 k = 0; k < MAX_LEVELS; ++k) {
+        const i64 source_stride = region.level[k].source_stride;
+        const i64 target_stride = region.level[k].target_stride;
+        const u32 count = region.level[k].count;
+        const u32 magic = region.level[k].magic;
+        const u32 shift = region.level[k].shift;
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            const u32 above = __umulhi(rest[i], magic) >> shift;
+            const i64 digit = rest[i] - above * count;
+            source[i] += digit * source_stride;
+            target[i] += digit * target_stride;
+            rest[i] = above;
+        }
+    }
+}
+
 // Moves the words [first, last) of a region. `Mover::take` loads what is to be stored at a target; all
 // loads of a thread's words are issued before its first store, so that their latencies overlap.
 template <class Mover, class Word>
@@ -70,31 +100,9 @@ __device__ __forceinline__ void move_words(
     const Region& region, u64 source_base, u64 target_base, u32 first, u32 last)
 {
     for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
-        u32 rest[IN_FLIGHT];
         u64 source[IN_FLIGHT], target[IN_FLIGHT];
         Word taken[IN_FLIGHT] = {};  // set, or the words of all widths would live through all loops
-#pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; ++i) {
-            rest[i] = start + i * blockDim.x;
-            source[i] = source_base + region.source;
-            target[i] = target_base + region.target;
-        }
-#pragma unroll
-        for (u32 k = 0; k < MAX_LEVELS; ++k) {
-            const i64 source_stride = region.level[k].source_stride;
-            const i64 target_stride = region.level[k].target_stride;
-            const u32 count = region.level[k].count;
-            const u32 magic = region.level[k].magic;
-            const u32 shift = region.level[k].shift;
-#pragma unroll
-            for (u32 i = 0; i < IN_FLIGHT; ++i) {
-                const u32 above = __umulhi(rest[i], magic) >> shift;
-                const i64 digit = rest[i] - above * count;
-                source[i] += digit * source_stride;
-                target[i] += digit * target_stride;
-                rest[i] = above;
-            }
-        }
+        places<IN_FLIGHT>(region, source_base, target_base, start, blockDim.x, source, target);
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)

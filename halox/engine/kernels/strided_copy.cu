@@ -5,33 +5,7 @@
 // one launch must not overlap one another nor any source. Pointers may be device memory, a peer's
 // memory or the device address of mapped host memory.
 
-#include "strided_body.cu"
-
-struct Copy {
-    template <class Word>
-    static __device__ __forceinline__ Word take(const Word* source, const Word*)
-    {
-        return *source;
-    }
-};
-
-struct CopyWork {
-    u64 source_base, target_base;
-
-    template <class Word>
-    __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
-    {
-        move_words<Copy, Word>(region, source_base, target_base, first, last);
-    }
-
-    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
-    {
-        if (WORD_BYTES == 0 && region.word_bytes == 0)
-            move_runs(region, source_base, target_base, first, last);
-        else
-            with_word(*this, region, first, last);
-    }
-};
+#include "copy_work.cu"
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_copy(
     u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
