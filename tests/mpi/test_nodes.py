@@ -137,7 +137,7 @@ def test_a_rank_that_stays_away_is_named(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rank does not come to the exchange; its neighbours say that they wait for it."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "3")
+    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     size, last = comm.size, comm.size - 1
     grid = halox.Grid((4 * size, 6), proc_shape=(size, 1), comm=comm.Dup(), device="cpu")
     u = grid.zeros()
