@@ -32,8 +32,9 @@ from halox.engine.arrays import Described, describe
 from halox.engine.devices import allocate, array_module, choose_device, to_host
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
+from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
-from halox.exchange.making import Draft, make_plan
+from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path

@@ -8,7 +8,7 @@ from typing import Any
 from halox.datatypes import slab
 from halox.decomposition import Box, FieldLayout
 from halox.engine.arrays import describe
-from halox.exchange.making import Draft
+from halox.exchange.draft import Draft
 from halox.messages import Part, fuse
 from halox.transports.base import Operation
 

@@ -1,20 +1,19 @@
-"""Makes a plan together with the other ranks: compares both ends of every message, and builds the channels."""
+"""Makes a plan together with the other ranks: compares both ends of every message, and chooses their routes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from halox.engine.arrays import Described, borrow, describe
+from halox.engine.arrays import borrow, describe
 from halox.engine.capture import is_capturing
-from halox.engine.device_packing import overlapping
-from halox.errors import FieldError, MismatchError, PathError, StateError
-from halox.exchange.measuring import Cargo, Stopwatch
+from halox.errors import MismatchError, PathError, StateError
+from halox.exchange.building import Builder
+from halox.exchange.draft import Draft, checked
+from halox.exchange.measuring import Stopwatch
 from halox.exchange.plan import Plan
-from halox.exchange.report import Report, Row
+from halox.exchange.report import Key, Report, Row
 from halox.exchange.selection import (
     End,
     Judge,
@@ -24,49 +23,9 @@ from halox.exchange.selection import (
     wished_path,
 )
 from halox.exchange.surroundings import Surroundings
-from halox.messages import Message, check_match
-from halox.transports.base import Channel, Job, Operation
-from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
-from halox.transports.cuda_aware import DeviceCarrier
-from halox.transports.direct import DirectChannel
-from halox.transports.fragments import ends_of, whole
-from halox.transports.host import HostChannel
-from halox.transports.ipc import make_ipc_channel, one_way_cutter
-from halox.transports.local import LocalDeviceChannel, LocalHostChannel
-from halox.transports.node import NodeLink
-from halox.transports.peer import make_peer_channel
-from halox.transports.staged import staged_channel
+from halox.messages import check_match
 
-_FIRST_TAG = 16
-_TAGS_PER_PLAN = 256
 _MAKING = "the making of a plan"
-
-Key = tuple[str, int, int]
-"""Direction, peer and tag: what tells the messages of a plan apart."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a plan is made from: arrays, messages between them, and what is done with what arrives.
-
-    Attributes
-    ----------
-    arrays : tuple of array
-        All on the host or all on this rank's GPU.
-    sends, receives : tuple of Message
-        In ascending order of (peer, tag).
-    operation : {"copy", "add"}
-        Replace the receivers' values; or add to them and set what was sent to zero.
-    device : int or None
-        The GPU that runs the kernels, None for NumPy arrays.
-    """
-
-    arrays: tuple[Any, ...]
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-    operation: Operation = "copy"
-    device: int | None = None
-    names: tuple[str, ...] = field(default=())
 
 
 def make_plan(
@@ -109,7 +68,7 @@ def make_plan(
     def prepared() -> Draft:
         nonlocal wish
         wish = wished_path(path)
-        found = _checked(draft())
+        found = checked(draft())
         if found.device is not None and is_capturing(None):
             raise StateError(
                 "the current stream is being captured, and making a plan needs the host; make the plan before the "
@@ -145,7 +104,7 @@ def make_plan(
     arrays = [
         borrow(a) if d.device is None else d for a, d in zip(drafted.arrays, described, strict=True)
     ]
-    build = _Builder(surroundings, drafted, arrays, routes, number)
+    build = Builder(surroundings, drafted, arrays, routes, number)
     made = build.channels()
     messages = (*drafted.sends, *drafted.receives)
     rows = [Row.of(m, route, route.why_not) for m in messages for route, _ in [build.routes[m.key]]]
@@ -174,38 +133,6 @@ def _judge(surroundings: Surroundings, draft: Draft, wish: str | None) -> Judge:
         wish,
         surroundings.no_cuda_aware,
     )
-
-
-def _checked(draft: Draft) -> Draft:
-    """Check what one rank can see alone: receives into writable arrays, all in one kind of memory."""
-    described: list[Described] = [describe(array) for array in draft.arrays]
-    for message in draft.receives:
-        for part in message.parts:
-            if not described[part.array].writable:
-                raise FieldError(
-                    f"array {part.array} is read-only and cannot receive; give a writable array"
-                )
-            if draft.operation != "add" and part.datatype.overlaps(part.count):
-                raise overlapping(part.datatype, part.count)
-    if len({d.device is None for d in described}) > 1:
-        raise FieldError(
-            "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"
-        )
-    _check_inside(draft, described)
-    return draft
-
-
-def _check_inside(draft: Draft, described: Sequence[Described]) -> None:
-    for message in (*draft.sends, *draft.receives):
-        for part in message.parts:
-            if described[part.array].device is None:
-                from halox.engine.packers.host import HostPacker
-
-                HostPacker(draft.arrays[part.array], part.datatype, part.count)
-            else:
-                from halox.engine.packers.device import check_bounds
-
-                check_bounds(draft.arrays[part.array], part.datatype, part.count)
 
 
 def _check_counts(surroundings: Surroundings, draft: Draft, wish: str | None) -> None:
@@ -267,196 +194,3 @@ def _agree_routes(
         error = caught
     world.agree(error, _MAKING)
     return routes
-
-
-class _Builder:
-    """Makes the channels of a plan, in an order that is the same on all ranks."""
-
-    def __init__(
-        self,
-        surroundings: Surroundings,
-        draft: Draft,
-        arrays: Sequence[Any],
-        routes: dict[Key, tuple[Route, End]],
-        number: int,
-    ) -> None:
-        self.surroundings = surroundings
-        self.draft, self.arrays, self.routes = draft, arrays, routes
-        self.number = number
-        self._copied = False
-        """Whether the peer path's kernel moves this rank's messages to itself."""
-
-    def channels(self) -> list[tuple[Channel, Cargo | None]]:
-        """Make all channels; collective over all ranks."""
-        peer = self._peer()
-        link = self._link()
-        ipc = self._ipc(link)
-
-        def made() -> list[tuple[Channel, Cargo | None]]:
-            found = (
-                # Kernels that wait for other ranks come first: what other channels do on the host can then go on.
-                ("peer", peer),
-                ("link", None if link is None else _LinkKeeper(link)),
-                ("ipc", ipc),
-                ("local", self._local()),
-                ("direct", self._direct(link)),
-                ("shared", self._carried("shared", link)),
-                ("mpi", self._carried("mpi", link)),
-                ("cuda_aware", self._cuda_aware()),
-            )
-            return [(c, self._cargo(name)) for name, c in found if c is not None]
-
-        # Page-locking and compiling can fail on one rank alone.
-        channels: list[tuple[Channel, Cargo | None]] = self.surroundings.world.guarded(
-            made, _MAKING
-        )
-        return channels
-
-    def _cargo(self, name: str) -> Cargo | None:
-        """Return what the channel of a name carries."""
-        carried = tuple(
-            m
-            for m in (*self.draft.sends, *self.draft.receives)
-            if self._channel_of(self.routes[m.key][0]) == name
-        )
-        return Cargo(name, carried) if carried else None
-
-    def _channel_of(self, route: Route) -> str:
-        """Return the name of the channel that carries the messages of a route."""
-        if route.path == "local":
-            return "peer" if self._copied else "local"
-        if route.path in ("host", "staged"):
-            return route.way
-        return route.path
-
-    def _peer(self) -> Channel | None:
-        """Make the channel of one kernel, which takes messages to this rank itself along where it can."""
-        world, draft = self.surroundings.world, self.draft
-        wanted = any(route.path == "peer" for route, _ in self.routes.values())
-        if not world.comm.allreduce(wanted, op=world.mpi.LOR):
-            return None
-        job = self._job(lambda route: route.path == "peer")
-        copies = self._job(lambda route: False)
-        if wanted and draft.operation == "copy":
-            own = self._job(lambda route: route.way == "copy")
-            if all(m.is_strided for m in (*own.sends, *own.receives)):
-                copies = own
-        self._copied = bool(copies.sends)
-        arena = self.surroundings.device_arena
-        ways = {key: route.way for key, (route, _) in self.routes.items()}
-        exported = {(m.peer, m.tag): self.routes[m.key][1].exported for m in job.sends}
-        return make_peer_channel(world, arena, job, copies, ways, exported)
-
-    def _ipc(self, link: NodeLink | None) -> Channel | None:
-        """Make the channel of mapped memory and events."""
-        around, world = self.surroundings, self.surroundings.world
-        job = self._job(lambda route: route.path == "ipc")
-        if not world.comm.allreduce(bool(job.sends or job.receives), op=world.mpi.LOR):
-            return None
-        memory = None
-        if around.device_arena is not None and around.events is not None:
-            memory = around.device_arena, around.events
-        ways: dict[Key, Any] = {key: route.way for key, (route, _) in self.routes.items()}
-        sharers = around.topology.sharers(world.rank) if around.topology is not None else ()
-        return make_ipc_channel(world, job, ways, memory, link, one_way_cutter(job, sharers))
-
-    def _link(self) -> NodeLink | None:
-        """Make the plan's shared block; where there is too little shared memory, turn to MPI instead."""
-        world, arena = self.surroundings.world, self.surroundings.arena
-        near = [
-            key
-            for key, (route, _) in self.routes.items()
-            if route.path == "ipc"
-            or (route.path in ("host", "staged") and route.way in ("shared", "direct"))
-        ]
-        wanted = world.node_comm.allreduce(bool(near), op=world.mpi.LOR)
-        if not wanted:
-            return None
-        packed = [m for m in self.draft.sends if self.routes[m.key][0].way == "shared"]
-        link = NodeLink(world, arena, packed, sorted({peer for _, peer, _ in near}))
-        if not link.failed:
-            return link
-        for key in near:
-            route, other = self.routes[key]
-            reason = "same node, but /dev/shm has too little space for shared memory"
-            path = "staged" if route.path == "ipc" else route.path
-            self.routes[key] = (Route(path, "mpi", reason), other)
-        return None
-
-    def _job(self, fits: Callable[[Route], bool]) -> Job:
-        def chosen(messages: Sequence[Message]) -> tuple[Message, ...]:
-            return tuple(m for m in messages if fits(self.routes[m.key][0]))
-
-        draft = self.draft
-        return Job(self.arrays, chosen(draft.sends), chosen(draft.receives), draft.operation)
-
-    def _local(self) -> Channel | None:
-        job, device = self._job(lambda route: route.way == "copy"), self.draft.device
-        if not job.sends or self._copied:
-            return None
-        return LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
-
-    def _direct(self, link: NodeLink | None) -> Channel | None:
-        job = self._job(lambda route: route.path == "host" and route.way == "direct")
-        if link is None or not (job.sends or job.receives):
-            return None
-        windows = {(m.peer, m.tag): self.routes[m.key][1].window for m in job.receives}
-        return DirectChannel(job, self.surroundings.arena, link, windows)
-
-    def _carried(self, way: str, link: NodeLink | None) -> Channel | None:
-        """Make the channel of packed messages; the peers' arrays may lie in another kind of memory."""
-        job = self._job(lambda route: route.path in ("host", "staged") and route.way == way)
-        device = self.draft.device
-        if not (job.sends or job.receives):
-            return None
-        world, arena = self.surroundings.world, self.surroundings.arena
-        carrier: Carrier
-        if way == "shared" and link is not None:
-            carrier = SharedCarrier(arena, link, job.sends, job.receives, self._cut)
-        else:
-            pinned = device is not None
-            carrier = RequestCarrier(
-                world, job.sends, job.receives, self._mpi_tag, pinned=pinned, cut=self._cut
-            )
-        if device is None:
-            return HostChannel(job, carrier)
-        return staged_channel(world, job, carrier, device)
-
-    def _cuda_aware(self) -> Channel | None:
-        """Make the channel of messages that MPI takes from device memory."""
-        job = self._job(lambda route: route.path == "cuda_aware")
-        device, world = self.draft.device, self.surroundings.world
-        if device is None or not (job.sends or job.receives):
-            return None
-        carrier = DeviceCarrier(world, job.sends, job.receives, self._mpi_tag, device)
-        return staged_channel(world, job, carrier, device, "cuda_aware")
-
-    def _cut(self, message: Message) -> tuple[int, ...]:
-        """Cut a message with an end on a GPU into fragments, alike on both ends."""
-        is_staged = self.routes[message.key][0].path == "staged"
-        return ends_of(message.packed_bytes) if is_staged else whole(message)
-
-    def _mpi_tag(self, message: Message) -> int:
-        """Tell messages between two ranks apart, within this plan and from those of other plans."""
-        same = self.draft.sends if message.direction == "send" else self.draft.receives
-        tags = sorted(m.tag for m in same if m.peer == message.peer)
-        world = self.surroundings.world
-        most = int(world.comm.Get_attr(world.mpi.TAG_UB) or 32767) - _FIRST_TAG
-        return _FIRST_TAG + (self.number * _TAGS_PER_PLAN + tags.index(message.tag)) % most
-
-
-class _LinkKeeper(Channel):
-    """Holds a plan's shared block until the plan is closed."""
-
-    def __init__(self, link: NodeLink) -> None:
-        self._link = link
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Give the block back."""
-        self._link.close()

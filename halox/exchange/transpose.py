@@ -23,7 +23,7 @@ import numpy as np
 from halox.datatypes import Datatype, slab
 from halox.decomposition import Overlap
 from halox.engine.arrays import Described, describe
-from halox.exchange.making import Draft
+from halox.exchange.draft import Draft
 from halox.messages import Direction, Message, Part, fuse
 
 # Candidates looked at before two arrays that lie among each other are refused.

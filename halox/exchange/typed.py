@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from halox.datatypes import as_datatype
 from halox.engine.arrays import describe
 from halox.errors import FieldError, HaloxError, MismatchError
-from halox.exchange.making import Draft, make_plan
+from halox.exchange.draft import Draft
+from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.surroundings import Surroundings
 from halox.messages import Direction, Message, Part, fuse
