@@ -213,12 +213,7 @@ class Transpose:
     # Internal
 
     def _run(self, direction: str, u: Any, v: Any) -> None:
-        try:
-            plan = self._plans.find(direction, (u, v))
-        except (
-            FieldError
-        ):  # no array at all: to be refused together, as other ranks may be on their way
-            plan = None
+        plan = self._plans.find(direction, (u, v))
         if plan is None:
             plan = self._make(direction, u, v, keep=False)
             self._plans.add(direction, (u, v), plan)

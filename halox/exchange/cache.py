@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from halox.engine.arrays import describe, owner
+from halox.errors import FieldError
 from halox.exchange.plan import Plan
 
 CAPACITY = 512
@@ -27,11 +28,17 @@ class PlanCache:
         self._doomed: list[Plan] = []
 
     def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
-        """Return the plan of these arrays, None if there is none yet."""
+        """Return the plan of these arrays, None if there is none yet.
+
+        None as well for what is no array: making a plan of it fails on all ranks together.
+        """
         entry = self._by_identity.get((kind, *map(id, arrays)))
         if entry is not None:
             return entry[1]
-        entry = self._by_layout.get((kind, *map(_layout, arrays)))
+        try:
+            entry = self._by_layout.get((kind, *map(_layout, arrays)))
+        except FieldError:
+            return None
         if entry is None:
             return None
         # The next call with the same view object is found at once.

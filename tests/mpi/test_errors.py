@@ -216,6 +216,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         FieldError,
         "numpy.ndarray or an array on a GPU",
     ),
+    "a list in place of an array on one rank >1": (
+        lambda c: with_field(lambda g: only_on(c, 1, [[0.0]], g.zeros()))(c),
+        FieldError,
+        r"\[rank 1\] .*numpy.ndarray or an array on a GPU",
+    ),
     "an array of the wrong shape": (
         with_field(lambda g: np.zeros((3, 3, 3))),
         FieldError,
