@@ -1,0 +1,242 @@
+"""The benchmark: set up, one iteration to warm up, all iterations timed, then checked.
+
+The clock runs from the first residual over all iterations to the final norm, as the original's. After
+it a few iterations more, from the start again, are watched step by step: they tell where the time
+goes, and give the norms after each.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import halox
+
+from . import cycle
+from .capture import captured
+from .classes import FIRST_NORMS, TOLERANCE
+from .device_kernels import DeviceKernels
+from .hierarchy import Hierarchy, finest_grid
+from .host_kernels import HostKernels
+from .options import Settings
+from .random_numbers import charges
+from .timing import Stopwatch
+
+_WATCHED_ITERATIONS = 4
+
+Progress = Callable[[str, int, int], None]
+
+
+class Solver:
+    """The problem on one rank, ready to run.
+
+    Parameters
+    ----------
+    hierarchy : Hierarchy
+    settings : Settings
+    stream : cupy.cuda.Stream or None
+        The current stream on a GPU.
+
+    Attributes
+    ----------
+    bytes_sent : int
+        What this rank sends to others in one iteration.
+
+    Notes
+    -----
+    Collective, as are all methods.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, settings: Settings, stream: Any = None) -> None:
+        self._hierarchy = hierarchy
+        self._grid = grid = hierarchy.finest
+        self._stream = stream
+        self._scale = math.sqrt(settings.problem.points**3)
+        kernels: Any = HostKernels() if grid.device == "cpu" else DeviceKernels(grid.xp)
+        self._residual = cycle.residual(hierarchy, kernels)
+        self._iteration = cycle.iteration(hierarchy, kernels, settings.problem.smoother)
+        self._iterate: Callable[[], None] = lambda: cycle.run(self._iteration)
+        self._charges = charges(settings.problem.points, grid.owned, grid.comm)
+        self.bytes_sent = sum(step.bytes_sent for step in self._iteration)
+
+    def start(self) -> None:
+        """Set u and v to what they are at the start."""
+        cycle.set_charges(self._hierarchy, *self._charges)
+
+    def first_residual(self) -> None:
+        """Compute the residual of the start."""
+        cycle.run(self._residual)
+
+    def iterate(self) -> None:
+        """Do one iteration."""
+        self._iterate()
+
+    def capture(self) -> None:
+        """Capture the iteration, which has been done before, and replay it from now on."""
+        self._iterate = captured(self._iterate, self._stream)
+
+    def watch(self, stopwatch: Stopwatch) -> None:
+        """Do one iteration step by step, not as a graph."""
+        stopwatch.run(self._iteration)
+
+    def norm(self) -> float:
+        """Return the root of the residual's mean square."""
+        return float(self._grid.norm(self._hierarchy.levels[-1].r)) / self._scale
+
+    def largest(self) -> float:
+        """Return the residual's largest value, without its sign."""
+        r = self._hierarchy.levels[-1].r
+        return max(float(self._grid.max(r)), -float(self._grid.min(r)))
+
+    def wait(self) -> None:
+        """Wait until the GPU has done all of it; local."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
+    """Run one class; figures on rank 0, None elsewhere."""
+    problem = settings.problem
+    with ExitStack() as stack:
+        grid = stack.enter_context(
+            finest_grid(problem.points, settings.proc_shape, comm, settings.device)
+        )
+        if settings.graph and grid.device == "cpu":
+            raise halox.errors.DeviceError(
+                "--graph needs GPUs, and this run works on NumPy arrays; leave it out, or see `halox info` "
+                "for why no GPU is used"
+            )
+        stream = None
+        if grid.device == "gpu":
+            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
+        progress(f"class {problem.name}: setting up", 0, 1)
+        hierarchy = stack.enter_context(Hierarchy(grid, settings.gather))
+        solver = Solver(hierarchy, settings, stream)
+
+        solver.start()
+        solver.first_residual()
+        solver.norm()
+        solver.iterate()
+        solver.wait()
+        if settings.graph:
+            solver.capture()
+            solver.iterate()  # the first launch of a graph also brings it to the GPU
+            solver.wait()
+
+        times, norm = [], 0.0
+        for number in range(settings.passes):
+            progress(f"class {problem.name}: pass", number + 1, settings.passes)
+            seconds, norm = _timed(solver, grid, problem.iterations)
+            times.append(seconds)
+        largest = solver.largest()
+        progress(f"class {problem.name}: watching", settings.passes, settings.passes)
+        watched = _watched(solver, grid, min(_WATCHED_ITERATIONS, problem.iterations))
+        bytes_sent = sum(grid.comm.allgather(solver.bytes_sent))
+        if grid.rank != 0:
+            return None
+        checks = _checks(settings, norm, watched["norms"])
+        seconds = median(times)
+        return {
+            "app": "nas_mg",
+            "class": problem.name,
+            "ranks": grid.size,
+            "process_grid": list(grid.proc_shape),
+            "device": grid.device,
+            "graph": settings.graph,
+            "points": list(grid.grid_shape),
+            "iterations": problem.iterations,
+            "passes": settings.passes,
+            "gathered_levels": [level.number for level in hierarchy.levels if level.is_whole],
+            "time_s": seconds,
+            "mops": problem.operations / seconds / 1e6,
+            "norm": norm,
+            "official_norm": problem.norm,
+            "relative_error": problem.error(norm),
+            "largest_residual": largest,
+            "exchanged_bytes_an_iteration": bytes_sent,
+            **watched,
+            "checks": checks,
+            "reading_the_table": [
+                "means over ranks, of iterations watched step by step, never as a graph",
+                "exchange and gather: waiting for slower ranks included; the norm is taken at the end",
+            ],
+            "verified": bool(checks.pop("verified")),
+        }
+
+
+def _timed(solver: Solver, grid: halox.Grid, iterations: int) -> tuple[float, float]:
+    """Do all iterations; return the slowest rank's seconds and the final norm."""
+    solver.start()
+    solver.wait()
+    grid.comm.Barrier()
+    begin = time.perf_counter()
+    solver.first_residual()
+    solver.norm()
+    for _ in range(iterations):
+        solver.iterate()
+    norm = solver.norm()  # waits for the GPU
+    return max(grid.comm.allgather(time.perf_counter() - begin)), norm
+
+
+def _watched(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, Any]:
+    """Do some iterations from the start, watched; return their norms and where the time went."""
+    solver.start()
+    solver.first_residual()
+    solver.wait()
+    stopwatch = Stopwatch(grid.xp)
+    norms, norm_s = [], 0.0
+    for _ in range(iterations):
+        grid.comm.Barrier()
+        solver.watch(stopwatch)
+        solver.wait()
+        grid.comm.Barrier()
+        begin = time.perf_counter()
+        norms.append(solver.norm())
+        norm_s += time.perf_counter() - begin
+    parts = dict.fromkeys(cycle.PARTS, 0.0)
+    levels: dict[str, float] = {}
+    for step, seconds in stopwatch.seconds():
+        parts[step.part] += seconds / iterations
+        levels[str(step.level)] = levels.get(str(step.level), 0.0) + seconds / iterations
+    everyone = grid.comm.allgather((parts, levels, norm_s / iterations))
+    parts, levels = (_mean([found[which] for found in everyone]) for which in (0, 1))
+    total = sum(parts.values())
+    rows = [
+        {"part": part, "ms_an_iteration": seconds * 1e3, "share": seconds / total}
+        for part, seconds in parts.items()
+    ]
+    norm_s = sum(found[2] for found in everyone) / len(everyone)
+    rows.append({"part": "norm (once)", "ms_an_iteration": norm_s * 1e3, "share": norm_s / total})
+    return {
+        "norms": norms,
+        "exchange_share": (parts["exchange"] + parts["gather"]) / total,
+        "ms_by_level": {level: levels[level] * 1e3 for level in sorted(levels, key=int)},
+        "rows": rows,
+    }
+
+
+def _mean(of_ranks: list[dict[str, float]]) -> dict[str, float]:
+    """Return the means over ranks of dicts with equal keys."""
+    return {key: sum(found[key] for found in of_ranks) / len(of_ranks) for key in of_ranks[0]}
+
+
+def _checks(settings: Settings, norm: float, norms: list[float]) -> dict[str, Any]:
+    """Hold the norms against those known; None for a check not asked for or not possible."""
+    problem = settings.problem
+    official = problem.is_verified(norm) if settings.check != "none" else None
+    first = None
+    known = FIRST_NORMS.get(problem.name)
+    if settings.check == "all" and known is not None:
+        first = bool(np.allclose(norms, known[: len(norms)], rtol=TOLERANCE, atol=0))
+    passed = [found for found in (official, first) if found is not None]
+    return {
+        "official_norm": official,
+        "norms_of_first_iterations": first,
+        "verified": bool(passed) and all(passed),
+    }

@@ -1,0 +1,223 @@
+"""The grids of all levels, their fields and what moves values between ranks.
+
+Level k has ``2**k`` points per direction. On the fine levels each rank owns a block. Levels with few
+points are gathered: every rank holds them whole and does all the work on them, the same as all the
+others, since talking would take longer::
+
+    level 9   512^3    blocks, halos by grid.plan
+    ...
+    level 5    32^3    blocks, halos by grid.plan
+             -------- going down each rank makes its block and sends it to all others
+    level 4    16^3    whole on every rank: a grid of one rank, periodic halos by grid.plan
+    ...      -------- going up each rank takes what it needs from the whole: nothing is sent
+    level 1     2^3
+
+So a level with fewer points than ranks needs no care: it is always gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import halox
+from halox import datatypes
+
+
+class Gather:
+    """Brings the blocks of all ranks together on every rank, in arrays that hold the whole level.
+
+    Parameters
+    ----------
+    grid : halox.Grid
+        The ranks.
+    whole : array
+        The level with one layer of ghosts; this rank's block is in its place.
+    block_shape : tuple of int
+        Points of every rank's block.
+
+    Attributes
+    ----------
+    bytes_sent : int
+        What this rank sends to others each time.
+
+    Notes
+    -----
+    Collective, as are a call and `close`.
+    """
+
+    def __init__(self, grid: halox.Grid, whole: Any, block_shape: tuple[int, ...]) -> None:
+        def block(coords: tuple[int, ...]) -> Any:
+            starts = [1 + place * n for place, n in zip(coords, block_shape, strict=True)]
+            return datatypes.subarray(whole.shape, block_shape, starts, "f8")
+
+        everyone = grid.comm.allgather(tuple(grid.coords))
+        others = [rank for rank in range(grid.size) if rank != grid.rank]
+        mine = block(everyone[grid.rank])
+        self._exchange = halox.Exchange(
+            [halox.Send(whole, mine, rank) for rank in others],
+            [halox.Recv(whole, block(everyone[rank]), rank) for rank in others],
+            comm=grid.comm,
+        )
+        self.bytes_sent = len(others) * math.prod(block_shape) * whole.itemsize
+
+    def __call__(self) -> None:
+        """Gather once."""
+        self._exchange()
+
+    def close(self) -> None:
+        """Close the exchange."""
+        self._exchange.close()
+
+
+@dataclass(frozen=True)
+class Level:
+    """The fields of one level, float64 with one layer of ghosts, and their exchanges.
+
+    Attributes
+    ----------
+    number : int
+        k, for ``2**k`` points per direction.
+    u, r : array
+        Correction (on the finest level the solution) and residual.
+    u_block, r_block : array
+        What the next finer level reads and writes: u and r themselves, or the parts of them that
+        belong to this rank's block there, with ghosts.
+    exchange_u, exchange_r : halox.Plan
+        Fill the ghosts.
+    gather_r : Gather or None
+        Must follow what is written to ``r_block``.
+    is_whole : bool
+        Whether every rank holds all of the level.
+    """
+
+    number: int
+    u: Any
+    r: Any
+    u_block: Any
+    r_block: Any
+    exchange_u: halox.Plan
+    exchange_r: halox.Plan
+    gather_r: Gather | None
+    is_whole: bool
+
+
+class Hierarchy:
+    """All levels on one rank.
+
+    Parameters
+    ----------
+    finest : halox.Grid
+        A cube of ``2**k`` points per direction, cut evenly, periodic, with halo 1.
+    gather : int
+        Levels of at most so many points per direction are gathered; see `is_gathered`.
+
+    Attributes
+    ----------
+    levels : list of Level
+        The coarsest first.
+    v : array
+        The right-hand side, on the finest level.
+    finest : halox.Grid
+
+    Notes
+    -----
+    Collective, and so is `close`. On a GPU the fields are made on the current stream.
+    """
+
+    def __init__(self, finest: halox.Grid, gather: int) -> None:
+        self.finest = finest
+        self._stack = ExitStack()
+        self.v = finest.zeros()
+        number = finest.grid_shape[0].bit_length() - 1
+        levels = [_level(number, finest)]
+        for k in range(number - 1, 0, -1):
+            whole = is_gathered(k, finest.proc_shape, gather)
+            grid = self._stack.enter_context(_grid(finest, 1 << k, whole=whole))
+            if whole and not levels[-1].is_whole:
+                found = self._first_gathered(k, grid)
+            else:
+                found = _level(k, grid, is_whole=whole)
+            levels.append(found)
+        self.levels = levels[::-1]
+
+    def _first_gathered(self, number: int, grid: halox.Grid) -> Level:
+        """Make the largest of the levels that every rank holds whole."""
+        finest = self.finest
+        shape = tuple(
+            n // parts for n, parts in zip(grid.grid_shape, finest.proc_shape, strict=True)
+        )
+        place = tuple(
+            slice(at * n, at * n + n + 2) for at, n in zip(finest.coords, shape, strict=True)
+        )
+        u, r = grid.zeros(), grid.zeros()
+        gather = Gather(finest, r, shape)
+        self._stack.callback(gather.close)
+        plans = grid.plan(u), grid.plan(r)
+        return Level(number, u, r, u[place], r[place], *plans, gather, is_whole=True)
+
+    def close(self) -> None:
+        """Close the grids made here; the finest one is the caller's."""
+        self._stack.close()
+
+    def __enter__(self) -> Hierarchy:
+        """Return the hierarchy."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close it, unless an error is on its way: other ranks may not come along then."""
+        if kind is None:
+            self.close()
+
+
+def is_gathered(number: int, proc_shape: tuple[int, ...], gather: int) -> bool:
+    """Whether a level below the finest is held whole by every rank.
+
+    Parameters
+    ----------
+    number : int
+        The level; it has ``2**number`` points per direction.
+    proc_shape : tuple of int
+        Ranks per direction.
+    gather : int
+        Levels of at most so many points per direction are; and those where a rank would have a
+        single one. On one rank all levels are whole anyway, and none counts as gathered.
+
+    Examples
+    --------
+    >>> [is_gathered(k, (2, 2, 1), 4) for k in (1, 2, 3)]
+    [True, True, False]
+    >>> is_gathered(3, (8, 4, 4), 0), is_gathered(4, (8, 4, 4), 0)
+    (True, False)
+    """
+    points = 1 << number
+    return math.prod(proc_shape) > 1 and (points <= gather or points < 2 * max(proc_shape))
+
+
+def finest_grid(points: int, proc_shape: tuple[int, ...], comm: Any, device: Any) -> halox.Grid:
+    """Return the grid of the finest level, ranks in the order of their numbers, x fastest."""
+    return halox.Grid(
+        (points,) * 3,
+        halo=1,
+        periodic=True,
+        proc_shape=proc_shape,
+        comm=comm,
+        device=device,
+        placement=False,
+    )
+
+
+def _grid(finest: halox.Grid, points: int, *, whole: bool) -> halox.Grid:
+    """Return the grid of a coarser level, divided as the finest one is or whole on every rank."""
+    if not whole:
+        return finest_grid(points, finest.proc_shape, finest.comm, finest.device)
+    from mpi4py import MPI
+
+    return finest_grid(points, (1, 1, 1), MPI.COMM_SELF, finest.device)
+
+
+def _level(number: int, grid: halox.Grid, *, is_whole: bool = False) -> Level:
+    u, r = grid.zeros(), grid.zeros()
+    return Level(number, u, r, u, r, grid.plan(u), grid.plan(r), None, is_whole)

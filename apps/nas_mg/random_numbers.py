@@ -1,0 +1,139 @@
+"""The right-hand side: ten charges +1 and ten -1, placed by the benchmark's random numbers.
+
+The numbers are ``x[k] = a x[k-1] mod 2**46`` with ``a = 5**13`` and ``x[0] = 314159265``. Point (z, y, x) of the grid,
+counted from 0 with x fastest, has the number of its linear index plus one. Jumps are powers of ``a``, and the power of
+a point is a product of one factor a coordinate, so that each rank makes the numbers of its points alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+SEED = 314159265
+MULTIPLIER = 5**13
+MODULUS = 1 << 46
+CHARGES = 10
+"""Points with +1, and points with -1."""
+
+_MASK = np.uint64(MODULUS - 1)
+_NUMBERS_AT_ONCE = 1 << 15
+
+Candidates = np.ndarray
+"""Rows of (number, linear index), uint64."""
+
+
+def powers(base: int, start: int, count: int, step: int) -> np.ndarray:
+    """Return ``base**(start + i step) mod 2**46`` for i from 0 to ``count - 1``, uint64.
+
+    Examples
+    --------
+    >>> powers(5, 1, 3, 2).tolist()
+    [5, 125, 3125]
+    """
+    found = np.empty(count, np.uint64)
+    found[:1] = pow(base, start, MODULUS)
+    known = 1
+    while known < count:
+        # 64-bit products wrap round at a multiple of 2**46, so their low 46 bits are right.
+        more = min(known, count - known)
+        jump = np.uint64(pow(base, step * known, MODULUS))
+        found[known : known + more] = (found[:more] * jump) & _MASK
+        known += more
+    return found
+
+
+def numbers(first: int, count: int) -> np.ndarray:
+    """Return ``count`` of the random numbers as integers below 2**46, from x[first] on.
+
+    Examples
+    --------
+    >>> numbers(1, 2).tolist()
+    [55909509111989, 61155031930969]
+    """
+    return (powers(MULTIPLIER, first, count, 1) * np.uint64(SEED)) & _MASK
+
+
+def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidates]:
+    """Return the ten largest and the ten smallest numbers of a block, best first.
+
+    Parameters
+    ----------
+    points : int
+        Points of the grid per direction.
+    owned : sequence of slice
+        The block, along z, y and x.
+
+    Returns
+    -------
+    largest, smallest : ndarray
+        Rows of (number, linear index of the point); ten, or all points if there are fewer.
+    """
+    z, y, x = owned
+    factors_x = powers(MULTIPLIER, x.start + 1, x.stop - x.start, 1) * np.uint64(SEED) & _MASK
+    factors_y = powers(MULTIPLIER, points * y.start, y.stop - y.start, points)
+    factors_z = powers(MULTIPLIER, points**2 * z.start, z.stop - z.start, points**2)
+    lines = ((factors_z[:, None] * factors_y) & _MASK).reshape(-1)
+    starts = (
+        points * (points * np.arange(z.start, z.stop)[:, None] + np.arange(y.start, y.stop))
+    ).reshape(-1) + x.start
+
+    chunk = max(1, _NUMBERS_AT_ONCE // len(factors_x))
+    room = np.empty((chunk, len(factors_x)), np.uint64)
+    largest = smallest = np.empty((0, 2), np.uint64)
+    for begin in range(0, len(lines), chunk):
+        some = lines[begin : begin + chunk]
+        found = np.multiply(some[:, None], factors_x, room[: len(some)])
+        np.bitwise_and(found, _MASK, found)
+        for is_largest in (True, False):
+            known = largest if is_largest else smallest
+            limit = int(known[-1, 0]) if len(known) == CHARGES else None
+            if limit is not None and (found.max() < limit if is_largest else found.min() > limit):
+                continue
+            near = np.ones(found.shape, bool)
+            if limit is not None:
+                near = found > limit if is_largest else found < limit
+            line, column = np.nonzero(near)
+            index = (starts[begin + line] + column).astype(np.uint64)
+            new = np.stack([found[line, column], index], axis=1)
+            known = best(np.concatenate([known, new]), is_largest=is_largest)
+            largest, smallest = (known, smallest) if is_largest else (largest, known)
+    return largest, smallest
+
+
+def best(candidates: Candidates, *, is_largest: bool) -> Candidates:
+    """Return the ten largest or smallest of some candidates, best first; all numbers differ."""
+    order = np.argsort(candidates[:, 0])
+    return candidates[order[::-1][:CHARGES] if is_largest else order[:CHARGES]]
+
+
+def charges(points: int, owned: Sequence[slice], comm: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the charges +1 and -1 in the whole grid.
+
+    Parameters
+    ----------
+    points, owned
+        As of `extremes`.
+    comm : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    plus, minus : ndarray of int, shape (10, 3)
+        Coordinates (z, y, x) from 0 on; of the largest and of the smallest number first. The same on all ranks.
+
+    Notes
+    -----
+    Collective.
+    """
+    everyone = comm.allgather(extremes(points, owned))
+    return tuple(  # type: ignore[return-value]
+        coordinates(best(np.concatenate(found), is_largest=is_largest)[:, 1], points)
+        for found, is_largest in zip(zip(*everyone, strict=True), (True, False), strict=True)
+    )
+
+
+def coordinates(index: np.ndarray, points: int) -> np.ndarray:
+    """Return the coordinates (z, y, x) of points from their linear indices."""
+    return np.stack(np.unravel_index(index.astype(np.int64), (points,) * 3), axis=1)

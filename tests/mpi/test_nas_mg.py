@@ -1,0 +1,58 @@
+"""The multigrid mini-app, however many of its levels are divided: the result of one rank."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from apps.nas_mg import options
+from apps.nas_mg.benchmark import Solver
+from apps.nas_mg.classes import CLASSES, FIRST_NORMS
+from apps.nas_mg.hierarchy import Hierarchy, finest_grid
+from tests.mpi.conftest import agree
+
+pytestmark = pytest.mark.ranks(2, 4, 8)
+
+
+def solved(comm: MPI.Intracomm, gather: int) -> tuple[list[float], np.ndarray | None, list[int]]:
+    """Norms after each iteration of class S, the last residual of all ranks, and the gathered levels."""
+    words = Namespace(problem="S", gather=gather, passes=1, graph=False, device="cpu", check="all")
+    settings = options.settings(words, comm.size)
+    with (
+        finest_grid(settings.problem.points, settings.proc_shape, comm, "cpu") as grid,
+        Hierarchy(grid, gather) as hierarchy,
+    ):
+        solver = Solver(hierarchy, settings)
+        solver.start()
+        solver.first_residual()
+        norms = []
+        for _ in range(settings.problem.iterations):
+            solver.iterate()
+            norms.append(solver.norm())
+        # Ranks that hold a level whole hold the same.
+        whole = [level for level in hierarchy.levels if level.is_whole]
+        for level in whole:
+            first = comm.bcast(level.u)
+            assert agree(np.array_equal(level.u, first), comm)
+        found = grid.gather(hierarchy.levels[-1].r)
+        return norms, found, [level.number for level in whole]
+
+
+@pytest.mark.parametrize(
+    ("gather", "levels"), [(0, [1]), (2, [1]), (4, [1, 2]), (8, [1, 2, 3]), (1000, [1, 2, 3, 4])]
+)
+def test_same_result_however_divided(gather: int, levels: list[int], comm: MPI.Intracomm) -> None:
+    norms, residual, gathered = solved(comm, gather)
+    assert gathered == levels
+    assert norms == pytest.approx(FIRST_NORMS["S"], rel=1e-11)
+    assert CLASSES["S"].is_verified(norms[-1])
+    alone = solved(MPI.COMM_SELF, gather)[1]
+    same = residual is None or np.allclose(residual, alone, rtol=0, atol=1e-15)
+    assert agree(same and (residual is not None) == (comm.rank == 0), comm)
+    # Twice the same run: the same bits.
+    again, residual_again, _ = solved(comm, gather)
+    assert again == norms
+    assert agree(residual is None or np.array_equal(residual, residual_again), comm)

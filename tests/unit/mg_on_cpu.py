@@ -1,0 +1,95 @@
+"""Stands for CuPy where the multigrid app's kernels run: ``mg.cu`` as C++, one thread after another."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHIM = """
+struct Three {{ unsigned x, y, z; }};
+static Three blockIdx, blockDim, threadIdx;
+#define __global__
+#define __restrict__
+#include "{source}"
+#define LAUNCH(name, parameters, arguments)                                       \\
+    extern "C" void launch_##name(const unsigned* blocks, const unsigned* threads, parameters) \\
+    {{                                                                            \\
+        blockDim = {{threads[0], threads[1], 1}};                                 \\
+        for (blockIdx.z = 0; blockIdx.z < blocks[2]; ++blockIdx.z)                \\
+        for (blockIdx.y = 0; blockIdx.y < blocks[1]; ++blockIdx.y)                \\
+        for (blockIdx.x = 0; blockIdx.x < blocks[0]; ++blockIdx.x)                \\
+        for (threadIdx.y = 0; threadIdx.y < threads[1]; ++threadIdx.y)            \\
+        for (threadIdx.x = 0; threadIdx.x < threads[0]; ++threadIdx.x)            \\
+            name arguments;                                                       \\
+    }}
+#define COMMA ,
+LAUNCH(stencil, const double* a COMMA const double* b COMMA double* c COMMA Size p COMMA Size q COMMA int nz
+       COMMA int ny COMMA int nx COMMA int n COMMA double w COMMA double x COMMA double y COMMA double z,
+       (a, b, c, p, q, nz, ny, nx, n, w, x, y, z))
+LAUNCH(restriction, const double* a COMMA double* b COMMA Size p COMMA Size q COMMA Size r COMMA Size s COMMA int nz
+       COMMA int ny COMMA int nx, (a, b, p, q, r, s, nz, ny, nx))
+LAUNCH(prolongation, const double* a COMMA double* b COMMA Size p COMMA Size q COMMA Size r COMMA Size s COMMA int nz
+       COMMA int ny COMMA int nx COMMA int add, (a, b, p, q, r, s, nz, ny, nx, add))
+"""
+
+C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
+
+
+class Module:
+    """What ``cupy.RawModule`` is to the app."""
+
+    def __init__(
+        self, source: Path, options: Sequence[str], folder: Path, calls: list[str]
+    ) -> None:
+        (folder / "mg.cpp").write_text(SHIM.format(source=source))
+        flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror", *options]
+        subprocess.run(
+            ["g++", *flags, "-o", str(folder / "mg.so"), str(folder / "mg.cpp")],
+            check=True,
+            timeout=120,
+        )
+        self._library = ctypes.CDLL(str(folder / "mg.so"))
+        self._calls = calls
+
+    def get_function(self, name: str) -> Any:
+        function = self._library[f"launch_{name}"]
+
+        def launch(blocks: Sequence[int], threads: Sequence[int], arguments: Sequence[Any]) -> None:
+            assert len(blocks) == 3 and len(threads) == 2 and min(*blocks, *threads) > 0
+            assert threads[0] * threads[1] <= 1024
+            self._calls.append(name)
+            function(
+                (ctypes.c_uint * 3)(*blocks),
+                (ctypes.c_uint * 2)(*threads),
+                *(
+                    ctypes.c_void_p(given.ctypes.data)
+                    if isinstance(given, np.ndarray)
+                    else C_TYPES[given.dtype.str[1:]](given)
+                    for given in arguments
+                ),
+            )
+
+        return launch
+
+
+class FakeCupy:
+    """The part of CuPy that `DeviceKernels` needs, on NumPy arrays.
+
+    Attributes
+    ----------
+    calls : list of str
+        Names of the kernels launched.
+    """
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self._source, self._folder = source, folder
+        self.calls: list[str] = []
+
+    def RawModule(self, code: str, options: Sequence[str]) -> Module:
+        assert code == self._source.read_text()
+        return Module(self._source, options, self._folder, self.calls)
