@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from halox import datatypes, errors
 from halox._version import __version__
+from halox.collectives.allreduce import Allreduce
 from halox.engine.packing import BOTTOM, Choice, pack, packing_method, unpack
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
@@ -14,6 +15,7 @@ from halox.transpose import Transpose
 
 __all__ = [
     "BOTTOM",
+    "Allreduce",
     "Choice",
     "Exchange",
     "Grid",

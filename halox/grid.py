@@ -14,7 +14,6 @@ import numpy as np
 
 from halox.collectives.reductions import (
     check_numeric,
-    check_op,
     check_ordered,
     reduce_array,
     reduce_scalar,
@@ -30,6 +29,7 @@ from halox.decomposition import (
 )
 from halox.engine.arrays import Described, describe
 from halox.engine.devices import allocate, array_module, choose_device, to_host
+from halox.engine.operations import find_operation
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
@@ -575,20 +575,30 @@ class Grid:
         ----------
         array : scalar, numpy.ndarray or cupy.ndarray
             Of one shape and dtype on all ranks.
-        op : {"sum", "prod", "min", "max"}
+        op : str
+            As of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
 
         Returns
         -------
         scalar or array
-            A new array where ``array`` is.
+            A new array where ``array`` is; the same bits on every rank.
+
+        Raises
+        ------
+        FieldError
+            If the operation has no meaning for the dtype.
+        MismatchError
+            If ranks give different shapes, dtypes or operations.
+
+        Notes
+        -----
+        Collective; blocks.
         """
         self._world.check_open()
 
         def prepare() -> np.ndarray[Any, Any]:
-            check_op(op)
             host = np.ascontiguousarray(to_host(array))
-            check_numeric(host.dtype, op)
-            check_ordered(host.dtype, op)
+            find_operation(op, host.dtype)
             return host
 
         host = self._world.guarded(prepare, "an allreduce")

@@ -1,4 +1,4 @@
-"""Reductions of one value a rank, gathered and combined in rank order: the same bits on every rank."""
+"""The grid's reductions: combined in the order of the ranks, the same bits on every rank."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from halox.collectives.ordered import OrderedReduction
+from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.world import World
 
@@ -70,32 +72,25 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
-    """Combine host arrays of one shape and dtype element by element; collective."""
-    MPI = world.mpi
-    shapes = world.comm.allgather((array.shape, array.dtype.str))
+    """Combine host arrays of one shape and dtype element by element, in the order of the ranks; collective.
+
+    Arrays on a GPU come here through the host. `halox.transports.allreduce` reduces them there; this is where it would
+    be chosen.
+    """
+    shapes = world.comm.allgather((array.shape, array.dtype.str, op))
     if len(set(shapes)) > 1:
         other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
+        last = 3 if shapes[0][:2] == shapes[other][:2] else 2
+        what = "operation" if last == 3 else "shape and dtype"
         raise MismatchError(
-            f"allreduce needs the same shape and dtype on all ranks: rank 0 gave {shapes[0]}, rank {other} "
-            f"{shapes[other]}"
+            f"allreduce needs the same {what} on all ranks: rank 0 gave {shapes[0][:last]}, rank {other} "
+            f"{shapes[other][:last]}"
         )
-    operation = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}[op]
+    operation = find_operation(op, array.dtype)
+    combine = OrderedReduction(world.comm, world.wait, operation, array.dtype, array.size)
     result = np.empty_like(array)
-    world.comm.Allreduce(array, result, operation)
+    combine(np.ascontiguousarray(array).reshape(-1), result.reshape(-1))
     return result
-
-
-def check_op(op: str) -> str:
-    """Return ``op`` if it names a reduction.
-
-    Raises
-    ------
-    FieldError
-        If it does not; lists those that do.
-    """
-    if op not in COMBINE:
-        raise FieldError(f"op must be one of {', '.join(map(repr, COMBINE))}, got {op!r}")
-    return op
 
 
 def check_ordered(dtype: np.dtype[Any], op: str) -> None:

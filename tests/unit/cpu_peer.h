@@ -1,4 +1,4 @@
-// What peer.cu asks of a GPU's memory, for a g++: by the atomic accesses of the CPU.
+// What signals.cu asks of a GPU's memory, for a g++: by the atomic accesses of the CPU.
 //
 // A library made with it is one multiprocessor: it runs the blocks given to it one after another, on one thread of
 // the CPU. Several, as copies of one another, run at once. Any access may be held up for a while at random, so that
@@ -80,6 +80,7 @@ static void store_wide(u64 at, u64 low, u64 high)
 
 static State load_state(u64 at);
 static void add_count(u64 at, u64 value) { __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_RELAXED); }
+[[maybe_unused]] static u64 take_count(u64 at, u64 value) { return __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_ACQ_REL); }
 static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u32>((u64)at), value, __ATOMIC_SEQ_CST); }
 
 // Asked for where a block waits: the other threads of the CPU have a turn.

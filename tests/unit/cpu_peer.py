@@ -49,7 +49,7 @@ GUARD = 0xA5
 LIMIT_S = 30.0
 """Nothing here takes that long, unless it never ends."""
 
-_RUN = """
+MEMORY = """
 static State load_state(u64 at)
 {
     return {__atomic_load_n(checked<u64>(at), __ATOMIC_RELAXED),
@@ -66,7 +66,10 @@ extern "C" void delay(u64 seed, u32 permille)
 {
     delays = {seed * 2654435761u + 88172645463325252ull, permille};
 }
+"""
+"""What the header cannot define before the kernel has defined its structs."""
 
+_RUN = """
 extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const void* legs,
                     const void* exchange)
 {
@@ -80,7 +83,8 @@ extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32
 def built(defines: tuple[tuple[str, str], ...], extra: str = "") -> Path:
     """The kernel as a shared library: one multiprocessor."""
     folder = Path(mkdtemp(prefix="halox-peer-"))
-    text = f'{preamble(defines)}#define POLLS 2\n#define HELP_NS 0\n#include "{HEADER}"\n{source("peer")}{_RUN}{extra}'
+    head = f'{preamble(defines)}#define POLLS 2\n#define HELP_NS 0\n#include "{HEADER}"\n'
+    text = f"{head}{source('peer')}{MEMORY}{_RUN}{extra}"
     (folder / "peer.cpp").write_text(text)
     return build(folder / "peer.cpp", folder / "peer.so", *FLAGS, "-Wl,--no-as-needed", "-latomic")
 

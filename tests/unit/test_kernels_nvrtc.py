@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 
+from halox.engine.allreduce_plan import field_row, plan_field, plan_oneshot, plan_scattered
 from halox.engine.compiler import OPTIONS, preamble, source
 from halox.engine.packers.peer_plan import MANY_THREADS
 from halox.engine.packers.strided import _ELEMENTS
@@ -136,6 +138,52 @@ class TestPeer:
             assert f"{access}.global.u32" in ptx
         for access in ("ld.relaxed.sys", "st.relaxed.sys"):
             assert f"{access}.global.b128" in ptx
+
+
+REDUCTIONS = [
+    ("allreduce", plan_oneshot(np.dtype("f8"), "sum", 8, 2).defines),
+    ("allreduce", plan_oneshot(np.dtype("c16"), "prod", 8, 2).defines),
+    ("allreduce", plan_oneshot(np.dtype("i1"), "min", 8, 2).defines),
+    ("allreduce", plan_scattered(np.dtype("?"), "logical_xor", 8, 2).defines),
+    *(
+        ("allreduce_field", plan_field(name, np.dtype(dtype), row, 2, sms=132).defines)
+        for name, dtype, row in (
+            ("norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
+            ("dot", "c8", field_row(0, (2,) * 5, (6561, 729, 81, 27, 8), 8, (0, (1,) * 5))),
+            ("max", "f4", field_row(0, (9,), (4,), 4)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "defines"), REDUCTIONS, ids=str)
+class TestReductions:
+    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
+        code = compiled(name, defines, f"sm_{architecture}")
+        entries = ("allreduce_oneshot", "allreduce_scattered") if name == "allreduce" else (name,)
+        assert all(entry.encode() + b"\0" in code for entry in entries)
+
+    def test_keeps_elements_in_registers(self, name, defines):
+        ptx = compiled(name, defines, "compute_90").decode()
+        assert ".local" not in ptx
+        assert not re.search(r"\b(div|rem)\.", ptx)
+
+    def test_signals_as_the_protocol_says(self, name, defines):
+        """Packets in one piece, turns in order; flags with what was stored before them."""
+        ptx = compiled(name, defines, "compute_90").decode()
+        for access in ("ld.volatile.global.v2.u64", "st.volatile.global.v2.u64"):
+            assert access in ptx
+        assert "atom.acq_rel.gpu.global.add.u64" in ptx
+        if name == "allreduce":
+            assert "ld.acquire.sys.global.u32" in ptx and "st.release.sys.global.u32" in ptx
+
+
+@pytest.mark.parametrize("architecture", [75, 90, newest()])
+@pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
+def test_combine_compiles(element, architecture):
+    code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}")
+    assert b"combine\0" in code
 
 
 def test_a_broken_kernel_is_noticed():

@@ -47,6 +47,7 @@
 #endif
 
 #include "copy_work.cu"
+#include "signals.cu"
 
 #define COPY 0
 #define SEND_STAGED 1
@@ -90,11 +91,6 @@ struct Legs {
 #endif
 };
 
-struct __align__(16) State {
-    u64 count;
-    u64 failed;
-};
-
 struct Exchange {
     u64 state;         // State
     u64 begun_chunk;   // u32[send_chunks]: the epoch in which a block began to send it
@@ -104,86 +100,10 @@ struct Exchange {
     u32 peer_count, legs, send_chunks, chunks, send_blocks, unused;
 };
 
-#ifdef __CUDA_ARCH__
-__device__ __forceinline__ u32 load_flag(u64 at)
-{
-    u32 value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value;
-}
-__device__ __forceinline__ void store_flag(u64 at, u32 value)
-{
-    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
-}
-__device__ __forceinline__ void store_loose(u64 at, u32 value)
-{
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
-}
-__device__ __forceinline__ u32 load_loose(u64 at)
-{
-    u32 value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value;
-}
-__device__ __forceinline__ State load_state(u64 at)
-{
-    State state;
-    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(state.count), "=l"(state.failed) : "l"(at) : "memory");
-    return state;
-}
-__device__ __forceinline__ void load_packets(u64 at, u64& first, u64& second)
-{
-    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(first), "=l"(second) : "l"(at) : "memory");
-}
-__device__ __forceinline__ void load_packet(u64 at, u64& packet)
-{
-    asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(packet) : "l"(at) : "memory");
-}
-__device__ __forceinline__ void store_packets(u64 at, u64 first, u64 second)
-{
-    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" :: "l"(at), "l"(first), "l"(second) : "memory");
-}
-__device__ __forceinline__ void store_packet(u64 at, u64 packet)
-{
-    asm volatile("st.volatile.global.u64 [%0], %1;" :: "l"(at), "l"(packet) : "memory");
-}
-__device__ __forceinline__ Word16 load_wide(u64 at)
-{
-    Word16 packet;
-    asm volatile("{\n\t.reg .b128 packet;\n\tld.relaxed.sys.global.b128 packet, [%2];\n\tmov.b128 {%0, %1}, packet;\n\t}"
-                 : "=l"(packet.low), "=l"(packet.high) : "l"(at) : "memory");
-    return packet;
-}
-__device__ __forceinline__ void store_wide(u64 at, u64 low, u64 high)
-{
-    asm volatile("{\n\t.reg .b128 packet;\n\tmov.b128 packet, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], packet;\n\t}"
-                 :: "l"(at), "l"(low), "l"(high) : "memory");
-}
-__device__ __forceinline__ u64 nanoseconds()
-{
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-__device__ __forceinline__ void add_count(u64 at, u64 value)
-{
-    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(at), "l"(value) : "memory");
-}
-#endif
-
 struct Round {
     u32 epoch;
     u64 slot;  // 0 or 1
 };
-
-__device__ __forceinline__ bool reached(u64 flag, u32 epoch)
-{
-    return int(load_flag(flag) - epoch) >= 0;
-}
-
-__device__ __forceinline__ u64 packed_half(u32 data, u32 epoch) { return data | (u64(epoch) << 32); }
 
 __device__ __forceinline__ void send_word(u64 at, u32 word, u32 epoch) { store_packet(at, packed_half(word, epoch)); }
 __device__ __forceinline__ void send_word(u64 at, u64 word, u32 epoch)

@@ -1,0 +1,262 @@
+"""Allreduce as a persistent object, for users who have no grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.collectives.algorithms import ALGORITHMS, HostAlgorithm, choose
+from halox.engine.arrays import as_ndarray, describe
+from halox.engine.devices import array_module, to_host
+from halox.engine.operations import find_operation
+from halox.errors import FieldError, HaloxError, MismatchError
+from halox.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_MAKING = "the making of an allreduce"
+
+
+class Allreduce:
+    """Combines arrays of all ranks, element by element, again and again.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or None
+        The ranks; None is ``MPI.COMM_WORLD``. Works on a private duplicate.
+    shape : int or sequence of int
+        Of each rank's array; ``()`` for a single value.
+    dtype : dtype
+        bool, an integer, float32, float64, complex64 or complex128.
+    op : str
+        "sum", "prod" for numbers; "min", "max" for all but complex ones; "logical_and", "logical_or", "logical_xor",
+        "bitwise_and", "bitwise_or", "bitwise_xor" for bool and integers.
+    algorithm : {"host", "hierarchical"}, optional
+        By default the one that is expected to be fastest; `halox.Allreduce.algorithm` tells which.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    op, algorithm : str
+
+    Raises
+    ------
+    FieldError
+        If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm.
+    MismatchError
+        If ranks give different arguments; names the argument, and what two ranks gave.
+    MissingPackageError
+        If there is no mpi4py or no MPI library.
+
+    Notes
+    -----
+    Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none.
+
+    The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
+    ("hierarchical": of the ranks of a node, and then of the nodes). Integers wrap around; "min" and "max" are NaN where
+    any rank has NaN; logical operations give 1 or 0 in the array's own dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import halox
+    >>> with halox.Allreduce(None, 3, "f8", "max") as reduce:
+    ...     reduce(np.array([1.0, 2.0, np.nan]))
+    array([ 1.,  2., nan])
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None,
+        shape: int | Sequence[int],
+        dtype: Any,
+        op: str = "sum",
+        algorithm: str | None = None,
+    ) -> None:
+        self._world = world = World(comm)
+
+        def check() -> tuple[tuple[int, ...], np.dtype[Any], str]:
+            found_shape, found_dtype = _shape(shape), _dtype(dtype)
+            find_operation(op, found_dtype)
+            nbytes = prod(found_shape) * found_dtype.itemsize
+            chosen = choose(algorithm, nbytes, world.size, len(set(world.nodes)))
+            return found_shape, found_dtype, chosen
+
+        try:
+            self.shape, self.dtype, self.algorithm = world.guarded(check, _MAKING)
+            self.op = op
+            self._compare()
+        except HaloxError as error:
+            world.close_after(error)
+            raise
+        operation = find_operation(op, self.dtype)
+        self._algorithm: HostAlgorithm = ALGORITHMS[self.algorithm](
+            world, operation, self.dtype, prod(self.shape)
+        )
+
+    def __call__(self, array: Any, out: Any = None) -> Any:
+        """Combine the ranks' arrays.
+
+        Parameters
+        ----------
+        array : numpy.ndarray, array on a GPU, or scalar
+            Of this object's shape and dtype, with any strides. What lies on a GPU goes through the host.
+        out : array, optional
+            Where the result is written; may be ``array`` itself, or overlap it.
+
+        Returns
+        -------
+        array
+            ``out``, or a new array where ``array`` is; a NumPy scalar if a scalar was given.
+
+        Raises
+        ------
+        FieldError
+            If an array has another shape or dtype on some rank, or ``out`` is read-only.
+        ClosedError
+            If it is closed.
+        ExchangeTimeoutError
+            If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+        self._world.check_open()
+        source: npt.NDArray[Any] | None = None
+        target: npt.NDArray[Any] | None = None
+        error: Exception | None = None
+        try:
+            source = self._source(array)
+            if out is not None:
+                self._check(out, "out")
+            target = self._target(source, out)
+        except Exception as caught:
+            source, error = None, caught
+        self._algorithm.reduce(source, target, error)
+        assert target is not None
+        result = target.reshape(self.shape)
+        if out is None:
+            return self._like(array, result)
+        held = as_ndarray(out)
+        if not isinstance(held, np.ndarray):
+            out[...] = array_module(describe(out).device).asarray(result)
+        elif not np.may_share_memory(held, target):
+            held[...] = result
+        return out
+
+    def _source(self, array: Any) -> npt.NDArray[Any]:
+        """Return a rank's values as a contiguous run on the host."""
+        if np.isscalar(array):
+            array = self._scalar(array)
+        self._check(array, "array")
+        host = as_ndarray(array)
+        if not isinstance(host, np.ndarray):
+            host = to_host(array)
+        found: npt.NDArray[Any] = np.require(host, requirements=["C", "A"]).reshape(-1)
+        return found
+
+    def _scalar(self, value: Any) -> npt.NDArray[Any]:
+        kind = np.asarray(value).dtype
+        if isinstance(value, np.generic):
+            return np.asarray(value)
+        try:
+            both_whole = kind.kind in "iu" and self.dtype.kind in "iu"
+            if both_whole or np.can_cast(kind, self.dtype, "same_kind"):
+                return np.asarray(value, self.dtype)
+        except OverflowError:
+            pass
+        raise FieldError(f"array: {value!r} is no value of dtype {self.dtype}; convert it first")
+
+    def _target(self, source: npt.NDArray[Any], out: Any) -> npt.NDArray[Any]:
+        """Return where the result is formed: ``out`` itself, where that is as good."""
+        held = as_ndarray(out) if out is not None else None
+        if isinstance(held, np.ndarray):
+            if not held.flags.writeable:
+                raise FieldError("out is read-only; the result cannot be written")
+            is_plain = held.flags.c_contiguous and held.flags.aligned
+            same = held.ctypes.data == source.ctypes.data
+            if is_plain and (same or not np.may_share_memory(held, source)):
+                return held.reshape(-1)
+        return np.empty(source.shape, self.dtype)
+
+    def _check(self, array: Any, name: str) -> None:
+        found = describe(array, name)
+        if tuple(found.shape) != self.shape or found.dtype != self.dtype:
+            raise FieldError(
+                f"{name}: got shape {tuple(found.shape)} of {found.dtype}, this allreduce is of shape {self.shape} of "
+                f"{self.dtype}; make another one for other arrays"
+            )
+
+    def _like(self, array: Any, result: npt.NDArray[Any]) -> Any:
+        """Return the result where the array is that it was made from."""
+        if np.isscalar(array):
+            return result[()]
+        device = describe(array).device
+        return result if device is None else array_module(device).asarray(result)
+
+    def _compare(self) -> None:
+        """Raise on all ranks if they have come with different arguments."""
+        world = self._world
+        mine = {
+            "shape": self.shape,
+            "dtype": str(self.dtype),
+            "op": self.op,
+            "algorithm": self.algorithm,
+        }
+        first = world.comm.bcast(mine)
+        differs = next((name for name in mine if mine[name] != first[name]), None)
+        error = None
+        if differs is not None:
+            error = MismatchError(
+                f"{differs} differs between ranks: rank 0 has {first[differs]}, rank {world.rank} has "
+                f"{mine[differs]}; give the same on all ranks"
+            )
+        world.agree(error, _MAKING)
+
+    def close(self) -> None:
+        """Free the communicators; collective, and harmless when repeated."""
+        if not self._world.closed:
+            self._algorithm.close()
+            self._world.close()
+
+    def __enter__(self) -> Allreduce:
+        """Return the allreduce."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close it, unless an error is on its way: other ranks may not come along then."""
+        if kind is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        """Return what it combines, and how."""
+        return (
+            f"<halox.Allreduce {self.op} of shape {self.shape} of {self.dtype} over {self._world.size} rank(s), "
+            f"{self.algorithm}>"
+        )
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
+    except TypeError:
+        found = (-1,)
+    if any(n < 0 for n in found):
+        raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shape!r}")
+    return found
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise FieldError(f"dtype: {dtype!r} is not a dtype ({error})") from error
+    return found

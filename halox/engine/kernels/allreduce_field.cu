@@ -1,0 +1,170 @@
+// One number of a whole field, in one launch: the cells that a rank owns, and then all ranks.
+//
+// A field's cells are a region (strided_body.cu) of ELEMENTs, its source the field; its target is another field for
+// LOCAL Product, and not looked at otherwise. Each cell counts as LOCAL::of(cell, other) in an ACCUMULATOR; these are
+// combined by OP, and FINISH of the result, in an ACCUMULATOR, is what is stored at `target`.
+//
+// Launch shape: one dimension, a power of two of threads, no fewer than ranks; any number of blocks. Each thread combines its cells, each
+// block its threads in a tree, and stores the result; the last block to do so combines those of the blocks in the same
+// way, exchanges packets with the other ranks (a thread a rank) and combines them in the order of the ranks. So the
+// bits depend on the launch shape, which is the plan's, and not on which block is last. Only that block waits for
+// others, when all else is done: no order of blocks can deadlock.
+//
+// Bytes moved: each cell read once.
+
+#ifndef ELEMENT
+#define ELEMENT double
+#endif
+#ifndef ACCUMULATOR
+#define ACCUMULATOR double
+#endif
+#ifndef LOCAL
+#define LOCAL Value
+#endif
+#ifndef OP
+#define OP Sum
+#endif
+#ifndef FINISH
+#define FINISH Plain
+#endif
+
+#include "allreduce_body.cu"
+
+struct Partials {
+    u64 at;           // ACCUMULATOR[gridDim.x]
+    u64 identity[2];  // the ACCUMULATOR that leaves others as they are
+};
+
+typedef ACCUMULATOR Accumulator;
+
+template <class T>
+__device__ __forceinline__ Accumulator widen(T from) { return Accumulator(from); }
+template <class T, class A = Accumulator>
+__device__ __forceinline__ A widen(Complex<T> from)
+{
+    typedef decltype(A::real) Part;
+    return {Part(from.real), Part(from.imag)};
+}
+
+struct Value {
+    template <class T>
+    static __device__ __forceinline__ Accumulator of(T cell, u64) { return widen(cell); }
+};
+
+// Of the absolute value; formed in double.
+struct Square {
+    template <class T>
+    static __device__ __forceinline__ double of(T cell, u64) { return double(cell) * double(cell); }
+    template <class T>
+    static __device__ __forceinline__ double of(Complex<T> cell, u64)
+    {
+        return double(cell.real) * double(cell.real) + double(cell.imag) * double(cell.imag);
+    }
+};
+
+// The conjugate of the cell times the other.
+struct Product {
+    template <class T>
+    static __device__ __forceinline__ Accumulator of(T cell, u64 other)
+    {
+        return Prod::of(widen(cell), widen(*at_address<const T>(other)));
+    }
+    template <class T, class A = Accumulator>
+    static __device__ __forceinline__ A of(Complex<T> cell, u64 other)
+    {
+        A left = widen(cell);
+        left.imag = -left.imag;
+        return Prod::of(left, widen(*at_address<const Complex<T>>(other)));
+    }
+};
+
+struct Plain {
+    template <class T>
+    static __device__ __forceinline__ T of(T a) { return a; }
+};
+
+struct Root {
+    template <class T>
+    static __device__ __forceinline__ T of(T a) { return sqrt(a); }
+};
+
+// Combines the threads' values in a tree; thread 0 returns the result. All threads of the block.
+__device__ __forceinline__ Accumulator combine_block(Accumulator mine)
+{
+    __shared__ Accumulator shared[MAX_THREADS];
+    __syncthreads();
+    shared[threadIdx.x] = mine;
+    for (u32 half = blockDim.x / 2; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            shared[threadIdx.x] = OP::of(shared[threadIdx.x], shared[threadIdx.x + half]);
+    }
+    return shared[0];
+}
+
+// All ranks' values, in their order; valid on thread 0. False if a rank did not come.
+__device__ __forceinline__ bool combine_ranks(const Allreduce& p, u32 epoch, Accumulator mine, Accumulator& all)
+{
+    __shared__ Unit<Accumulator> shared[MOST_RANKS];
+    const u32 peer = threadIdx.x;
+    const u64 at = (epoch & 1) * p.slot_bytes;
+    if (peer == 0)
+        shared[p.rank].value[0] = mine;
+    __syncthreads();
+    const bool has = peer < p.ranks && peer != p.rank;
+    if (has)
+        send_unit(p.memory[peer] + at + p.rank * p.rank_bytes, shared[p.rank], epoch);
+    const bool complete = wait(p, epoch, [&] {
+        Unit<Accumulator> came;
+        if (!has)
+            return 0u;
+        if (!take_unit(p.memory[p.rank] + at + peer * p.rank_bytes, came, epoch))
+            return peer + 1;
+        shared[peer] = came;
+        return 0u;
+    });
+    if (complete && peer == 0) {
+        all = OP::from(shared[0].value[0]);
+        for (u32 from = 1; from < p.ranks; ++from)
+            all = OP::of(all, shared[from].value[0]);
+    }
+    return complete;
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
+    const __grid_constant__ Region region, const __grid_constant__ Partials partials,
+    const __grid_constant__ Allreduce p)
+{
+    Unit<Accumulator> identity;
+#pragma unroll
+    for (u32 i = 0; i < unit_words<Accumulator>; ++i)
+        identity.word[i] = partials.identity[i];
+    Accumulator mine = identity.value[0];
+    const u32 step = gridDim.x * blockDim.x;
+    for (u32 start = blockIdx.x * blockDim.x + threadIdx.x; start < region.words; start += IN_FLIGHT * step) {
+        u64 cell[IN_FLIGHT], other[IN_FLIGHT];
+        ELEMENT taken[IN_FLIGHT] = {};
+        places<IN_FLIGHT>(region, 0, 0, start, step, cell, other);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * step < region.words)
+                taken[i] = *at_address<const ELEMENT>(cell[i]);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; ++i)
+            if (start + i * step < region.words)
+                mine = OP::of(mine, LOCAL::of(taken[i], other[i]));
+    }
+    mine = combine_block(mine);
+    if (threadIdx.x == 0)
+        at_address<Accumulator>(partials.at)[blockIdx.x] = mine;
+    const Turn turn = take_turn(p, gridDim.x);  // says that this block's is there
+    if (turn.number != gridDim.x - 1)
+        return;
+    mine = identity.value[0];
+    for (u32 block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+        mine = OP::of(mine, at_address<const Accumulator>(partials.at)[block]);
+    mine = combine_block(mine);
+    Accumulator all;
+    if (combine_ranks(p, turn.epoch, mine, all) && threadIdx.x == 0)
+        *at_address<Accumulator>(p.target) = FINISH::of(all);
+}

@@ -1,0 +1,135 @@
+"""The operations of reductions: which dtypes they have a meaning for, and how NumPy and the kernels name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.errors import FieldError
+
+ELEMENTS: dict[str, str] = {
+    **{f"i{n}": name for n, name in ((1, "signed char"), (2, "short"), (4, "int"))},
+    **{f"u{n}": f"unsigned {name}" for n, name in ((1, "char"), (2, "short"), (4, "int"))},
+    "i8": "long long",
+    "u8": "unsigned long long",
+    "f4": "float",
+    "f8": "double",
+    "c8": "Complex<float>",
+    "c16": "Complex<double>",
+    "b1": "unsigned char",
+}
+"""For each dtype that can be reduced, by kind and bytes, what the kernels call it."""
+
+_NAMES = {
+    "b": "bool",
+    "i": "signed integers",
+    "u": "unsigned integers",
+    "f": "float32 and float64",
+    "c": "complex64 and complex128",
+}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that combines the ranks' values, always in the order of the ranks.
+
+    Attributes
+    ----------
+    name : str
+        As users name it.
+    combine : callable
+        ``combine(a, b, out)`` of two arrays of one dtype, where ``a`` comes first in the order of the ranks.
+    kernel_name : str
+        As ``operations.cu`` names it.
+    kinds : str
+        Kinds of NumPy dtypes that it has a meaning for.
+    of_truth : bool
+        Whether it takes values for true or false: 1 or 0 in their own dtype.
+    """
+
+    name: str
+    combine: Callable[..., Any]
+    kernel_name: str
+    kinds: str
+    of_truth: bool = False
+
+    def begin(self, total: Array, values: Array) -> None:
+        """Set a total to what the first rank's values count for."""
+        total[...] = values != 0 if self.of_truth else values
+
+    def add(self, total: Array, values: Array) -> None:
+        """Combine the next rank's values into what all before it came to."""
+        with np.errstate(all="ignore"):
+            # A logical function gives bools, which are 1 or 0 in any dtype.
+            casting: Any = "unsafe" if self.of_truth else "same_kind"
+            self.combine(total, values, out=total, casting=casting)
+
+
+OPERATIONS: dict[str, Operation] = {
+    operation.name: operation
+    for operation in (
+        Operation("sum", np.add, "Sum", "iufc"),
+        Operation("prod", np.multiply, "Prod", "iufc"),
+        Operation("min", np.minimum, "Min", "biuf"),
+        Operation("max", np.maximum, "Max", "biuf"),
+        Operation("logical_and", np.logical_and, "LogicalAnd", "biu", True),
+        Operation("logical_or", np.logical_or, "LogicalOr", "biu", True),
+        Operation("logical_xor", np.logical_xor, "LogicalXor", "biu", True),
+        Operation("bitwise_and", np.bitwise_and, "BitwiseAnd", "biu"),
+        Operation("bitwise_or", np.bitwise_or, "BitwiseOr", "biu"),
+        Operation("bitwise_xor", np.bitwise_xor, "BitwiseXor", "biu"),
+    )
+}
+"""All operations, by name."""
+
+
+def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
+    """Return an operation, if it has a meaning for a dtype.
+
+    Parameters
+    ----------
+    name : str
+    dtype : numpy.dtype
+        Of what is reduced.
+
+    Raises
+    ------
+    FieldError
+        If there is no such operation, values of the dtype cannot be reduced, or not by this operation; says what can.
+
+    Examples
+    --------
+    >>> find_operation("max", np.dtype("f8")).combine
+    <ufunc 'maximum'>
+    """
+    operation = OPERATIONS.get(name) if isinstance(name, str) else None
+    if operation is None:
+        raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {name!r}")
+    if f"{dtype.kind}{dtype.itemsize}" not in ELEMENTS or not dtype.isnative:
+        raise FieldError(
+            f"dtype {dtype} cannot be reduced; dtypes are bool, integers of 8 to 64 bits, float32, float64, complex64 "
+            "and complex128, in the machine's byte order: convert with array.astype"
+        )
+    if dtype.kind not in operation.kinds:
+        meant = ", ".join(_NAMES[kind] for kind in operation.kinds)
+        raise FieldError(
+            f"op {operation.name!r} has no meaning for dtype {dtype}; it is for {meant}"
+            f"{_remedy(operation, dtype)}"
+        )
+    return operation
+
+
+def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "b":
+        return ": count with array.astype('i8'), or use 'logical_or', 'logical_and'"
+    if operation.of_truth:
+        return ": compare first, as in array != 0"
+    if operation.name in ("min", "max"):
+        return ": reduce abs(array), or its parts"
+    return ""

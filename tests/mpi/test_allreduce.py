@@ -1,0 +1,316 @@
+"""Allreduce of NumPy arrays on several ranks, against NumPy in the order of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.collectives import ordered
+from halox.collectives.algorithms import ALGORITHMS
+from halox.errors import (
+    ClosedError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+)
+from tests.mpi.conftest import agree
+from tests.unit.reduction_oracle import expected, same, sample
+from tests.unit.test_operations import PAIRS
+
+World = MPI.Intracomm
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+GATHERED = ordered.GATHERED_BYTES // 8
+SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001]
+
+
+@pytest.fixture(params=["one node", "two nodes", "a node each"])
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm: World) -> str:
+    if request.param == "two nodes":
+        # Of unlike sizes, their ranks taking turns.
+        monkeypatch.setenv("HALOX_NODE", "second" if comm.rank % 3 == 1 else "first")
+    if request.param == "a node each":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    return str(request.param)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ordered, "PIECE_BYTES", 4096)
+    yield
+
+
+def node_of(rank: int, nodes: str) -> int:
+    return {"one node": 0, "two nodes": rank % 3 == 1, "a node each": rank}[nodes]
+
+
+def wanted(algorithm: str, op: str, values: Any, nodes: str) -> Any:
+    """What the ranks' values come to, in the order that the algorithm promises."""
+    if algorithm == "host":
+        return expected(op, values)
+    groups: dict[int, list[Any]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(node_of(rank, nodes), []).append(value)
+    return expected(op, [expected(op, group) for group in groups.values()])
+
+
+def same_everywhere(found: Any, comm: World) -> bool:
+    return len(set(comm.allgather(found.tobytes()))) == 1
+
+
+@pytest.mark.parametrize("elements", SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.usefixtures("small_pieces")
+def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
+    values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
+    with halox.Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+        assert reduce.algorithm == algorithm
+        found = reduce(values[comm.rank])
+    assert same(found, wanted(algorithm, "sum", values, nodes))
+    assert same_everywhere(found, comm)
+
+
+@pytest.mark.parametrize("elements", [50, 5000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_operations(algorithm: str, elements: int, comm: World) -> None:
+    for op, dtype in PAIRS:
+        values = [sample(dtype, op, (elements, 2), rank) for rank in range(comm.size)]
+        with halox.Allreduce(comm, (elements, 2), dtype, op, algorithm) as reduce:
+            found = reduce(values[comm.rank])
+        ok = found.dtype == np.dtype(dtype) and same(found, expected(op, values))
+        assert agree(ok, comm), (op, dtype)
+
+
+@pytest.mark.parametrize("elements", [60, 6000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_bits_in_every_run(algorithm: str, elements: int, comm: World) -> None:
+    values = sample("f4", "sum", elements, comm.rank)
+    with halox.Allreduce(comm, elements, "f4", "sum", algorithm) as reduce:
+        first = reduce(values).tobytes()
+        runs = 1000 if elements < 100 else 50
+        assert agree(all(reduce(values).tobytes() == first for _ in range(runs)), comm)
+        assert len(set(comm.allgather(first))) == 1
+
+
+def test_the_size_does_not_change_the_order(comm: World) -> None:
+    """An element's bits are the same whether its array is gathered or scattered."""
+    values = np.random.default_rng(comm.rank).normal(size=GATHERED + 1)
+    with (
+        halox.Allreduce(comm, GATHERED + 1, "f8", "sum", "host") as large,
+        halox.Allreduce(comm, GATHERED, "f8", "sum", "host") as small,
+    ):
+        assert large(values)[:-1].tobytes() == small(values[:-1]).tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rows", [3, 2000])
+class TestArrays:
+    """Where arrays and results lie."""
+
+    def test_in_place(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert reduce(array, out=array) is array
+        assert np.array_equal(array, total)
+
+    def test_into_another(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        kept, out = array.copy(), np.full_like(array, -1)
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert reduce(array, out) is out
+            assert reduce(array) is not array
+        assert np.array_equal(out, total) and np.array_equal(array, kept)
+
+    def test_strided(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        around = np.full((2 * rows, 10), -7)
+        source, target = around[::2, 1:5], around[1::-2, 5:9] if rows == 1 else around[1::2, 9:5:-1]
+        source[...] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(source, out=target)
+        assert np.array_equal(target, total) and np.array_equal(source, array)
+        assert (around[:, [0, 5]] == -7).all() and (around[1::2, 1:5] == -7).all()
+
+    def test_unaligned(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        memory = np.zeros(2 * array.nbytes + 3, np.uint8)
+        source = memory[1:][: array.nbytes].view(array.dtype).reshape(array.shape)
+        target = memory[2 + array.nbytes :][: array.nbytes].view(array.dtype).reshape(array.shape)
+        assert not source.flags.aligned and not target.flags.aligned
+        source[...] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(source, out=target)
+        assert np.array_equal(target, total) and np.array_equal(source, array)
+
+    def test_overlapping(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        memory = np.zeros((rows + 1, 4), "i8")
+        memory[1:] = array
+        with self._reduce(algorithm, rows, comm) as reduce:
+            reduce(memory[1:], out=memory[:-1])
+        assert np.array_equal(memory[:-1], total)
+
+    def test_read_only_source(self, algorithm: str, rows: int, comm: World) -> None:
+        array, total = self._values(rows, comm)
+        array.flags.writeable = False
+        with self._reduce(algorithm, rows, comm) as reduce:
+            assert np.array_equal(reduce(array), total)
+
+    @staticmethod
+    def _values(rows: int, comm: World) -> tuple[Any, Any]:
+        base = np.arange(rows * 4).reshape(rows, 4)
+        return base * (comm.rank + 1), base * (comm.size * (comm.size + 1) // 2)
+
+    @staticmethod
+    def _reduce(algorithm: str, rows: int, comm: World) -> halox.Allreduce:
+        return halox.Allreduce(comm, (rows, 4), "i8", algorithm=algorithm)
+
+
+def test_single_values(comm: World) -> None:
+    total = sum(range(1, comm.size + 1))
+    with halox.Allreduce(comm, (), "f8") as reduce:
+        found = reduce(np.array(comm.rank + 1.0))
+        assert isinstance(found, np.ndarray) and found.shape == () and found == total
+        for given in (comm.rank + 1, float(comm.rank + 1), np.float64(comm.rank + 1)):
+            found = reduce(given)
+            assert isinstance(found, np.float64) and found == total
+    with halox.Allreduce(comm, (), "u1", "max") as reduce:
+        assert reduce(comm.rank) == comm.size - 1
+        for bad in (-1, 256, 1.5, np.int64(1), "text"):
+            with pytest.raises(FieldError, match=r"is no value of|got shape"):
+                reduce(bad)
+        assert reduce(200) == 200, "works after errors"
+
+
+def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
+    return bad if comm.rank == rank % comm.size else good
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((3, "f8", "median"), FieldError, "op must be one of 'sum'"),
+        ((3, "c8", "min"), FieldError, "op 'min' has no meaning for dtype complex64"),
+        ((3, "no such type", "sum"), FieldError, "'no such type' is not a dtype"),
+        ((3, object, "sum"), FieldError, "dtype object cannot be reduced"),
+        ((-3, "f8", "sum"), FieldError, "shape must be an int >= 0"),
+        ((2.5, "f8", "sum"), FieldError, "shape must be"),
+        (((3, "x"), "f8", "sum"), FieldError, "shape must be"),
+        ((3, "f8", "sum", "fastest"), FieldError, "algorithm must be one of 'host', 'hierarch"),
+    ],
+)
+def test_bad_arguments(arguments: Any, kind: type[HaloxError], text: str, comm: World) -> None:
+    with pytest.raises(kind, match=text):
+        halox.Allreduce(comm, *arguments)
+
+
+@pytest.mark.ranks(2, 3, 4, 6, 8)
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ((4, "f8", "sum"), r"shape differs between ranks: rank 0 has \(3,\), rank 1 has \(4,\)"),
+        (((3, 1), "f8", "sum"), "shape differs"),
+        ((3, "f4", "sum"), "dtype differs between ranks: rank 0 has float64, rank 1 has float32"),
+        ((3, "f8", "max"), "op differs between ranks: rank 0 has sum, rank 1 has max"),
+        ((3, "f8", "sum", "hierarchical"), "algorithm differs between ranks: rank 0 has host"),
+    ],
+)
+def test_arguments_that_differ(bad: Any, text: str, comm: World) -> None:
+    arguments = only_on(comm, 1, bad, (3, "f8", "sum", "host"))
+    with pytest.raises(MismatchError, match=text):
+        halox.Allreduce(comm, *arguments)
+
+
+@pytest.mark.ranks(2, 3, 4, 6, 8)
+def test_a_bad_argument_on_one_rank(comm: World) -> None:
+    with pytest.raises(FieldError, match=r"\[rank 1\] op must be"):
+        halox.Allreduce(comm, 3, "f8", only_on(comm, 1, "mean", "sum"))
+
+
+@pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> None:
+    """All ranks raise, nothing is written, and the next call is right."""
+    good, out = np.ones(elements), np.full(elements, -1.0)
+    fixed = np.ones(elements)
+    fixed.flags.writeable = False
+    cases: list[tuple[Any, Any, str]] = [
+        (np.ones(elements + 1), out, rf"array: got shape \({elements + 1},\) of float64"),
+        (np.ones(elements, "f4"), out, "array: got shape .* of float32"),
+        ([1.0] * elements, out, "array must be a numpy.ndarray"),
+        (good, np.ones(elements, "i8"), "out: got shape .* of int64"),
+        (good, fixed, "out is read-only"),
+        (np.ma.ones(elements), out, "masked array"),
+    ]
+    with halox.Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+        for array, target, text in cases:
+            with pytest.raises(FieldError, match=text):
+                reduce(*only_on(comm, 1, (array, target), (good, out)))
+            assert (out == -1).all()
+        assert (reduce(good) == comm.size).all()
+
+
+@pytest.mark.ranks(2)
+def test_the_documentation_lists_what_they_say(comm: World) -> None:
+    said = []
+    with halox.Allreduce(comm, 3, "f8") as reduce:
+        for call in (
+            lambda: halox.Allreduce(comm, 3, "c8", "min"),
+            lambda: halox.Allreduce(comm, 3, "f8", only_on(comm, 1, "max", "sum")),
+            lambda: reduce(np.zeros(only_on(comm, 1, 4, 3))),
+        ):
+            with pytest.raises(HaloxError) as caught:
+                call()
+            said.append(f"| `{type(caught.value).__name__}` | {caught.value} |")
+    page = PAGE.read_text(encoding="utf-8")
+    assert [text for text in said if text not in page] == []
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("elements", [4, 4000])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_that_does_not_come(
+    algorithm: str, elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    reduce = halox.Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
+    reduce(np.ones(elements))
+    if comm.rank:
+        with pytest.raises(ExchangeTimeoutError, match="has waited in an allreduce"):
+            reduce(np.ones(elements))
+    comm.Barrier()
+
+
+def test_closed(comm: World) -> None:
+    reduce = halox.Allreduce(comm, 3, "f8", "sum", "hierarchical")
+    reduce.close()
+    reduce.close()
+    with pytest.raises(ClosedError, match="closed"):
+        reduce(np.zeros(3))
+
+
+def test_the_choice(nodes: str, comm: World) -> None:
+    with halox.Allreduce(comm, 3, "f8") as reduce:
+        several = len({node_of(rank, nodes) for rank in range(comm.size)})
+        assert reduce.algorithm in ALGORITHMS
+        if several == 1 or several == comm.size:
+            assert reduce.algorithm == "host"
+        assert "sum of shape (3,) of float64" in repr(reduce)
+
+
+def test_of_the_grid(comm: World) -> None:
+    """The same order, and so the same bits on all ranks."""
+    with halox.Grid((4 * comm.size, 4), comm=comm, device="cpu") as grid:
+        for elements in (5, 5000):
+            values = [sample("f4", "sum", elements, rank) for rank in range(comm.size)]
+            found = grid.allreduce(values[comm.rank])
+            assert same(found, expected("sum", values)) and same_everywhere(found, comm)
+        flags = np.array([comm.rank == 0, True, False])
+        assert grid.allreduce(flags, op="logical_and").tolist() == [comm.size == 1, True, False]
+        assert grid.allreduce(1 << comm.rank, op="bitwise_or") == (1 << comm.size) - 1

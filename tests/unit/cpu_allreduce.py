@@ -1,0 +1,381 @@
+"""Reductions by allreduce.cu and allreduce_field.cu on the CPU: made as on GPUs, a thread for each rank.
+
+Everything but the machine is real: ``transports.allreduce`` lays out the memory and the launch, ``allreduce_plan`` cuts
+the array, the kernels run. A rank has one multiprocessor or more, each of which runs blocks one after another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from halox.engine.allreduce_plan import EPOCH_SHIFT, ReductionPlan
+from halox.engine.arrays import describe
+from halox.engine.compiler import preamble, source
+from halox.transports import allreduce
+from halox.transports.allreduce import KernelReduction, make_array_reduction, make_field_reduction
+from tests.unit.cpu_kernels import FLAGS, aligned, build
+from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
+from tests.unit.reduction_oracle import same
+
+_ARRAYS = """
+extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const char* function,
+                    void** arguments)
+{
+    const Allreduce& p = *(const Allreduce*)arguments[0];
+    if (function[sizeof "allreduce_" - 1] == 'o')
+        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_oneshot, p);
+    else
+        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_scattered, p);
+}
+"""
+
+_FIELDS = """
+extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const char*, void** arguments)
+{
+    launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_field, *(const Region*)arguments[0],
+                  *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]);
+}
+"""
+
+Defines = tuple[tuple[str, str], ...]
+
+
+@cache
+def built(kernel: str, defines: Defines, extra: str = "") -> Path:
+    """The kernels as a shared library: one multiprocessor."""
+    folder = Path(mkdtemp(prefix="halox-allreduce-"))
+    run = _FIELDS if kernel == "allreduce_field" else _ARRAYS
+    text = (
+        f'{preamble(defines)}#include <cmath>\n#define POLLS 2\n#include "{HEADER}"\n'
+        f"{source(kernel)}{MEMORY}{run}{extra}"
+    )
+    (folder / "kernel.cpp").write_text(text)
+    flags = [*FLAGS, "-Wno-unused-function", "-Wl,--no-as-needed", "-latomic"]
+    return build(folder / "kernel.cpp", folder / "kernel.so", *flags)
+
+
+_building = threading.Lock()
+
+
+def multiprocessor(kernel: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
+    """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
+    with _building:
+        return _multiprocessor(kernel, defines, rank, number)
+
+
+@cache
+def _multiprocessor(kernel: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
+    path = built(kernel, defines)
+    return ctypes.CDLL(shutil.copy(path, path.with_name(f"kernel-{rank}-{number}.so")))
+
+
+class Meeting:
+    """Takes the place of the communicator of some threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._told: list[Any] = [None] * size
+
+    def allgather(self, rank: int, told: Any) -> list[Any]:
+        self._told[rank] = told
+        self._barrier.wait(LIMIT_S)
+        found = list(self._told)
+        self._barrier.wait(LIMIT_S)
+        return found
+
+
+class ThreadWorld:
+    """Takes the place of World on one thread."""
+
+    def __init__(self, meeting: Meeting, rank: int, limit_s: float) -> None:
+        self.rank, self.size, self.limit_s = rank, meeting.size, limit_s
+        self.comm = SimpleNamespace(allgather=lambda told: meeting.allgather(rank, told))
+
+    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
+        found, error = None, None
+        try:
+            found = build()
+        except Exception as caught:
+            error = caught
+        errors = [one for one in self.comm.allgather(error) if one is not None]
+        if errors:
+            raise errors[0]
+        return found
+
+
+class Launch:
+    """Takes the place of PreparedLaunch: runs the blocks here, and returns when they have ended."""
+
+    def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
+        self.kernel, self.function, self.defines = function
+        self.blocks, self.threads, self.arguments = blocks, threads, arguments
+
+    def launch(self, stream: Stream) -> None:
+        held = []
+        for argument in self.arguments:
+            memory = aligned(ctypes.sizeof(argument))
+            memory[:] = np.frombuffer(argument, np.uint8)
+            held.append(memory)
+        pointers = (ctypes.c_void_p * len(held))(*(memory.ctypes.data for memory in held))
+        order = stream.order(self.blocks)
+        backwards, seed = int(stream.rng.integers(2)), int(stream.rng.integers(1000))
+
+        def on(number: int) -> None:
+            library = multiprocessor(self.kernel, self.defines, stream.rank, number)
+            mine = np.ascontiguousarray(order[number :: stream.multiprocessors], np.uint32)
+            library.delay(ctypes.c_uint64(seed * 8 + number + 1), ctypes.c_uint(stream.delays))
+            library.run(
+                ctypes.c_uint(self.blocks),
+                ctypes.c_uint(self.threads),
+                ctypes.c_int(backwards),
+                ctypes.c_void_p(mine.ctypes.data),
+                ctypes.c_uint(mine.size),
+                ctypes.c_char_p(self.function.encode()),
+                pointers,
+            )
+
+        if stream.multiprocessors == 1:
+            on(0)
+            return
+        with ThreadPoolExecutor(stream.multiprocessors) as pool:
+            for ended in [pool.submit(on, number) for number in range(stream.multiprocessors)]:
+                ended.result()
+
+
+class Stream:
+    """Where a rank's launches go: in which order its blocks run, on how many multiprocessors, how much held up."""
+
+    def __init__(self, rank: int, order: str, multiprocessors: int, delays: int, seed: int) -> None:
+        self.rank, self.multiprocessors, self.delays = rank, multiprocessors, delays
+        self._order = order
+        self.rng = np.random.default_rng((seed, rank))
+        self.ptr = self
+
+    def order(self, blocks: int) -> np.ndarray:
+        if self._order == "random":
+            return self.rng.permutation(blocks)
+        return np.arange(blocks)[:: -1 if self._order == "backward" else 1]
+
+    def synchronize(self) -> None:
+        pass
+
+
+@contextmanager
+def without_gpu(sms: int = 2) -> Iterator[None]:
+    """Let the transport find the host's memory, and these launches."""
+    runtime = SimpleNamespace(
+        memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
+        deviceSynchronize=lambda: None,
+        streamIsCapturing=lambda stream: True,  # so that streams are not put in order
+    )
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime),
+    )
+
+    def pinned(nbytes: int) -> Any:
+        array = aligned(nbytes)
+        return SimpleNamespace(array=array, device_pointer=array.ctypes.data, close=lambda: None)
+
+    def prepared(function: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Any:
+        return Launch(function, blocks, threads, arguments)
+
+    with (
+        patch.object(allreduce, "cupy", lambda: fake),
+        patch.object(allreduce, "pinned", pinned),
+        patch.object(
+            allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
+        ),
+        patch.object(allreduce, "multiprocessors", lambda device: sms),
+        patch.object(allreduce, "PreparedLaunch", prepared),
+    ):
+        yield
+
+
+class Rank:
+    """A rank with its memory and its reduction."""
+
+    def __init__(self, number: int, arena: HostArena, reduction: KernelReduction) -> None:
+        self.number, self.arena, self.reduction = number, arena, reduction
+        self.memory = arena.bytes_of(reduction._block)
+
+    def begin_at(self, epoch: int) -> None:
+        """Leave everything as it is after epoch - 1 reductions."""
+        plan = self.reduction.plan
+        self.memory[plan.state_offset :][:8].view("u8")[:] = (epoch - 1) << EPOCH_SHIFT
+        flags = self.memory[plan.flags_offset :][: plan.flag_bytes]
+        flags.view("u4")[:] = (epoch - 1) % 2**32
+
+    def limit(self, seconds: float) -> None:
+        """Set how long a launch waits from now on."""
+        self.reduction._parameter[0]["limit_ns"] = int(seconds * 1e9)
+
+    @property
+    def epochs(self) -> int:
+        """Launches that have ended."""
+        state = int(self.memory[self.reduction.plan.state_offset :][:8].view("u8")[0])
+        assert state % (1 << EPOCH_SHIFT) == 0
+        return state >> EPOCH_SHIFT
+
+    @property
+    def failure(self) -> tuple[int, int]:
+        """Rank that did not come + 1, and epoch; zeros if all came."""
+        return tuple(self.reduction._failure.array[:8].view("u4").tolist())
+
+
+def at_once(n: int, work: Callable[[int], Any]) -> list[Any]:
+    """What some threads return, or what one of them raises."""
+    with ThreadPoolExecutor(n) as pool:
+        return [future.result() for future in [pool.submit(work, i) for i in range(n)]]
+
+
+def connect(
+    n: int,
+    make: Callable[[Any, Any], KernelReduction],
+    *,
+    limit_s: float = LIMIT_S,
+    sms: int = 2,
+) -> list[Rank]:
+    """Make a reduction on some ranks: ``make(world, arena)`` on each."""
+    meeting = Meeting(n)
+
+    def one(number: int) -> Rank:
+        arena = HostArena()
+        arena.retire = lambda block: None  # type: ignore[attr-defined]
+        world = ThreadWorld(meeting, number, limit_s)
+        return Rank(number, arena, make(world, arena))
+
+    with without_gpu(sms):
+        return at_once(n, one)
+
+
+def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
+    return connect(n, lambda world, arena: make_array_reduction(world, arena, plan), **options)
+
+
+def connect_fields(
+    name: str, fields: Sequence[Any], others: Any = None, **options: Any
+) -> list[Rank]:
+    """Make a number of the cells that each rank has."""
+
+    def make(world: Any, arena: Any) -> KernelReduction:
+        other = None if others is None else describe(others[world.rank])
+        return make_field_reduction(world, arena, name, describe(fields[world.rank]), other)
+
+    return connect(len(fields), make, **options)
+
+
+def reduce_arrays(
+    ranks: Sequence[Rank],
+    contents: Callable[[int, int], np.ndarray],
+    expected: Callable[[list[np.ndarray]], np.ndarray],
+    epochs: int = 5,
+    *,
+    first: int = 1,
+    order: str = "random",
+    multiprocessors: int = 1,
+    delays: int = 0,
+    in_place: bool = False,
+    offset: int = 0,
+    late_s: Mapping[int, float] | None = None,
+    seed: int = 0,
+) -> None:
+    """Run reductions ``first``, ``first + 1``, ... on all ranks at once, none waiting for the others in between.
+
+    Parameters
+    ----------
+    contents : callable
+        Array of a rank in an epoch.
+    expected : callable
+        What those of all ranks come to; compared bit by bit on every rank, and the ranks with one another.
+    offset : int
+        Of all arrays' addresses from a multiple of 256.
+    """
+    if first != 1:
+        for rank in ranks:
+            rank.begin_at(first)
+
+    found: dict[int, bytes] = {}
+
+    def work(number: int) -> None:
+        rank = ranks[number]
+        stream = Stream(number, order, multiprocessors, delays, seed)
+        for epoch in range(first, first + epochs):
+            mine = contents(number, epoch)
+            source = guarded_copy(mine, offset)
+            target = source if in_place else guarded_copy(np.zeros_like(mine), offset)
+            if late_s:
+                time.sleep(late_s.get(number, 0))
+            rank.reduction(source.ctypes.data, target.ctypes.data, stream)
+            assert rank.failure == (0, 0), f"rank {number}, epoch {epoch}"
+            wanted = expected([contents(other, epoch) for other in range(len(ranks))])
+            assert same(target, wanted), f"rank {number}, epoch {epoch}"
+            bits = found.setdefault(epoch, target.tobytes())
+            assert target.tobytes() == bits, f"rank {number}, epoch {epoch}: not as on other ranks"
+            check_guards(target)
+            if not in_place:
+                assert source.tobytes() == mine.tobytes()
+                check_guards(source)
+        assert rank.epochs == first + epochs - 1
+
+    with without_gpu():
+        at_once(len(ranks), work)
+    for rank in ranks:
+        rank.arena.check_guards()
+
+
+def reduce_once(
+    ranks: Sequence[Rank], dtype: Any, *, order: str = "random", seed: int = 0, **options: Any
+) -> Any:
+    """A number of the fields of all ranks, as each rank got it."""
+    found = [guarded_copy(np.zeros(1, dtype)) for _ in ranks]
+    streams = [
+        Stream(
+            rank.number,
+            order,
+            *(options.get(k, d) for k, d in (("multiprocessors", 1), ("delays", 0))),
+            seed,
+        )
+        for rank in ranks
+    ]
+    with without_gpu():
+        at_once(len(ranks), lambda i: ranks[i].reduction(0, found[i].ctypes.data, streams[i]))
+    for rank, one in zip(ranks, found, strict=True):
+        assert rank.failure == (0, 0)
+        check_guards(one)
+        rank.arena.check_guards()
+    return [one[0] for one in found]
+
+
+GUARD_BYTES = 256
+
+
+def guarded_copy(array: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy of an array between guards."""
+    memory = aligned(array.nbytes + 2 * GUARD_BYTES, offset)
+    memory[:] = 0xA5
+    found = memory[GUARD_BYTES:][: array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+def check_guards(array: np.ndarray) -> None:
+    """Nothing beside the array was written."""
+    start = array.ctypes.data
+    for address in (start - GUARD_BYTES, start + array.nbytes):
+        found = ctypes.string_at(address, GUARD_BYTES)
+        assert found == b"\xa5" * GUARD_BYTES

@@ -1,0 +1,349 @@
+"""The reductions' kernels, compiled as C++ and run on the CPU by a thread for each rank."""
+
+from __future__ import annotations
+
+import time
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from halox.engine import allreduce_plan
+from halox.engine.allreduce_plan import plan_oneshot, plan_scattered
+from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
+from tests.support import require
+from tests.unit.cpu_allreduce import (
+    Stream,
+    at_once,
+    connect,
+    connect_arrays,
+    connect_fields,
+    reduce_arrays,
+    reduce_once,
+    without_gpu,
+)
+from tests.unit.reduction_oracle import expected, same, sample
+
+require("cxx")
+
+PLANS = {"oneshot": plan_oneshot, "scattered": plan_scattered}
+ORDERS = ("forward", "backward", "random")
+
+# Of each size of element, and of each kind of operation; every pair of the two is tested by its text alone.
+PAIRS = [
+    ("sum", "f8"),
+    ("sum", "f4"),
+    ("prod", "c16"),
+    ("sum", "c8"),
+    ("min", "f8"),
+    ("max", "i2"),
+    ("logical_xor", "u1"),
+    ("bitwise_or", "?"),
+    ("prod", "u4"),
+]
+
+
+def arrays(op, dtype, n):
+    return lambda rank, epoch: sample(dtype, op, n, (rank, epoch))
+
+
+def folded(op):
+    return lambda values: expected(op, values)
+
+
+def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3, **options):
+    """Reduce by a plan with small chunks, so that there are several."""
+    with (
+        patch.object(allreduce_plan, "PART_BYTES", parts or (16, 256)),
+        patch.object(allreduce_plan, "THREADS", threads),
+        patch.object(allreduce_plan, "BLOCKS", options.pop("blocks", 6)),
+    ):
+        plan = PLANS[algorithm](np.dtype(dtype), op, elements, n)
+        ranks = connect_arrays(n, plan)
+    reduce_arrays(ranks, arrays(op, dtype, elements), folded(op), epochs, **options)
+    return ranks
+
+
+@pytest.mark.parametrize("algorithm", PLANS)
+class TestArrays:
+    @pytest.mark.parametrize("elements", [1, 7, 500])
+    @pytest.mark.parametrize(("op", "dtype"), [p for p in PAIRS if p != ("min", "f8")])
+    def test_elements_of_all_sizes(self, algorithm, op, dtype, elements):
+        run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9, 16])
+    def test_ranks(self, algorithm, n, order, in_place):
+        """More than are loaded at once, in any order of blocks, into another array or into the same."""
+        run(algorithm, "sum", "f8", 321, n, threads=32, order=order, in_place=in_place)
+
+    def test_nan_and_infinity(self, algorithm):
+        elements, n = 400, 4
+        ranks = connect_arrays(n, PLANS[algorithm](np.dtype("f8"), "min", elements, n))
+        contents = arrays("min", "f8", elements)
+        found = [contents(rank, 1) for rank in range(n)]
+        wanted = expected("min", found)
+        assert np.isnan(wanted).any() and np.isneginf(wanted).any()
+        with without_gpu():
+            streams = [Stream(i, "random", 1, 0, 0) for i in range(n)]
+            at_once(
+                n,
+                lambda i: ranks[i].reduction(
+                    found[i].ctypes.data, found[i].ctypes.data, streams[i]
+                ),
+            )
+        assert same(found[0], wanted)
+        assert len({one.tobytes() for one in found}) == 1
+
+    @pytest.mark.parametrize("offset", [0, 4, 8, 12])
+    def test_arrays_of_no_alignment(self, algorithm, offset):
+        run(algorithm, "sum", "f4", 301, 3, offset=offset, in_place=offset == 12)
+
+    @pytest.mark.parametrize("elements", [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65, 96, 97])
+    def test_not_a_byte_more_than_the_array(self, algorithm, elements):
+        """Chunks and parts that are full, one element more or less, and parts of no element."""
+        run(algorithm, "sum", "f8", elements, 3, parts=(16, 64), threads=32)
+
+    @pytest.mark.parametrize("blocks", [1, 2, 5, 40])
+    def test_fewer_blocks_than_chunks(self, algorithm, blocks):
+        ranks = run(algorithm, "sum", "f8", 640, 2, parts=(64, 64), threads=32, blocks=blocks)
+        plan = ranks[0].reduction.plan
+        assert plan.chunks > 5 and plan.blocks == min(blocks, plan.chunks)
+
+    @pytest.mark.parametrize("multiprocessors", [2, 3])
+    def test_blocks_at_once(self, algorithm, multiprocessors):
+        options = {"multiprocessors": multiprocessors, "delays": 5, "epochs": 6}
+        run(algorithm, "sum", "f8", 600, 3, threads=32, parts=(64, 64), **options)
+
+    def test_accesses_that_are_held_up(self, algorithm):
+        run(algorithm, "sum", "f8", 90, 4, threads=32, delays=30, epochs=6, in_place=True)
+
+    @pytest.mark.parametrize("late", [0, 2])
+    def test_a_rank_that_is_late_is_waited_for(self, algorithm, late):
+        run(algorithm, "sum", "f8", 40, 3, epochs=6, late_s={late: 0.02})
+
+    @pytest.mark.parametrize("first", [2**31 - 3, 2**32 - 3])
+    def test_epochs_that_wrap_around(self, algorithm, first):
+        run(algorithm, "sum", "f8", 100, 3, threads=32, epochs=7, first=first)
+
+    def test_a_thousand_epochs(self, algorithm):
+        """None waits for the others in between; the same bits on all ranks each time."""
+        run(algorithm, "sum", "f8", 9, 3, parts=(16, 16), epochs=1000, in_place=True)
+
+    @pytest.mark.parametrize("order", ["forward", "backward"])
+    def test_a_rank_that_never_comes_is_named(self, algorithm, order):
+        elements, n = 200, 4
+        ranks = connect_arrays(n, PLANS[algorithm](np.dtype("f8"), "sum", elements, n))
+        contents = arrays("max", "f8", elements)
+        reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 3)
+        there = [ranks[i] for i in (0, 1, 3)]
+        for rank in there:
+            rank.limit(0.3)
+        found = [contents(i, 4) for i in range(n)]
+        streams = [Stream(i, order, 1, 0, 0) for i in range(n)]
+
+        def launch(i):
+            number = there[i].number
+            at = found[number].ctypes.data
+            there[i].reduction(at, at, streams[number])
+
+        with without_gpu():
+            start = time.monotonic()
+            at_once(3, launch)
+            assert 0.3 <= time.monotonic() - start < 20
+            assert [rank.failure for rank in there] == [(3, 4)] * 3
+            for _ in range(2):
+                with pytest.raises(
+                    ExchangeTimeoutError, match="rank 1 has waited for rank 2 in reduction 4"
+                ):
+                    launch(1)
+        with pytest.warns(UserWarning, match="rank 0 has waited for rank 2"):
+            there[0].reduction.close()
+        there[1].reduction.close()  # has raised already
+
+    def test_what_was_sent_before_is_not_taken_twice(self, algorithm):
+        ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 8, 2))
+        reduce_arrays(ranks, lambda r, e: np.full(8, r + e, "f8"), folded("sum"), 4)
+        ranks[1].limit(0.1)
+        target = np.full(8, -1.0)
+        with without_gpu():
+            stream = Stream(1, "forward", 1, 0, 0)
+            ranks[1].reduction(np.ones(8).ctypes.data, target.ctypes.data, stream)
+        assert ranks[1].failure == (1, 5)
+        assert algorithm == "scattered" or (target == -1).all()
+
+    def test_ranks_that_plan_otherwise(self, algorithm):
+        def make(world, arena):
+            from halox.transports.allreduce import make_array_reduction
+
+            plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
+            return make_array_reduction(world, arena, plan)
+
+        with pytest.raises(MismatchError, match="give all ranks the same shape, dtype and op"):
+            connect(3, make)
+
+
+def fields(dtype, shapes, halo=1):
+    """Cells of fields of each rank, their halos left out."""
+    found = []
+    for rank, shape in enumerate(shapes):
+        padded = sample(dtype, "prod", tuple(n + 2 * halo for n in shape), rank)
+        if np.dtype(dtype).kind == "f":
+            padded = np.nan_to_num(padded, nan=1.5, posinf=2.5, neginf=-3.5)
+        found.append(padded[(slice(halo, -halo),) * len(shape)])
+    return found
+
+
+NUMBERS = {
+    "sum": lambda cells, wide: np.sum(cells, dtype=wide),
+    "min": lambda cells, _: np.min(cells),
+    "max": lambda cells, _: np.max(cells),
+    "norm": lambda cells, _: np.sqrt(np.sum(np.abs(cells.astype("c16")) ** 2)),
+}
+UNEVEN = [(9, 12, 7), (8, 12, 7), (1, 3, 2)]
+
+
+class TestFields:
+    @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i2", "u8", "?"])
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_numbers_of_all_cells(self, name, dtype):
+        if np.dtype(dtype).kind == "c" and name in ("min", "max"):
+            with pytest.raises(FieldError, match="no meaning"):
+                connect_fields(name, fields(dtype, UNEVEN))
+            return
+        cells = fields(dtype, UNEVEN)
+        ranks = connect_fields(name, cells)
+        everything = np.concatenate([one.reshape(-1) for one in cells])
+        wide = {"c": "c16", "f": "f8", "u": "u8"}.get(np.dtype(dtype).kind, "i8")
+        wanted = NUMBERS[name](everything, wide)
+        first = reduce_once(ranks, wanted.dtype, order="forward")
+        for seed, order in enumerate(ORDERS):
+            found = reduce_once(ranks, wanted.dtype, order=order, seed=seed, multiprocessors=2)
+            assert {one.tobytes() for one in found} == {first[0].tobytes()}
+        if np.dtype(dtype).kind in "fc" and name in ("sum", "norm"):
+            np.testing.assert_allclose(first[0], wanted, rtol=1e-13)
+        else:
+            assert first[0] == wanted
+
+    @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i4"])
+    def test_dot(self, dtype):
+        a = fields(dtype, UNEVEN)
+        b = [one[::-1, :, ::-1] for one in fields(dtype, UNEVEN)]
+        ranks = connect_fields("dot", a, b)
+        wide = np.result_type(dtype, "f8") if np.dtype(dtype).kind in "fc" else np.dtype("i8")
+        x, y = (np.concatenate([one.astype(wide).reshape(-1) for one in both]) for both in (a, b))
+        wanted = np.sum(np.conj(x) * y)
+        found = reduce_once(ranks, wide)
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-12)
+        assert len({one.tobytes() for one in found}) == 1
+
+    @pytest.mark.parametrize("name", ["min", "max", "sum"])
+    def test_nan_is_not_lost(self, name):
+        cells = fields("f8", UNEVEN)
+        cells[1][3, 4, 5] = np.nan
+        assert all(np.isnan(one) for one in reduce_once(connect_fields(name, cells), "f8"))
+
+    @pytest.mark.parametrize("name", ["min", "max"])
+    @pytest.mark.parametrize("dtype", ["i1", "u8", "f4", "?"])
+    def test_extremes_of_a_dtype(self, name, dtype):
+        """Where all cells are what the reduction begins with."""
+        dtype = np.dtype(dtype)
+        limit = {"b": lambda: name == "min", "f": lambda: np.inf if name == "min" else -np.inf}
+        value = limit.get(
+            dtype.kind, lambda: getattr(np.iinfo(dtype), {"min": "max", "max": "min"}[name])
+        )()
+        cells = [np.full((3, 3), value, dtype) for _ in range(2)]
+        assert reduce_once(connect_fields(name, cells), dtype) == [value, value]
+
+    @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4, 5), (2, 2, 2, 2, 3)])
+    def test_axes(self, shape):
+        cells = [sample("i4", "sum", (*shape, 2), i)[..., 0] for i in range(2)]
+        found = reduce_once(connect_fields("sum", cells), "i8")
+        assert found == [sum(int(one.sum(dtype="i8")) for one in cells)] * 2
+
+    @pytest.mark.parametrize("sms", [1, 3])
+    def test_many_cells(self, sms):
+        """More than the blocks take at once."""
+        cells = [sample("i8", "sum", (40, 33, 31), i)[1:-1, 2:, :-1] for i in range(2)]
+        ranks = connect_fields("sum", cells, sms=sms)
+        plan = ranks[0].reduction.plan
+        assert plan.blocks == 4 * sms and plan.threads * plan.blocks * 4 < cells[0].size
+        wanted = sum(int(one.sum()) for one in cells)
+        wrapped = (wanted + 2**63) % 2**64 - 2**63
+        assert reduce_once(ranks, "i8") == [wrapped, wrapped]
+
+    def test_a_thousand_epochs(self):
+        cells = [np.arange(24.0).reshape(4, 6) + i for i in range(3)]
+        ranks = connect_fields("norm", cells)
+        found = set()
+        out = [np.zeros(1) for _ in ranks]
+        streams = [Stream(i, "random", 1, 0, 0) for i in range(3)]
+
+        def work(i):
+            for epoch in range(1000):
+                cells[i][0, 0] = epoch if i == 0 else cells[i][0, 0]
+                ranks[i].reduction(0, out[i].ctypes.data, streams[i])
+                wanted = sum(float(np.sum(c**2)) for c in cells[1:]) + float(
+                    np.sum((np.arange(1.0, 24.0)) ** 2) + epoch**2
+                )
+                np.testing.assert_allclose(out[i][0], np.sqrt(wanted), rtol=1e-14)
+            assert ranks[i].epochs == 1000
+            found.add(out[i].tobytes())
+
+        with without_gpu():
+            at_once(3, work)
+        assert len(found) == 1
+
+    def test_a_rank_that_never_comes_is_named(self):
+        ranks = connect_fields("sum", fields("f8", UNEVEN))
+        for rank in ranks[:2]:
+            rank.limit(0.2)
+        out = np.full(2, -1.0)
+        with without_gpu():
+            streams = [Stream(i, "random", 1, 0, 0) for i in range(2)]
+            at_once(2, lambda i: ranks[i].reduction(0, out[i:].ctypes.data, streams[i]))
+        assert [rank.failure for rank in ranks[:2]] == [(3, 1)] * 2
+        assert (out == -1).all()
+
+    def test_fields_that_do_not_fit(self):
+        cells = fields("f8", UNEVEN)
+        with pytest.raises(FieldError, match="two fields alike"):
+            connect_fields("dot", cells, [one[:-1] if len(one) > 1 else one for one in cells])
+        with pytest.raises(FieldError, match="dot takes two fields"):
+            connect_fields("dot", cells)
+        with pytest.raises(FieldError, match="norm takes one field"):
+            connect_fields("norm", cells, cells)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_array_in_any_order(data):
+    algorithm = data.draw(st.sampled_from(sorted(PLANS)))
+    op, dtype = data.draw(st.sampled_from([("sum", "f8"), ("max", "i2"), ("prod", "c16")]))
+    part = 16 * 2 ** data.draw(st.integers(0, 4))
+    run(
+        algorithm,
+        op,
+        dtype,
+        data.draw(st.integers(1, 700)),
+        data.draw(st.integers(1, 6)),
+        parts=(part, part),
+        threads=data.draw(st.sampled_from([32, 64])),
+        blocks=data.draw(st.integers(1, 9)),
+        first=data.draw(st.sampled_from([1, 2**32 - 2])),
+        order=data.draw(st.sampled_from(ORDERS)),
+        multiprocessors=data.draw(st.sampled_from([1, 2])),
+        delays=data.draw(st.sampled_from([0, 3])),
+        in_place=data.draw(st.booleans()),
+        offset=16 * data.draw(st.integers(0, 3)) + np.dtype(dtype).itemsize % 16,
+        seed=data.draw(st.integers(0, 99)),
+    )
+
+
+def test_a_wrong_bit_is_noticed():
+    ranks = connect_arrays(2, plan_oneshot(np.dtype("f8"), "sum", 4, 2))
+    with pytest.raises(AssertionError, match=r"rank \d, epoch 1"):
+        reduce_arrays(ranks, arrays("prod", "f8", 4), folded("prod"), 1)

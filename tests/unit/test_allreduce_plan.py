@@ -1,0 +1,200 @@
+"""Plans of reductions by kernels: structs, chunks, memory and limits, without running anything."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from halox.engine.allreduce_plan import (
+    ALLREDUCE,
+    EPOCH_SHIFT,
+    FIELD_REDUCTIONS,
+    LEAST_THREADS,
+    MOST_CHUNKS,
+    MOST_RANKS,
+    PARTIALS,
+    THREADS,
+    field_row,
+    plan_field,
+    plan_oneshot,
+    plan_scattered,
+)
+from halox.engine.packers.strided_plan import MAX_WORDS, region_dtype
+from halox.errors import FieldError
+from tests.support import require
+from tests.unit.cpu_allreduce import built
+
+PARAMETER_BYTES = 4096
+"""Of a launch."""
+
+F8 = np.dtype("f8")
+ELEMENTS = [1, 2, 31, 1000, 1 << 14, (1 << 20) + 1, 1 << 24]
+
+
+def test_structs_are_the_kernels():
+    """Sizes and offsets that g++ gives the structs are those of NumPy; and the numbers alike."""
+    require("cxx")
+    defines = (("MAX_LEVELS", "3"), ("MAX_THREADS", "256"))
+    dtypes = {"Allreduce": ALLREDUCE, "Partials": PARTIALS, "Region": region_dtype(3)}
+    constants = {
+        "EPOCH_SHIFT": EPOCH_SHIFT,
+        "MOST_RANKS": MOST_RANKS,
+        "sizeof(State)": 16,
+        "unit_bytes<double>": plan_oneshot(F8, "sum", 1, 1).rank_bytes // LEAST_THREADS,
+        "unit_bytes<Complex<double>>": plan_oneshot(np.dtype("c16"), "sum", 1, 1).rank_bytes
+        // LEAST_THREADS,
+        "unit_elements<short>": 4,
+    }
+    texts, expected = list(constants), list(constants.values())
+    for struct, dtype in dtypes.items():
+        texts += [f"sizeof({struct})", *(f"__builtin_offsetof({struct}, {m})" for m in dtype.names)]
+        expected += [dtype.itemsize, *(dtype.fields[m][1] for m in dtype.names)]
+    extra = f'extern "C" {{ unsigned long layout[] = {{{", ".join(texts)}}}; }}'
+    library = ctypes.CDLL(str(built("allreduce_field", defines, extra)))
+    found = (ctypes.c_ulong * len(expected)).in_dll(library, "layout")
+    assert dict(zip(texts, found, strict=True)) == dict(zip(texts, expected, strict=True))
+
+
+def test_the_parameters_travel_with_the_launch():
+    assert ALLREDUCE.itemsize + PARTIALS.itemsize + region_dtype(5).itemsize <= PARAMETER_BYTES
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "c16"])
+class TestArrays:
+    def test_oneshot_takes_every_element_once(self, dtype, elements, ranks):
+        dtype = np.dtype(dtype)
+        plan = plan_oneshot(dtype, "sum", elements, ranks)
+        each = max(1, 8 // dtype.itemsize)
+        units = plan.chunks * plan.threads
+        assert units - plan.threads < -(-elements // each) <= units
+        assert plan.rank_bytes == units * (32 if dtype.itemsize == 16 else 16)
+        assert plan.slot_bytes == ranks * plan.rank_bytes
+        self._check(plan)
+
+    def test_scattered_takes_every_element_once(self, dtype, elements, ranks):
+        dtype = np.dtype(dtype)
+        plan = plan_scattered(dtype, "sum", elements, ranks)
+        whole = plan.chunk_elements * ranks
+        assert (plan.chunks - 1) * whole < elements <= plan.chunks * whole
+        assert plan.chunk_elements * dtype.itemsize % 16 == 0
+        assert plan.rank_bytes == plan.chunks * plan.chunk_elements * dtype.itemsize
+        assert plan.slot_bytes == 2 * ranks * plan.rank_bytes
+        assert plan.flag_bytes == 4 * 2 * ranks * plan.chunks
+        assert plan.chunk_elements * dtype.itemsize < 2**32
+        self._check(plan)
+
+    @staticmethod
+    def _check(plan):
+        assert plan.chunks <= MOST_CHUNKS
+        assert plan.chunks + plan.blocks < 1 << EPOCH_SHIFT
+        assert 1 <= plan.blocks <= plan.chunks
+        assert LEAST_THREADS <= plan.threads <= THREADS
+        assert plan.threads & (plan.threads - 1) == 0
+        assert plan.slots * plan.slot_bytes == plan.flags_offset
+        assert plan.flags_offset + plan.flag_bytes <= plan.state_offset
+        assert plan.state_offset + 16 <= plan.partials_offset <= plan.memory_bytes
+        assert plan.rank_bytes % 16 == plan.slot_bytes % 16 == plan.state_offset % 256 == 0
+
+
+def test_arrays_that_are_too_large_for_packets():
+    with pytest.raises(FieldError, match=r"too many for packets.*'scattered'"):
+        plan_oneshot(F8, "sum", 1 << 30, 2)
+    plan = plan_scattered(F8, "sum", 1 << 33, 2)
+    assert plan.chunks <= MOST_CHUNKS
+
+
+@pytest.mark.parametrize("plan", [plan_oneshot, plan_scattered])
+def test_what_a_kernel_does_not_serve(plan):
+    with pytest.raises(FieldError, match="17 ranks are more than the 16"):
+        plan(F8, "sum", 10, 17)
+    with pytest.raises(FieldError, match="no meaning for dtype complex"):
+        plan(np.dtype("c8"), "max", 10, 2)
+
+
+def test_the_parameter():
+    plan = plan_scattered(F8, "max", 1000, 3)
+    entry = plan.parameter(1, [1 << 20, 1 << 21, 1 << 22], 77, 5)[0]
+    assert entry["memory"].tolist() == [1 << 20, 1 << 21, 1 << 22] + [0] * 13
+    assert entry["state"] == (1 << 21) + plan.state_offset
+    assert (entry["rank"], entry["ranks"], entry["failure"], entry["limit_ns"]) == (1, 3, 77, 5)
+    assert entry["flags"] == plan.flags_offset == 2 * 3 * plan.rank_bytes
+    assert dict(plan.defines)["OP"] == "Max"
+
+
+def test_plans_that_differ_are_told_apart():
+    plans = [
+        plan_oneshot(F8, "sum", 8, 2),
+        plan_oneshot(F8, "sum", 4096, 2),
+        plan_oneshot(F8, "sum", 8, 3),
+        plan_scattered(F8, "sum", 8, 2),
+    ]
+    assert all(a.signature != b.signature for a, b in pairwise(plans))
+
+
+class TestFields:
+    @pytest.mark.parametrize(
+        ("shape", "order", "levels"),
+        [
+            ((6, 7, 8), (0, 1, 2), [6, 7, 8]),
+            ((6, 7, 8), (2, 1, 0), [8, 7, 6]),
+            ((1, 7, 1), (0, 1, 2), [7]),
+            ((1, 1), (0, 1), []),
+            ((), (), []),
+        ],
+    )
+    def test_cells_are_loops(self, shape, order, levels):
+        array = np.zeros([n + 2 for n in shape])[(slice(1, -1),) * len(shape)].transpose(order)
+        row = field_row(1000, array.shape, array.strides, 8)
+        assert [level.steps for level in row.levels] == levels
+        assert row.words == array.size
+
+    def test_axes_without_gaps_are_one_loop(self):
+        array = np.zeros((4, 5, 6))
+        assert [x.steps for x in field_row(0, array.shape, array.strides, 8).levels] == [120]
+        other = np.zeros((4, 5, 7))[..., 1:]
+        row = field_row(0, array.shape, array.strides, 8, (0, other.strides))
+        assert [x.steps for x in row.levels] == [20, 6]
+
+    def test_what_a_kernel_does_not_walk(self):
+        with pytest.raises(FieldError, match="more than a kernel walks"):
+            field_row(0, (MAX_WORDS + 1,), (8,), 8)
+        with pytest.raises(FieldError, match="6 nested loops"):
+            field_row(0, (2,) * 6, [8 * 3**k for k in range(6)], 8)
+        with pytest.raises(FieldError, match="no cells"):
+            field_row(0, (0, 3), (24, 8), 8)
+
+    @pytest.mark.parametrize(
+        ("name", "dtype", "accumulator"),
+        [
+            ("sum", "f4", "f8"),
+            ("sum", "i2", "i8"),
+            ("sum", "u1", "u8"),
+            ("sum", "?", "i8"),
+            ("sum", "c8", "c16"),
+            ("norm", "c8", "f8"),
+            ("norm", "i4", "f8"),
+            ("dot", "c8", "c16"),
+            ("min", "f4", "f4"),
+            ("max", "u2", "u2"),
+        ],
+    )
+    def test_in_what_numbers_are_formed(self, name, dtype, accumulator):
+        reduction = FIELD_REDUCTIONS[name]
+        assert reduction.accumulator(np.dtype(dtype)) == np.dtype(accumulator)
+        identity = reduction.identity(np.dtype(dtype))
+        assert identity.dtype == np.dtype(accumulator)
+
+    @pytest.mark.parametrize("words", [1, 33, 10_000, 1 << 27])
+    def test_the_launch_fills_the_gpu_once(self, words):
+        row = field_row(0, (words,), (8,), 8)
+        plan = plan_field("norm", F8, row, 8, sms=132)
+        assert plan.blocks <= 4 * 132
+        assert plan.threads >= MOST_RANKS
+        assert plan.blocks * plan.threads >= min(words, 132 * 4 * THREADS) / 4
+        assert plan.partials_offset + plan.blocks * 8 <= plan.memory_bytes
+        assert plan.slot_bytes == 8 * 16
