@@ -201,20 +201,8 @@ class Grid:
             "placement": decomposition.placement.coords,
             "path": self._path,
         }
-        first = world.comm.bcast(mine)
-        differs = next((name for name in mine if mine[name] != first[name]), None)
-        error = None
-        if differs is not None:
-            hint = (
-                '; say device="cpu" or device="gpu"'
-                if differs == "device"
-                else "; give the same on all ranks"
-            )
-            error = MismatchError(
-                f"{differs} differs between ranks: rank 0 has {first[differs]}, rank {world.rank} has "
-                f"{mine[differs]}{hint}"
-            )
-        world.agree(error, "the making of a grid")
+        remedies = {"device": 'say device="cpu" or device="gpu"'}
+        world.compare(mine, "the making of a grid", remedies=remedies)
 
     # Fields
 

@@ -300,16 +300,7 @@ class Transpose:
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Raise on all ranks if they have come with different arguments; names the first that differs."""
-        world = self.grid_a._world
-        first = world.comm.bcast(mine)
-        differs = next((name for name in mine if mine[name] != first[name]), None)
-        error = None
-        if differs is not None:
-            error = MismatchError(
-                f"{differs} differs between ranks: rank 0 has {_plain(first[differs])}, rank {world.rank} has "
-                f"{_plain(mine[differs])}; give the same on all ranks"
-            )
-        world.agree(error, _MAKING)
+        self.grid_a._world.compare(mine, _MAKING, shown=_plain)
 
 
 def _layout(grid: Grid, array: Any, name: str) -> FieldLayout:

@@ -11,7 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from halox.errors import ClosedError, ExchangeTimeoutError, HaloxError, MissingPackageError
+from halox.errors import (
+    ClosedError,
+    ExchangeTimeoutError,
+    HaloxError,
+    MismatchError,
+    MissingPackageError,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -238,6 +244,43 @@ class World:
             texts.setdefault(text, []).append(rank)
         lines = [f"{_ranks(ranks, self.size)}{text}" for text, ranks in texts.items()]
         raise kind("\n".join(lines)) from error
+
+    def compare(
+        self,
+        mine: Mapping[str, Any],
+        doing: str,
+        *,
+        remedies: Mapping[str, str] | None = None,
+        shown: Callable[[Any], object] = str,
+    ) -> None:
+        """Raise on all ranks unless all have come with the same arguments.
+
+        Parameters
+        ----------
+        mine : mapping
+            This rank's, by name, in the order in which they are compared.
+        doing : str
+            As of `agree`.
+        remedies : mapping, optional
+            What to do where an argument differs, if it is not to give the same on all ranks.
+        shown : callable
+            What an argument looks like in the error.
+
+        Raises
+        ------
+        MismatchError
+            Names the first argument that differs, and what rank 0 and the ranks that differ have.
+        """
+        first = self.comm.bcast(mine)
+        differs = next((name for name in mine if mine[name] != first[name]), None)
+        error = None
+        if differs is not None:
+            remedy = (remedies or {}).get(differs, "give the same on all ranks")
+            error = MismatchError(
+                f"{differs} differs between ranks: rank 0 has {shown(first[differs])}, rank {self.rank} has "
+                f"{shown(mine[differs])}; {remedy}"
+            )
+        self.agree(error, doing)
 
     def guarded(self, build: Callable[[], Any], doing: str) -> Any:
         """Return ``build()``, or raise on all ranks if it raises on any."""

@@ -14,7 +14,7 @@ from halox.collectives.algorithms import ALGORITHMS, HostAlgorithm, choose
 from halox.engine.arrays import as_ndarray, describe
 from halox.engine.devices import array_module, to_host
 from halox.engine.operations import find_operation
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, HaloxError
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -204,22 +204,13 @@ class Allreduce:
 
     def _compare(self) -> None:
         """Raise on all ranks if they have come with different arguments."""
-        world = self._world
         mine = {
             "shape": self.shape,
             "dtype": str(self.dtype),
             "op": self.op,
             "algorithm": self.algorithm,
         }
-        first = world.comm.bcast(mine)
-        differs = next((name for name in mine if mine[name] != first[name]), None)
-        error = None
-        if differs is not None:
-            error = MismatchError(
-                f"{differs} differs between ranks: rank 0 has {first[differs]}, rank {world.rank} has "
-                f"{mine[differs]}; give the same on all ranks"
-            )
-        world.agree(error, _MAKING)
+        self._world.compare(mine, _MAKING)
 
     def close(self) -> None:
         """Free the communicators; collective, and harmless when repeated."""

@@ -34,6 +34,7 @@ from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import PinnedBuffer, pinned
 from halox.engine.packers.strided_plan import Row, fill_region, region_dtype
+from halox.engine.streams import order_after
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
 from halox.transports.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
 from halox.world import World
@@ -144,22 +145,11 @@ class KernelReduction:
             self._is_told = True
             raise self._late()
         if self._last is not stream:
-            self._change_stream(stream)
+            order_after(self._last, stream)
+            self._last = stream
         entry = self._parameter[0]
         entry["source"], entry["target"] = source, target
         self._launch.launch(stream.ptr)
-
-    def _change_stream(self, stream: Any) -> None:
-        """Order a stream after the one that the last launch went to."""
-        last, self._last = self._last, stream
-        if last is None or last.ptr == stream.ptr:
-            return
-        is_capturing = cupy().cuda.runtime.streamIsCapturing
-        if is_capturing(stream.ptr) or is_capturing(last.ptr):
-            return
-        event = cupy().cuda.Event(disable_timing=True)
-        event.record(last)
-        stream.wait_event(event)
 
     def _late(self) -> ExchangeTimeoutError:
         return ExchangeTimeoutError(

@@ -48,6 +48,7 @@ from halox.engine.packers.peer_plan import (
 )
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.engine.packers.strided_plan import Row
+from halox.engine.streams import order_after
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.messages import ALIGNMENT, Message, Part
 from halox.transports.base import Channel, Job
@@ -172,7 +173,6 @@ class PeerChannel(Channel):
 
     def start(self) -> None:
         """Put the whole exchange on a stream of its own, after what the current one holds by now."""
-        self._raise_failure()
         here, aside = self._current_stream().ptr, self._side.ptr
         runtime, (before, after) = self._runtime, self._events
         runtime.eventRecord(before.ptr, here)
@@ -192,23 +192,13 @@ class PeerChannel(Channel):
             self._raise_failure()
         pointer = stream.ptr
         if self._last is not stream:
-            self._change_stream(stream)
+            order_after(self._last, stream)
+            self._last = stream
         for part in self._before:
             part.launch(pointer)
         self._launch.launch(pointer)
         for part in self._after:
             part.launch(pointer)
-
-    def _change_stream(self, stream: Any) -> None:
-        """Order a stream after the one that the last launch went to."""
-        last, self._last = self._last, stream
-        if last is None or last.ptr == stream.ptr or self._runtime.streamIsCapturing(stream.ptr):
-            return
-        if self._runtime.streamIsCapturing(last.ptr):
-            return
-        event = cupy().cuda.Event(disable_timing=True)
-        event.record(last)
-        stream.wait_event(event)
 
     def _raise_failure(self) -> None:
         if self._failure[0]:
