@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from halox.engine.operations import ELEMENTS, Operation, find_operation
+from halox.engine.packers.peer_plan import TILE_BYTES, TILE_DATA_BYTES
 from halox.engine.packers.refine import Level
 from halox.engine.packers.strided_plan import MAX_LEVELS, MAX_WORDS, Row
 from halox.errors import FieldError
@@ -30,6 +31,12 @@ THREADS = 256
 
 LEAST_THREADS = 32
 """No fewer than ranks, since a thread each hears from them."""
+
+WIDE_BYTES = 1 << 16
+"""Bytes of an array from which packets are wide: fewer threads do more each, and less goes over the wire."""
+
+WIDE_THREADS, WIDE_BLOCKS = 64, 512
+"""Threads of a block then, and most blocks."""
 
 BLOCKS = 256
 """Most blocks that exchange: more would only wait. Alike on all ranks, since it decides on the chunks."""
@@ -196,7 +203,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     Notes
     -----
     Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory, and packets are
-    twice the array.
+    twice the array; from WIDE_BYTES on they are wide.
 
     Examples
     --------
@@ -204,6 +211,8 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     >>> plan.threads, plan.chunks, plan.blocks, plan.slot_bytes
     (256, 4, 4, 131072)
     """
+    if elements * dtype.itemsize >= WIDE_BYTES and dtype.itemsize <= 8:
+        return plan_wide(dtype, op, elements, ranks)
     operation = _checked(dtype, op, ranks)
     each = max(1, 8 // dtype.itemsize)
     units = -(-elements // each)
@@ -225,6 +234,45 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
         threads,
         threads,
         min(chunks, BLOCKS),
+        rank_bytes,
+        ranks * rank_bytes,
+    )
+
+
+def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
+    """Plan the reduction of a medium array: everything to everybody, in wide packets.
+
+    Parameters, errors and notes as of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
+    array.
+
+    Examples
+    --------
+    >>> plan = plan_wide(np.dtype("f8"), "sum", 1 << 17, 2)
+    >>> plan.threads, plan.chunks, plan.blocks
+    (64, 293, 293)
+    """
+    operation = _checked(dtype, op, ranks)
+    if dtype.itemsize > 8:
+        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in wide packets")
+    warps = WIDE_THREADS // 32
+    tiles = -(-elements * dtype.itemsize // TILE_DATA_BYTES)
+    chunks = max(1, -(-tiles // warps))
+    if chunks > MOST_CHUNKS:
+        most = MOST_CHUNKS * warps * TILE_DATA_BYTES // dtype.itemsize
+        raise FieldError(
+            f"{elements} elements are too many for packets, at most {most} are not; reduce by 'scattered'"
+        )
+    rank_bytes = chunks * warps * TILE_BYTES
+    return ReductionPlan(
+        "allreduce",
+        "allreduce_wide",
+        _defines(dtype, operation),
+        ranks,
+        elements,
+        chunks,
+        warps * TILE_DATA_BYTES // dtype.itemsize,
+        WIDE_THREADS,
+        min(chunks, WIDE_BLOCKS),
         rank_bytes,
         ranks * rank_bytes,
     )
@@ -445,6 +493,7 @@ def _element(dtype: np.dtype[Any]) -> str:
 def _defines(dtype: np.dtype[Any], operation: Operation) -> tuple[tuple[str, str], ...]:
     return (
         ("ELEMENT", _element(dtype)),
+        ("ELEMENT_BYTES", str(dtype.itemsize)),
         ("OP", operation.kernel_name),
         ("MAX_THREADS", str(THREADS)),
     )

@@ -36,8 +36,13 @@ extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32
                     void** arguments)
 {
     const Allreduce& p = *(const Allreduce*)arguments[0];
-    if (function[sizeof "allreduce_" - 1] == 'o')
+    const char first = function[sizeof "allreduce_" - 1];
+    if (first == 'o')
         launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_oneshot, p);
+#if ELEMENT_BYTES <= 8
+    else if (first == 'w')
+        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_wide, p);
+#endif
     else
         launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_scattered, p);
 }

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halox.engine import allreduce_plan
-from halox.engine.allreduce_plan import plan_oneshot, plan_scattered
+from halox.engine.allreduce_plan import plan_oneshot, plan_scattered, plan_wide
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
 from tests.support import require
 from tests.unit.cpu_allreduce import (
@@ -28,7 +28,7 @@ from tests.unit.reduction_oracle import expected, same, sample
 
 require("cxx")
 
-PLANS = {"oneshot": plan_oneshot, "scattered": plan_scattered}
+PLANS = {"oneshot": plan_oneshot, "wide": plan_wide, "scattered": plan_scattered}
 ORDERS = ("forward", "backward", "random")
 
 # Of each size of element, and of each kind of operation; every pair of the two is tested by its text alone.
@@ -55,10 +55,13 @@ def folded(op):
 
 def run(algorithm, op, dtype, elements, n, *, parts=None, threads=256, epochs=3, **options):
     """Reduce by a plan with small chunks, so that there are several."""
+    blocks = options.pop("blocks", 6)
     with (
         patch.object(allreduce_plan, "PART_BYTES", parts or (16, 256)),
         patch.object(allreduce_plan, "THREADS", threads),
-        patch.object(allreduce_plan, "BLOCKS", options.pop("blocks", 6)),
+        patch.object(allreduce_plan, "BLOCKS", blocks),
+        patch.object(allreduce_plan, "WIDE_THREADS", min(threads, 64)),
+        patch.object(allreduce_plan, "WIDE_BLOCKS", blocks),
     ):
         plan = PLANS[algorithm](np.dtype(dtype), op, elements, n)
         ranks = connect_arrays(n, plan)
@@ -71,6 +74,10 @@ class TestArrays:
     @pytest.mark.parametrize("elements", [1, 7, 500])
     @pytest.mark.parametrize(("op", "dtype"), [p for p in PAIRS if p != ("min", "f8")])
     def test_elements_of_all_sizes(self, algorithm, op, dtype, elements):
+        if algorithm == "wide" and dtype == "c16":
+            with pytest.raises(FieldError, match="16 bytes do not travel in wide packets"):
+                plan_wide(np.dtype(dtype), op, elements, 3)
+            return
         run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)
 
     @pytest.mark.parametrize("in_place", [False, True])
@@ -109,7 +116,8 @@ class TestArrays:
 
     @pytest.mark.parametrize("blocks", [1, 2, 5, 40])
     def test_fewer_blocks_than_chunks(self, algorithm, blocks):
-        ranks = run(algorithm, "sum", "f8", 640, 2, parts=(64, 64), threads=32, blocks=blocks)
+        elements = 1500 if algorithm == "wide" else 640
+        ranks = run(algorithm, "sum", "f8", elements, 2, parts=(64, 64), threads=32, blocks=blocks)
         plan = ranks[0].reduction.plan
         assert plan.chunks > 5 and plan.blocks == min(blocks, plan.chunks)
 
@@ -322,7 +330,8 @@ class TestFields:
 @given(st.data())
 def test_any_array_in_any_order(data):
     algorithm = data.draw(st.sampled_from(sorted(PLANS)))
-    op, dtype = data.draw(st.sampled_from([("sum", "f8"), ("max", "i2"), ("prod", "c16")]))
+    largest = "c8" if algorithm == "wide" else "c16"
+    op, dtype = data.draw(st.sampled_from([("sum", "f8"), ("max", "i2"), ("prod", largest)]))
     part = 16 * 2 ** data.draw(st.integers(0, 4))
     run(
         algorithm,

@@ -17,11 +17,14 @@ from halox.engine.allreduce_plan import (
     MOST_RANKS,
     PARTIALS,
     THREADS,
+    WIDE_BYTES,
     field_row,
     plan_field,
     plan_oneshot,
     plan_scattered,
+    plan_wide,
 )
+from halox.engine.packers.peer_plan import TILE_BYTES, TILE_DATA_BYTES
 from halox.engine.packers.strided_plan import MAX_WORDS, region_dtype
 from halox.errors import FieldError
 from tests.support import require
@@ -69,10 +72,26 @@ class TestArrays:
     def test_oneshot_takes_every_element_once(self, dtype, elements, ranks):
         dtype = np.dtype(dtype)
         plan = plan_oneshot(dtype, "sum", elements, ranks)
+        if elements * dtype.itemsize >= WIDE_BYTES and dtype.itemsize <= 8:
+            assert plan == plan_wide(dtype, "sum", elements, ranks)
+            return
         each = max(1, 8 // dtype.itemsize)
         units = plan.chunks * plan.threads
         assert units - plan.threads < -(-elements // each) <= units
         assert plan.rank_bytes == units * (32 if dtype.itemsize == 16 else 16)
+        assert plan.slot_bytes == ranks * plan.rank_bytes
+        self._check(plan)
+
+    def test_wide_takes_every_element_once(self, dtype, elements, ranks):
+        dtype = np.dtype(dtype)
+        if dtype.itemsize > 8:
+            return
+        plan = plan_wide(dtype, "sum", elements, ranks)
+        assert (plan.chunks - 1) * plan.chunk_elements < elements
+        assert elements <= plan.chunks * plan.chunk_elements
+        tiles = plan.chunks * plan.threads // 32
+        assert plan.chunk_elements * dtype.itemsize * plan.chunks == tiles * TILE_DATA_BYTES
+        assert plan.rank_bytes == tiles * TILE_BYTES
         assert plan.slot_bytes == ranks * plan.rank_bytes
         self._check(plan)
 
@@ -108,7 +127,7 @@ def test_arrays_that_are_too_large_for_packets():
     assert plan.chunks <= MOST_CHUNKS
 
 
-@pytest.mark.parametrize("plan", [plan_oneshot, plan_scattered])
+@pytest.mark.parametrize("plan", [plan_oneshot, plan_wide, plan_scattered])
 def test_what_a_kernel_does_not_serve(plan):
     with pytest.raises(FieldError, match="17 ranks are more than the 16"):
         plan(F8, "sum", 10, 17)
@@ -132,6 +151,7 @@ def test_plans_that_differ_are_told_apart():
         plan_oneshot(F8, "sum", 4096, 2),
         plan_oneshot(F8, "sum", 8, 3),
         plan_scattered(F8, "sum", 8, 2),
+        plan_wide(F8, "sum", 8, 2),
     ]
     assert all(a.signature != b.signature for a, b in pairwise(plans))
 

@@ -143,6 +143,7 @@ class TestPeer:
 REDUCTIONS = [
     ("allreduce", plan_oneshot(np.dtype("f8"), "sum", 8, 2).defines),
     ("allreduce", plan_oneshot(np.dtype("c16"), "prod", 8, 2).defines),
+    ("allreduce", plan_oneshot(np.dtype("c8"), "sum", 8, 2).defines),
     ("allreduce", plan_oneshot(np.dtype("i1"), "min", 8, 2).defines),
     ("allreduce", plan_scattered(np.dtype("?"), "logical_xor", 8, 2).defines),
     *(

@@ -14,7 +14,7 @@ from halox.world import load_mpi
 
 PENCIL_SHAPE = (1024, 1024, 512)
 STEP_CELLS = 512
-_TIMING = Timing(batches=5, batch_s=3e-2)
+_TIMING = Timing(batches=9, batch_s=5e-2)
 
 _SEVEN_POINT = r"""
 extern "C" __global__ void seven_point(

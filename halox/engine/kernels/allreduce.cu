@@ -2,6 +2,7 @@
 // On all ranks the result is ((a0 op a1) op a2) op ..., in the order of the ranks: the same bits everywhere, always.
 //
 //   allreduce_oneshot    each rank stores its elements in packets into every rank's memory; all combine all of them
+//   allreduce_wide       the same in wide packets, for more than a few elements, each of at most 8 bytes
 //   allreduce_scattered  each rank combines its part of the elements and stores the result into every rank's memory
 //
 // `source` and `target` are arrays of `elements` ELEMENTs at multiples of an ELEMENT's size (of its parts' if it is
@@ -14,7 +15,10 @@
 // which sends all that the others need of it at a step before it waits for theirs.
 //
 // allreduce_oneshot: a chunk is a unit (8 bytes, or a larger ELEMENT) a thread. In a slot: what each rank sends, in
-// packets of unit_bytes. Bytes moved over the wire: 2 (ranks - 1) times the array's, each way.
+// packets of unit_bytes. Bytes moved over the wire: 2 (ranks - 1) times the array's, each way. A launch of one block for
+// one chunk takes no turn: it learns the epoch by a load, which does not hold up the loads of its elements.
+//
+// allreduce_wide: a chunk is a tile (wide_packets.cu) a warp. Over the wire: 8/7 (ranks - 1) times the array's.
 //
 // allreduce_scattered: a chunk is `ranks` parts of `chunk_elements`, of a multiple of 16 bytes, a part a rank:
 //
@@ -32,76 +36,194 @@
 #ifndef ELEMENT
 #define ELEMENT double
 #endif
+#ifndef ELEMENT_BYTES
+#define ELEMENT_BYTES 8
+#endif
 #ifndef OP
 #define OP Sum
 #endif
 
 #include "allreduce_body.cu"
+#include "wide_packets.cu"
 
 __device__ __forceinline__ u32 turns_of(const Allreduce& p)
 {
     return p.chunks == gridDim.x ? p.chunks : p.chunks + gridDim.x;
 }
 
+// Loads the elements of a unit, zeros behind the array's end.
+__device__ __forceinline__ Unit<ELEMENT> load_unit(const Allreduce& p, u64 unit)
+{
+    const u64 first = unit * unit_elements<ELEMENT>;
+    Unit<ELEMENT> found = {};
+#pragma unroll
+    for (u32 i = 0; i < unit_elements<ELEMENT>; ++i)
+        if (first + i < p.elements)
+            found.value[i] = at_address<const ELEMENT>(p.source)[first + i];
+    return found;
+}
+
+__device__ __forceinline__ void store_unit(const Allreduce& p, u64 unit, const Unit<ELEMENT>& all)
+{
+    const u64 first = unit * unit_elements<ELEMENT>;
+#pragma unroll
+    for (u32 i = 0; i < unit_elements<ELEMENT>; ++i)
+        if (first + i < p.elements)
+            at_address<ELEMENT>(p.target)[first + i] = all.value[i];
+}
+
+// Combines what rank `from` sent into what the ranks before it came to. Two assignments, since NVRTC 13.0 does not come
+// to an end where complex elements are chosen in one.
+__device__ __forceinline__ void combine_unit(Unit<ELEMENT>& all, const Unit<ELEMENT>& one, u32 from)
+{
+#pragma unroll
+    for (u32 k = 0; k < unit_elements<ELEMENT>; ++k)
+        if (from)
+            all.value[k] = OP::of(all.value[k], one.value[k]);
+        else
+            all.value[k] = OP::from(one.value[k]);
+}
+
+// The `i`th of the other ranks, beginning with the next one.
+__device__ __forceinline__ u32 other_rank(const Allreduce& p, u32 i)
+{
+    return p.rank + i < p.ranks ? p.rank + i : p.rank + i - p.ranks;
+}
+
+// Sends a chunk's units and combines what comes; false if something did not come. All threads of the block.
+__device__ __forceinline__ bool reduce_packets(const Allreduce& p, const Unit<ELEMENT>& mine, u64 unit, u32 epoch)
+{
+    const bool has = unit * unit_elements<ELEMENT> < p.elements;
+    const u64 at = (epoch & 1) * p.slot_bytes + unit * unit_bytes<ELEMENT>;
+    if (has)
+        for (u32 i = 1; i < p.ranks; ++i)
+            send_unit(p.memory[other_rank(p, i)] + at + p.rank * p.rank_bytes, mine, epoch);
+    Unit<ELEMENT> all = {};
+    for (u32 some = 0; some < p.ranks; some += BATCH) {
+        Unit<ELEMENT> came[BATCH];
+        u32 missing = 0;
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            came[i] = mine;
+            missing |= u32(has && some + i < p.ranks && some + i != p.rank) << i;
+        }
+        const bool complete = wait(p, epoch, [&] {
+            u32 late = 0;
+#pragma unroll
+            for (u32 i = 0; i < BATCH; ++i)
+                if (missing >> i & 1) {
+                    if (take_unit(p.memory[p.rank] + at + (some + i) * p.rank_bytes, came[i], epoch))
+                        missing &= ~(1u << i);
+                    else
+                        late = late ? late : some + i + 1;
+                }
+            return late;
+        });
+        if (!complete)
+            return false;
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i)
+            if (some + i < p.ranks)
+                combine_unit(all, came[i], some + i);
+    }
+    store_unit(p, unit, all);
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(const __grid_constant__ Allreduce p)
+{
+    if (p.chunks == 1 && gridDim.x == 1) {
+        const State state = load_state(p.state);
+        const Unit<ELEMENT> mine = load_unit(p, threadIdx.x);
+        if (state.failed)
+            return;
+        reduce_packets(p, mine, threadIdx.x, u32(state.count >> EPOCH_SHIFT) + 1);
+        if (threadIdx.x == 0)  // behind a barrier, so that all threads have seen the old one
+            add_count(p.state, 1u << EPOCH_SHIFT);
+        return;
+    }
+    for (;;) {
+        const Turn turn = take_turn(p, turns_of(p));
+        if (turn.number >= p.chunks)
+            return;
+        const u64 unit = u64(turn.number) * blockDim.x + threadIdx.x;
+        if (!reduce_packets(p, load_unit(p, unit), unit, turn.epoch) || p.chunks == gridDim.x)
+            return;
+    }
+}
+
+#if ELEMENT_BYTES <= 8
+// A lane's words of a tile, which are units.
+struct LaneOfTile {
+    u64 first;  // unit
+    static constexpr u32 count = WIDE_BYTES / 8;
+
+    __device__ __forceinline__ Wide load(const Allreduce& p) const
+    {
+        Unit<ELEMENT> unit[count];
+#pragma unroll
+        for (u32 i = 0; i < count; ++i)
+            unit[i] = load_unit(p, first + 32 * i);
+        Wide wide = {};
+#pragma unroll
+        for (u32 i = 0; i < count; ++i)
+            wide.set(i, unit[i].word[0]);
+        return wide;
+    }
+    __device__ __forceinline__ void combine(Wide& all, const Wide& one, u32 from) const
+    {
+#pragma unroll
+        for (u32 i = 0; i < count; ++i) {
+            Unit<ELEMENT> before, next;
+            before.word[0] = all.word[i];
+            next.word[0] = one.word[i];
+            combine_unit(before, next, from);
+            all.word[i] = before.word[0];
+        }
+    }
+    __device__ __forceinline__ void store(const Allreduce& p, const Wide& all) const
+    {
+#pragma unroll
+        for (u32 i = 0; i < count; ++i) {
+            Unit<ELEMENT> unit;
+            unit.word[0] = all.word[i];
+            store_unit(p, first + 32 * i, unit);
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_wide(const __grid_constant__ Allreduce p)
 {
     for (;;) {
         const Turn turn = take_turn(p, turns_of(p));
         if (turn.number >= p.chunks)
             return;
-        const u32 epoch = turn.epoch;
-        const u64 unit = u64(turn.number) * blockDim.x + threadIdx.x, first = unit * unit_elements<ELEMENT>;
-        const bool has = first < p.elements;
-        const u64 at = (epoch & 1) * p.slot_bytes + unit * unit_bytes<ELEMENT>;
-        Unit<ELEMENT> mine = {}, all = {};
-#pragma unroll
-        for (u32 i = 0; i < unit_elements<ELEMENT>; ++i)
-            if (first + i < p.elements)
-                mine.value[i] = at_address<const ELEMENT>(p.source)[first + i];
+        const u32 epoch = turn.epoch, lane = threadIdx.x & 31;
+        const u64 tile = u64(turn.number) * (blockDim.x / 32) + (threadIdx.x >> 5);
+        const LaneOfTile words = {tile * (TILE_BYTES / 64 * LaneOfTile::count) + lane};
+        const bool has = (words.first - lane) * unit_elements<ELEMENT> < p.elements;
+        const u64 at = (epoch & 1) * p.slot_bytes + tile * TILE_BYTES + 16 * lane;
+        const Wide mine = words.load(p);
         if (has)
-            for (u32 i = 1; i < p.ranks; ++i) {
-                const u32 to = p.rank + i < p.ranks ? p.rank + i : p.rank + i - p.ranks;
-                send_unit(p.memory[to] + at + p.rank * p.rank_bytes, mine, epoch);
-            }
-        for (u32 some = 0; some < p.ranks; some += BATCH) {
-            Unit<ELEMENT> came[BATCH];
-            u32 missing = 0;
-#pragma unroll
-            for (u32 i = 0; i < BATCH; ++i) {
-                came[i] = mine;
-                missing |= u32(has && some + i < p.ranks && some + i != p.rank) << i;
-            }
-            const bool complete = wait(p, epoch, [&] {
-                u32 late = 0;
-#pragma unroll
-                for (u32 i = 0; i < BATCH; ++i)
-                    if (missing >> i & 1) {
-                        if (take_unit(p.memory[p.rank] + at + (some + i) * p.rank_bytes, came[i], epoch))
-                            missing &= ~(1u << i);
-                        else
-                            late = late ? late : some + i + 1;
-                    }
-                return late;
+            for (u32 i = 1; i < p.ranks; ++i)
+                mine.send(p.memory[other_rank(p, i)] + at + p.rank * p.rank_bytes, epoch);
+        Wide all = {};
+        for (u32 from = 0; from < p.ranks; ++from) {
+            Wide one = mine;
+            const bool came = wait(p, epoch, [&] {
+                const bool waits = has && from != p.rank;
+                return waits && !one.take(p.memory[p.rank] + at + from * p.rank_bytes, epoch) ? from + 1 : 0;
             });
-            if (!complete)
+            if (!came)
                 return;
-#pragma unroll
-            for (u32 i = 0; i < BATCH; ++i)
-#pragma unroll
-                for (u32 k = 0; k < unit_elements<ELEMENT>; ++k)
-                    if (some + i == 0)
-                        all.value[k] = OP::from(came[i].value[k]);
-                    else if (some + i < p.ranks)
-                        all.value[k] = OP::of(all.value[k], came[i].value[k]);
+            words.combine(all, one, from);
         }
-#pragma unroll
-        for (u32 i = 0; i < unit_elements<ELEMENT>; ++i)
-            if (first + i < p.elements)
-                at_address<ELEMENT>(p.target)[first + i] = all.value[i];
+        words.store(p, all);
         if (p.chunks == gridDim.x)
             return;
     }
 }
+#endif
 
 // Sixteen bytes of elements, or one element.
 union Vector {
@@ -186,7 +308,7 @@ struct Scattered {
     __device__ __forceinline__ bool run() const
     {
         for (u32 i = 1; i < p.ranks; ++i) {
-            const u32 to = p.rank + i < p.ranks ? p.rank + i : p.rank + i - p.ranks;
+            const u32 to = other_rank(p, i);
             copy(p.source + first(to) * sizeof(ELEMENT), place(to, 0, p.rank), length(to));
         }
         tell(0);
@@ -200,7 +322,7 @@ struct Scattered {
         if (!hear(1))
             return false;
         for (u32 i = 1; i < p.ranks; ++i) {
-            const u32 from = p.rank + i < p.ranks ? p.rank + i : p.rank + i - p.ranks;
+            const u32 from = other_rank(p, i);
             copy(place(p.rank, 1, from), p.target + first(from) * sizeof(ELEMENT), length(from));
         }
         return true;

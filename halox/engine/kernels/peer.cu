@@ -31,8 +31,7 @@
 // `failure` (in host memory) says which leg and epoch.
 //
 // Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
-// the data beside it. Wide packets go in tiles of TILE_BYTES, a tile a warp: lane l holds words l, l + 32, ... of the
-// tile's, and its four packets are 512 bytes apart.
+// the data beside it. Wide packets go in the tiles of wide_packets.cu: lane l holds words l, l + 32, ... of the tile's.
 //
 // Bytes moved: each word read once and stored once on either side; packets take 2 or 8/7 times the room.
 
@@ -48,6 +47,7 @@
 
 #include "copy_work.cu"
 #include "signals.cu"
+#include "wide_packets.cu"
 
 #define COPY 0
 #define SEND_STAGED 1
@@ -58,9 +58,6 @@
 #define TAKE_LL 6
 #define TAKE_WIDE 7
 #define TAKE_DIRECT 8
-
-#define TILE_BYTES 2048  // of packets
-#define WIDE_BYTES 56    // of data in a lane's four packets
 
 #define EPOCH_SHIFT 12  // more than the blocks of a launch, as a power of two
 
@@ -152,45 +149,6 @@ __device__ __forceinline__ void send_packets(const Region& region, u64 base, u32
                 send_word(target[i], taken[i], epoch);
     }
 }
-
-// A lane's 56 bytes of a tile, as seven words of 8 bytes, and the four packets that carry them.
-struct Wide {
-    u64 word[7];
-
-    __device__ __forceinline__ void set(u32 i, u64 value) { word[i] = value; }
-    __device__ __forceinline__ void set(u32 i, u32 value) { word[i / 2] = i % 2 ? word[i / 2] | u64(value) << 32 : value; }
-    __device__ __forceinline__ void get(u32 i, u64& value) const { value = word[i]; }
-    __device__ __forceinline__ void get(u32 i, u32& value) const { value = u32(word[i / 2] >> (i % 2 ? 32 : 0)); }
-
-    // Words 0 to 3 are the packets' first halves. The other three are cut into four parts of 48 bits, the epoch below.
-    __device__ __forceinline__ void send(u64 at, u32 epoch) const
-    {
-        const u64 mark = epoch & 0xffff;
-        store_wide(at, word[0], word[4] << 16 | mark);
-        store_wide(at + 512, word[1], word[5] << 32 | (word[4] >> 48) << 16 | mark);
-        store_wide(at + 1024, word[2], word[6] << 48 | (word[5] >> 32) << 16 | mark);
-        store_wide(at + 1536, word[3], (word[6] & ~u64(0xffff)) | mark);
-    }
-
-    __device__ __forceinline__ bool take(u64 at, u32 epoch)
-    {
-        Word16 packet[4];
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k)
-            packet[k] = load_wide(at + 512 * k);
-        bool came = true;
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            came &= ((packet[k].high ^ epoch) & 0xffff) == 0;
-            word[k] = packet[k].low;
-        }
-        const u64 a = packet[0].high >> 16, b = packet[1].high >> 16, c = packet[2].high >> 16, d = packet[3].high >> 16;
-        word[4] = a | b << 48;
-        word[5] = b >> 16 | c << 32;
-        word[6] = c >> 32 | d << 16;
-        return came;
-    }
-};
 
 template <class Word>
 __device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 first, u32 last, u32 epoch)
