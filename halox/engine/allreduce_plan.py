@@ -32,7 +32,7 @@ THREADS = 256
 LEAST_THREADS = 32
 """No fewer than ranks, since a thread each hears from them."""
 
-WIDE_BYTES = 1 << 16
+WIDE_BYTES = 1 << 13
 """Bytes of an array from which packets are wide: fewer threads do more each, and less goes over the wire."""
 
 WIDE_THREADS, WIDE_BLOCKS = 64, 512

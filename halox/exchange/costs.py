@@ -105,7 +105,7 @@ DEFAULT_WAYS: Mapping[str, WayCost] = {
     # Packed into the peer's memory, a flag a chunk, unpacked there.
     "peer/staging": WayCost(7.3, 0.3, (146.0, 220.0, 290.0, 320.0)),
     # Stored into the halo itself, once its owner has said that it may be: short runs are short remote stores.
-    "peer/direct": WayCost(7.0, 0.3, (73.0, 180.0, 330.0, 370.0)),
+    "peer/direct": WayCost(8.0, 0.3, (73.0, 180.0, 330.0, 350.0)),
     # Kernels and copies ordered by the host, events and host flags.
     "ipc/staging": WayCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
     "ipc/into": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 350.0)),

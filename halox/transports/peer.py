@@ -30,7 +30,7 @@ import numpy.typing as npt
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.launch import PreparedLaunch
-from halox.engine.memory import PinnedBuffer, pinned
+from halox.engine.memory import PinnedBuffer
 from halox.engine.packers.device import Zeroing, launch_add, launch_pack, launch_unpack
 from halox.engine.packers.peer_plan import (
     PACKET_EXPANSION,
@@ -48,6 +48,7 @@ from halox.engine.packers.peer_plan import (
 )
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.engine.packers.strided_plan import Row
+from halox.engine.spares import HOST_WORDS, SIDE_STREAMS, SideStream
 from halox.engine.streams import order_after
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.messages import ALIGNMENT, Message, Part
@@ -160,10 +161,7 @@ class PeerChannel(Channel):
         cleared = [(job.arrays[p.array], p.datatype, p.count) for p in job.cleared]
         if cleared:
             self._after.append(Zeroing(cleared, device))
-        with cp.cuda.Device(device):
-            # CUDA takes the nearest priority that the GPU has.
-            self._side = cp.cuda.Stream(non_blocking=True, priority=-5)
-            self._events = [cp.cuda.Event(disable_timing=True) for _ in range(2)]
+        self._side: SideStream | None = SIDE_STREAMS.take(device)
         self._is_aside = False
         self._is_told = False
 
@@ -173,19 +171,21 @@ class PeerChannel(Channel):
 
     def start(self) -> None:
         """Put the whole exchange on a stream of its own, after what the current one holds by now."""
-        here, aside = self._current_stream().ptr, self._side.ptr
-        runtime, (before, after) = self._runtime, self._events
-        runtime.eventRecord(before.ptr, here)
-        runtime.streamWaitEvent(aside, before.ptr)
-        self._enter(self._side)
-        runtime.eventRecord(after.ptr, aside)
+        side, runtime = self._side, self._runtime
+        assert side is not None
+        aside = side.stream.ptr
+        runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
+        runtime.streamWaitEvent(aside, side.before.ptr)
+        self._enter(side.stream)
+        runtime.eventRecord(side.after.ptr, aside)
         self._is_aside = True
 
     def finish(self) -> None:
         """Order the current stream after the exchange."""
         if self._is_aside:
             self._is_aside = False
-            self._runtime.streamWaitEvent(self._current_stream().ptr, self._events[1].ptr)
+            assert self._side is not None
+            self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
     def _enter(self, stream: Any) -> None:
         if self._failure[0]:
@@ -215,11 +215,15 @@ class PeerChannel(Channel):
 
     def close(self) -> None:
         """Wait for the last launch, then give the memory back; warn if an exchange has failed since the last call."""
+        side, self._side = self._side, None
+        assert side is not None
         if self._last is not None:
             self._last.synchronize()
-            self._side.synchronize()
+            side.stream.synchronize()
         if self._failure[0] and not self._is_told:
             warnings.warn(str(self._failed()), stacklevel=2)
+        self._failure.release()
+        SIDE_STREAMS.give_back(self._draft.device, side)
         self._draft.release()
 
 
@@ -308,7 +312,7 @@ class _Draft:
         with cupy().cuda.Device(self.device):
             cupy().cuda.runtime.memset(self._block.pointer, 0, memory.size)
             cupy().cuda.runtime.deviceSynchronize()
-        self.failure = pinned(8)
+        self.failure = HOST_WORDS.take(self.device)
         self.failure.array[:] = 0
         for side in (*self._sends, *self._takes):
             if side.buffered:
@@ -518,7 +522,8 @@ class _Draft:
                 give_back(block)
         self._block = self._own = None
         if self.failure is not None:
-            self.failure.close()
+            HOST_WORDS.give_back(self.device, self.failure)
+            self.failure = None
 
     def _pointer(self, key: Any) -> int:
         assert self._block is not None

@@ -37,6 +37,7 @@ from halox.engine.packers.peer_plan import (
     leg_dtype,
     plan,
 )
+from halox.engine.spares import Spares
 from halox.messages import Message, Part
 from halox.transports import peer
 from halox.transports.base import Job
@@ -421,8 +422,8 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         cuda=SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime),
     )
 
-    def pinned(nbytes: int) -> Any:
-        array = aligned(nbytes)
+    def word(device: int) -> Any:
+        array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
     def prepared(defines: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Launch:
@@ -430,7 +431,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
 
     with (
         patch.object(peer, "cupy", lambda: fake),
-        patch.object(peer, "pinned", pinned),
+        patch.object(peer, "HOST_WORDS", Spares(word)),
         patch.object(peer, "kernel", lambda name, function, device, defines: defines),
         patch.object(peer, "multiprocessors", lambda device: sms),
         patch.object(peer, "PreparedLaunch", prepared),
