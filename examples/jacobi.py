@@ -1,0 +1,192 @@
+"""Poisson's equation in a box by Jacobi's method: on a GPU a whole step, the residual included, is one graph launch.
+
+In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. Sines solve that exactly, and a step
+damps the error of each by a factor of its own. So the values and the residual are known after every number of steps,
+and the result is held against them.
+
+A step exchanges the halo, computes the next values and the residual, and reduces the residual to its norm. On a GPU
+two steps, since two fields take turns, are captured in a CUDA graph, which is launched again and again. The norm stays
+on the GPU; the host reads it every so many steps only, to see whether to go on.
+
+Alone: ``python examples/jacobi.py``; on two ranks, which print how long a step takes:
+``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``, with ``--no-graph`` to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import halox
+
+WAVES = {(1, 1, 1): 1.0, (3, 2, 1): -0.5}  # half waves along x, y, z, and the amplitude
+INSIDE = (slice(1, -1),) * 3
+THREADS = (32, 8)
+
+# One thread a cell; all fields have the same shape, with a halo of one cell.
+SOURCE = r"""
+extern "C" __global__ void relax(
+    const double* u, const double* f, double* next, double* r, int ny, int nz)
+{
+    const int z = blockIdx.x * blockDim.x + threadIdx.x;
+    const int y = blockIdx.y * blockDim.y + threadIdx.y;
+    const int x = blockIdx.z;
+    if (y >= ny || z >= nz)
+        return;
+    const long long row = nz + 2, plane = (ny + 2) * row;
+    const long long at = (x + 1) * plane + (y + 1) * row + z + 1;
+    const double around = u[at - plane] + u[at + plane] + u[at - row] + u[at + row] + u[at - 1] + u[at + 1];
+    const double left = f[at] + around - 6 * u[at];
+    r[at] = left;
+    next[at] = u[at] + left / 6;
+}
+"""
+
+Relax = Callable[[Any, Any, Any, Any], None]
+
+
+def numpy_relax(u: Any, f: Any, following: Any, r: Any) -> None:
+    """Compute the next values, and the residual of the present ones."""
+    around = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1]
+    around += u[1:-1, :-2, 1:-1]
+    around += u[1:-1, 2:, 1:-1]
+    around += u[1:-1, 1:-1, :-2]
+    around += u[1:-1, 1:-1, 2:]
+    r[INSIDE] = f[INSIDE] + around - 6 * u[INSIDE]
+    following[INSIDE] = u[INSIDE] + r[INSIDE] / 6
+
+
+def cupy_relax(grid: halox.Grid) -> Relax:
+    """Return what does the same by one kernel."""
+    kernel = grid.xp.RawKernel(SOURCE, "relax")
+    nx, ny, nz = grid.rank_shape
+    blocks = (-(-nz // THREADS[0]), -(-ny // THREADS[1]), nx)
+    extents = [grid.xp.int32(n) for n in (ny, nz)]
+    return lambda u, f, following, r: kernel(blocks, THREADS, (u, f, following, r, *extents))
+
+
+def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
+    """Capture what work puts on a stream; return what launches all of it at once."""
+    stream.begin_capture()
+    try:
+        work()
+    finally:
+        graph = stream.end_capture()
+    return lambda: graph.launch(stream)
+
+
+class Wave:
+    """A product of sines, which Jacobi's method knows as an eigenvector."""
+
+    def __init__(self, grid: halox.Grid, halves: tuple[int, ...], amplitude: float) -> None:
+        angles = [math.pi * k / (n + 1) for k, n in zip(halves, grid.grid_shape, strict=True)]
+        self.eigenvalue = sum(4 * math.sin(angle / 2) ** 2 for angle in angles)
+        self.values = amplitude
+        for angle, index in zip(angles, grid.indices(), strict=True):
+            self.values = self.values * grid.xp.sin(angle * (index + 1))
+        self.norm = abs(amplitude) * math.sqrt(math.prod((n + 1) / 2 for n in grid.grid_shape))
+
+    def error(self, steps: int) -> float:
+        """Return what is left of the error after some steps from zero."""
+        return (1 - self.eigenvalue / 6) ** steps
+
+
+def main(arguments: Sequence[str] = ()) -> float:
+    """Run, and return the largest error."""
+    options = parse(arguments)
+    with ExitStack() as stack:
+        grid = stack.enter_context(halox.Grid(options.cells, halo=1, device=options.device))
+        on_gpu = grid.device == "gpu"
+        if on_gpu:  # the default stream cannot be captured
+            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
+        u, v, f, r = (grid.zeros("f8") for _ in range(4))
+        residual = grid.xp.zeros(())
+        waves = [Wave(grid, halves, amplitude) for halves, amplitude in WAVES.items()]
+        grid.interior(f)[...] = sum(wave.eigenvalue * wave.values for wave in waves)
+
+        relax = cupy_relax(grid) if on_gpu else numpy_relax
+        exchange_u, exchange_v = (grid.plan(field, corners=False) for field in (u, v))
+
+        def step(exchange: Callable[[], None], present: Any, following: Any) -> None:
+            exchange()
+            relax(present, f, following, r)
+            if on_gpu:
+                grid.norm(r, out=residual)
+            else:
+                residual[...] = grid.norm(r)
+
+        def two_steps() -> None:
+            step(exchange_u, u, v)
+            step(exchange_v, v, u)
+
+        advance, way = two_steps, "step by step"
+        two_steps()  # compiles, and makes what cannot be made in a capture
+        u[...] = 0
+        if on_gpu and options.graph:
+            try:
+                advance, way = captured(two_steps, stream), "two steps a graph launch"
+            except halox.errors.HaloxError as reason:  # as where ranks share a GPU
+                if grid.rank == 0:
+                    print(f"cannot be captured: {reason}")
+
+        first = float(grid.norm(f))
+        steps, now = 0, first
+        begin = time.perf_counter()
+        while steps < options.steps and now > options.tolerance * first:
+            for _ in range(options.read_every // 2):
+                advance()
+            steps += options.read_every
+            now = float(residual)  # the host waits here only; all ranks read the same bits
+        us = (time.perf_counter() - begin) / max(steps, 1) * 1e6
+
+        grid.interior(r)[...] = abs(
+            grid.interior(u) - sum((1 - wave.error(steps)) * wave.values for wave in waves)
+        )
+        # The residual is that of the values before the last step. A sum, since it is NaN where either is.
+        known = math.hypot(*(w.eigenvalue * w.norm * w.error(max(steps - 1, 0)) for w in waves))
+        off = abs(now - known) / math.sqrt(math.prod(grid.grid_shape))
+        error = float(grid.max(r)) + off
+        if grid.rank == 0:
+            print(
+                f"{grid.size} rank(s), {grid.device}, {way}: {steps} steps, {us:.1f} us each\n"
+                f"residual {now!r}, {now / first:.1e} of the first; largest error {error:.1e}"
+            )
+        # Ten roundings a step, of numbers up to 9; in a residual errors count up to 12 times.
+        if not error <= 3e-14 * (steps + 1):
+            raise SystemExit("the result is wrong")
+        return error
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cells", type=int, nargs=3, default=(24, 16, 20), metavar="N")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-6, help="end at this share of the first residual"
+    )
+    parser.add_argument("--steps", type=int, default=100_000, help="end after so many steps")
+    parser.add_argument(
+        "--read-every", type=int, default=100, metavar="K", help="steps between looks at it, even"
+    )
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="on GPUs, capture the steps",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    options = parser.parse_args(arguments)
+    if min(options.cells) <= max(map(max, WAVES)):
+        parser.error(f"--cells: more than {max(map(max, WAVES))} each way, to hold the waves")
+    if options.read_every < 2 or options.read_every % 2:
+        parser.error("--read-every: an even number, since two fields take turns")
+    return options
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

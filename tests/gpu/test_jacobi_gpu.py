@@ -1,0 +1,57 @@
+"""The Jacobi example on GPUs: as a graph and step by step, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from halox.cli import launcher
+from tests.support import require
+from tests.unit.test_jacobi import EXAMPLE, ROOT, printed, serial
+
+pytestmark = pytest.mark.gpu
+require("gpu")
+require("mpi")
+
+import cupy  # noqa: E402
+
+GRAPH, ONE_BY_ONE = "two steps a graph launch", "step by step"
+OPTIONS = "--device gpu --cells 40 33 70 --tolerance 1e-2 --read-every 50"
+
+
+def run(ranks: int, *words: str, **variables: str) -> str:
+    ended = subprocess.run(
+        launcher.command(launcher.find(), ranks, [str(EXAMPLE), *OPTIONS.split(), *words]),
+        env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    # The example holds its result against the closed form.
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{ranks} rank(s), gpu" in ended.stdout
+    return ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_graph_and_single_launches_agree(ranks: int) -> None:
+    """Bit for bit; the steps and the residual are those of NumPy."""
+    said = run(ranks)
+    way, steps, residual = printed(said)
+    if ranks <= cupy.cuda.runtime.getDeviceCount():
+        assert way == GRAPH, said
+    else:
+        assert way == ONE_BY_ONE and "cannot be captured" in said
+    assert printed(run(ranks, "--no-graph")) == (ONE_BY_ONE, steps, residual)
+    known_steps, known = serial((40, 33, 70), 1e-2, 50)
+    assert steps == known_steps
+    assert residual == pytest.approx(known, rel=1e-11)
+
+
+def test_paths_that_cannot_be_captured_are_named() -> None:
+    said = run(2, HALOX_PATH="staged")
+    assert "cannot be captured: the staged path" in said
+    assert printed(said)[0] == ONE_BY_ONE

@@ -1,0 +1,287 @@
+"""The Jacobi example: against a serial run, its checks, and what it does on a GPU, done on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import runpy
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halox
+from halox.cli import launcher
+from halox.errors import StateError
+from tests import support
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "jacobi.py"
+PRINTED = re.compile(
+    r"(\d+) rank\(s\), (\w+), (.*): (\d+) steps, .* us each\nresidual (\S+), .* largest error (\S+)\n"
+)
+
+
+def example() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLE))
+
+
+def on_ranks(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    support.require("mpi")
+    return subprocess.run(
+        launcher.command(launcher.find(), ranks, list(words)),
+        env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def printed(said: str) -> tuple[str, int, float]:
+    """How the steps were made, how many, and the residual."""
+    found = PRINTED.search(said)
+    assert found, said
+    return found[3], int(found[4]), float(found[5])
+
+
+def serial(cells: tuple[int, int, int], tolerance: float, every: int) -> tuple[int, float]:
+    """Steps and residual of a run without halox."""
+
+    def left_hand_side(u: np.ndarray) -> np.ndarray:
+        padded = np.pad(u, 1)
+        around = sum(np.roll(padded, by, axis) for axis in range(3) for by in (-1, 1))
+        return 6 * u - around[1:-1, 1:-1, 1:-1]
+
+    exact = np.zeros(cells)
+    for halves, amplitude in example()["WAVES"].items():
+        sines = (
+            np.sin(np.pi * k * np.arange(1, n + 1) / (n + 1))
+            for k, n in zip(halves, cells, strict=True)
+        )
+        exact += amplitude * np.einsum("i,j,k", *sines)
+    f, u, steps = left_hand_side(exact), np.zeros(cells), 0
+    while True:
+        for _ in range(every):
+            r = f - left_hand_side(u)
+            u = u + r / 6
+        steps += every
+        if np.linalg.norm(r) <= tolerance * np.linalg.norm(f):
+            return steps, float(np.linalg.norm(r))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_equals_a_serial_run(ranks: int) -> None:
+    options = "--cells 9 8 11 --tolerance 1e-3 --read-every 6 --device cpu"
+    ended = on_ranks(ranks, str(EXAMPLE), *options.split())
+    assert ended.returncode == 0, ended.stderr
+    way, steps, residual = printed(ended.stdout)
+    known_steps, known = serial((9, 8, 11), 1e-3, 6)
+    assert (way, steps) == ("step by step", known_steps)
+    assert residual == pytest.approx(known, rel=1e-11)
+
+
+def test_a_missing_exchange_is_noticed() -> None:
+    program = (
+        "import runpy, sys, halox\n"
+        "halox.Grid.plan = lambda *_, **__: lambda: None\n"
+        "runpy.run_path(sys.argv[1])['main'](['--device', 'cpu', '--steps', '10'])\n"
+    )
+    ended = on_ranks(2, "-c", program, str(EXAMPLE))
+    assert ended.returncode != 0
+    assert "the result is wrong" in ended.stderr
+
+
+@pytest.mark.parametrize("wrong", [1.001, np.nan])
+def test_a_wrong_norm_is_noticed(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    support.require("mpi")
+    norm = halox.Grid.norm
+    monkeypatch.setattr(halox.Grid, "norm", lambda *args: norm(*args) * wrong)
+    with pytest.raises(SystemExit, match="the result is wrong"):
+        example()["main"](["--device", "cpu"])
+
+
+@pytest.mark.parametrize("words", ["--read-every 5", "--cells 3 9 9"])
+def test_options_that_cannot_be(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        example()["main"](words.split())
+    assert words.split()[0] in capsys.readouterr().err
+
+
+class FakeStream:
+    """A stream on which work is done at once, or kept while it is captured."""
+
+    def __init__(self, non_blocking: bool) -> None:
+        assert non_blocking
+        self.held: list[Callable[[], Any]] | None = None
+        self.launches = 0
+
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.held is None, "a capture was not ended"
+
+    def put(self, work: Callable[[], Any]) -> None:
+        if self.held is None:
+            work()
+        else:
+            self.held.append(work)
+
+    def begin_capture(self) -> None:
+        assert self.held is None
+        self.held = []
+
+    def end_capture(self) -> FakeGraph:
+        assert self.held is not None
+        graph, self.held = FakeGraph(self.held), None
+        return graph
+
+
+class FakeGraph:
+    def __init__(self, works: list[Callable[[], Any]]) -> None:
+        self.works = works
+
+    def launch(self, stream: FakeStream) -> None:
+        stream.launches += 1
+        for work in self.works:
+            work()
+
+
+class FakeGrid(halox.Grid):
+    """A grid of NumPy arrays that looks like one on a GPU."""
+
+    refused: bool
+    streams: list[FakeStream]
+    folder: Path
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options | {"device": "cpu"})
+        self.device = "gpu"
+        self.xp = FakeCupy(self)
+
+    def plan(self, *fields: Any, **options: Any) -> Any:
+        plan = super().plan(*fields, **options)
+        return lambda: self.streams[-1].put(plan)
+
+    def norm(self, field: Any, out: Any = None) -> Any:
+        if out is None:
+            return super().norm(field)
+        stream = self.streams[-1]
+        if self.refused and stream.held is not None:
+            raise StateError("this reduction cannot be captured")
+        stream.put(lambda: np.copyto(out, super(FakeGrid, self).norm(field)))
+        return out
+
+
+class FakeCupy:
+    """NumPy with streams, and kernels by g++."""
+
+    def __init__(self, grid: FakeGrid) -> None:
+        self._grid = grid
+        self.cuda = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def Stream(self, non_blocking: bool) -> FakeStream:
+        FakeGrid.streams.append(FakeStream(non_blocking))
+        return FakeGrid.streams[-1]
+
+    def RawKernel(self, source: str, name: str) -> Callable[..., None]:
+        function = compiled(source, name, self._grid.folder)
+
+        def launch(blocks: Sequence[int], threads: Sequence[int], given: Sequence[Any]) -> None:
+            *fields, ny, nz = given
+            for field in fields:
+                assert field.flags.c_contiguous
+                assert field.shape == (blocks[2] + 2, ny + 2, nz + 2)
+            assert len(blocks) == 3 and len(threads) == 2 and threads[0] * threads[1] <= 1024
+            shape = (ctypes.c_uint * 5)(*blocks, *threads)
+            pointers = [ctypes.c_void_p(field.ctypes.data) for field in fields]
+            extents = [ctypes.c_int(n) for n in (ny, nz)]
+            self._grid.streams[-1].put(lambda: function(shape, *pointers, *extents))
+
+        return launch
+
+
+def compiled(source: str, name: str, folder: Path) -> Any:
+    text = f"""
+struct Three {{ unsigned x, y, z; }};
+static Three blockIdx, blockDim, threadIdx;
+#define __global__
+{source}
+extern "C" void run(const unsigned* shape, const double* u, const double* f, double* next, double* r,
+                    int ny, int nz)
+{{
+    blockDim = {{shape[3], shape[4], 1}};
+    for (blockIdx.z = 0; blockIdx.z < shape[2]; ++blockIdx.z)
+    for (blockIdx.y = 0; blockIdx.y < shape[1]; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < shape[0]; ++blockIdx.x)
+    for (threadIdx.y = 0; threadIdx.y < shape[4]; ++threadIdx.y)
+    for (threadIdx.x = 0; threadIdx.x < shape[3]; ++threadIdx.x)
+        {name}(u, f, next, r, ny, nz);
+}}
+"""
+    (folder / "kernel.cpp").write_text(text)
+    flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
+    library = str(folder / "kernel.so")
+    subprocess.run(
+        ["g++", *flags, "-fno-sanitize-recover=all", "-o", library, str(folder / "kernel.cpp")],
+        check=True,
+        timeout=120,
+    )
+    return ctypes.CDLL(library).run
+
+
+@pytest.mark.parametrize(
+    ("words", "refused", "way"),
+    [
+        ("", False, "two steps a graph launch"),
+        ("", True, "step by step"),
+        ("--no-graph", False, "step by step"),
+    ],
+)
+def test_what_a_gpu_does(
+    words: str,
+    refused: bool,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The kernel, the capture and its refusal; one rank, odd extents, several blocks of threads."""
+    support.require("mpi")
+    support.require("cxx")
+    monkeypatch.setattr(halox, "Grid", FakeGrid)
+    for name, value in {"refused": refused, "streams": [], "folder": tmp_path}.items():
+        monkeypatch.setattr(FakeGrid, name, value, raising=False)
+    options = "--cells 6 9 37 --tolerance 1e-2 --read-every 10"
+    assert example()["main"](options.split() + words.split()) < 1e-13
+    said = capsys.readouterr().out
+    assert ("this reduction cannot be captured" in said) is refused
+    found, steps, residual = printed(said)
+    known_steps, known = serial((6, 9, 37), 1e-2, 10)
+    assert (found, steps) == (way, known_steps)
+    assert residual == pytest.approx(known, rel=1e-11)
+    (stream,) = FakeGrid.streams
+    assert stream.launches == (steps // 2 if "graph" in way else 0)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_kernel_compiles_without_warnings(architecture: str) -> None:
+    support.require("nvrtc")
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(example()["SOURCE"].encode(), b"relax.cu", 0, [], [])
+    flags = [f"-arch={architecture}".encode(), b"-std=c++17"]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(program)
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    assert not log.strip(b"\0\n "), log.decode()
