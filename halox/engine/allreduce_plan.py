@@ -144,6 +144,7 @@ class ReductionPlan:
         shape = self.threads if self.chunk_elements == self.threads else 0
         return (
             self.function,
+            *(text for _, text in self.defines),
             self.ranks,
             self.elements,
             self.chunks,
@@ -221,7 +222,8 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     if chunks > MOST_CHUNKS:
         most = MOST_CHUNKS * threads * each
         raise FieldError(
-            f"{elements} elements are too many for packets, at most {most} are not; reduce by 'scattered'"
+            f"{elements} elements are too many for packets, at most {most} are not; reduce by "
+            "'reduce_scatter_allgather'"
         )
     rank_bytes = chunks * threads * (32 if dtype.itemsize == 16 else 16)
     return ReductionPlan(
@@ -362,12 +364,32 @@ FIELD_REDUCTIONS: dict[str, FieldReduction] = {
     "max": FieldReduction("max"),
     "norm": FieldReduction("sum", "Square", "Root"),
     "dot": FieldReduction("sum", "Product", has_other=True),
+    "squares": FieldReduction("sum", "Square"),
 }
-"""Numbers of a field, by the name of the grid's method."""
+"""Numbers of a field, by the name of the grid's method; "squares" are what "norm" is the root of."""
+
+
+def plan_number(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan what ranks need to meet for a number of any field of a dtype, by launches of :func:`plan_field`.
+
+    Parameters, errors as of :func:`plan_field`.
+    """
+    return _planned_field(FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
+
+
+def plan_value(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan the launch for a rank whose cells have been combined already, to one accumulator.
+
+    Parameters, errors as of :func:`plan_field`. Meets launches of that.
+    """
+    found = FIELD_REDUCTIONS[name]
+    return _planned_field(
+        FieldReduction(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
+    )
 
 
 def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan a number of a whole field.
+    """Plan the launch of a number of a whole field.
 
     Parameters
     ----------
@@ -387,15 +409,21 @@ def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: in
     FieldError
         If the number has no meaning for the dtype, or there are too many ranks.
     """
-    reduction = FIELD_REDUCTIONS[name]
+    return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
+
+
+def _planned_field(
+    reduction: FieldReduction, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
+) -> ReductionPlan:
     # Cells that are added are added in 64 bits, so bools can be counted.
     _checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
     accumulator = reduction.accumulator(dtype)
-    threads = _threads(row.words)
-    wanted = -(-row.words // (threads * CELLS_IN_FLIGHT))
-    blocks = max(1, min(wanted, BLOCKS_PER_SM * sms))
+    threads = _threads(words)
+    wanted = -(-words // (threads * CELLS_IN_FLIGHT))
+    most = BLOCKS_PER_SM * sms
+    blocks = max(1, min(wanted, most))
     unit_bytes = 32 if accumulator.itemsize == 16 else 16
-    levels = 3 if len(row.levels) <= 3 else MAX_LEVELS  # few kinds, because each is compiled
+    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
     return ReductionPlan(
         "allreduce_field",
         "allreduce_field",
@@ -405,7 +433,7 @@ def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: in
             ("LOCAL", reduction.local),
             ("OP", find_operation(reduction.op, accumulator).kernel_name),
             ("FINISH", reduction.finish),
-            ("MAX_LEVELS", str(levels)),
+            ("MAX_LEVELS", str(kept_levels)),
             ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
             ("MAX_THREADS", str(THREADS)),
         ),
@@ -418,7 +446,7 @@ def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: in
         unit_bytes,
         ranks * unit_bytes,
         0,
-        blocks * accumulator.itemsize,
+        most * accumulator.itemsize,
     )
 
 

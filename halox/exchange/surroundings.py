@@ -1,19 +1,16 @@
-"""What plans are made in: the ranks, their memory, their GPUs, and the constants that paths are chosen by."""
+"""What plans are made in: what they stand on, and the constants that paths are chosen by."""
 
 from __future__ import annotations
 
-from halox.engine.ipc_events import EventPool
-from halox.errors import ExchangeTimeoutError
 from halox.exchange.calibration import agreed_costs, fingerprint_of
 from halox.exchange.costs import Costs
-from halox.transports.arena import SharedArena
 from halox.transports.cuda_aware import find_out
-from halox.transports.device_arena import DeviceArena
-from halox.transports.topology import Topology, survey
+from halox.transports.surroundings import Ground
+from halox.transports.topology import Topology
 from halox.world import World
 
 
-class Surroundings:
+class Surroundings(Ground):
     """What all plans of a grid, or of an exchange, share.
 
     Parameters
@@ -22,14 +19,6 @@ class Surroundings:
 
     Attributes
     ----------
-    arena : SharedArena
-        Host memory that the ranks of the node share.
-    device_arena : DeviceArena or None
-        Memory of this rank's GPU that they can map, once it is known which GPU that is.
-    events : EventPool or None
-        Events of this rank's GPU for which their streams can wait.
-    topology : Topology or None
-        The GPUs of all ranks, from the first plan on that any rank makes for a GPU.
     costs : Costs
         The same on all ranks.
     no_cuda_aware : str or None
@@ -37,51 +26,18 @@ class Surroundings:
     """
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.arena = SharedArena(world)
-        self.device_arena: DeviceArena | None = None
-        self.events: EventPool | None = None
-        self.topology: Topology | None = None
+        super().__init__(world)
         self.costs = Costs.default()
         self.no_cuda_aware: str | None = "the ranks have no GPUs"
+        self._is_priced = False
 
-    def use_device(self, device: int) -> DeviceArena:
-        """Return the exportable memory of this rank's GPU; local."""
-        if self.device_arena is None:
-            self.device_arena = DeviceArena(device)
-            self.events = EventPool(device)
-        return self.device_arena
-
-    def look_around(self) -> None:
+    def look_around(self) -> Topology:
         """Find out which GPUs the ranks use and what moving data costs, if not known yet; collective."""
-        if self.topology is None:
-            self.topology = survey(self.world, self.device_arena, self.events)
+        topology = super().look_around()
+        if not self._is_priced:
             device = None if self.device_arena is None else self.device_arena.device
             verdict = find_out(self.world, device)
             self.no_cuda_aware = None if verdict.takes else verdict.reason
-            self.costs = agreed_costs(self.world, fingerprint_of(self.world, self.topology, device))
-
-    def close(self) -> None:
-        """Free what plans stood on, and the communicators; collective, and harmless when repeated."""
-        if self.world.closed:
-            return
-        if self.topology is not None or self.device_arena is not None:
-            # Memory must not be freed while a peer has it mapped.
-            own = None if self.device_arena is None else self.device_arena.name
-            names = self.world.node_comm.allgather(own)
-            if self.device_arena is not None:
-                self.device_arena.unmap([name for name in names if name is not None])
-            request = self.world.node_comm.Ibarrier()
-            self.world.wait([request], "in the closing of a grid for the ranks of its node")
-        if self.device_arena is not None:
-            self.device_arena.free()
-        if self.events is not None:
-            self.events.close()
-        self.arena.close()
-        self.world.close()
-
-    def close_after(self, error: Exception) -> None:
-        """Free everything after an error that was raised on all ranks, so that they can do it together."""
-        if not isinstance(error, ExchangeTimeoutError):
-            self.arena.close_all()
-            self.close()
+            self.costs = agreed_costs(self.world, fingerprint_of(self.world, topology, device))
+            self._is_priced = True
+        return topology

@@ -6,17 +6,15 @@ captured in a graph::
 
     rank 0  ...user's kernels | a0 -> slots of 1, 2 | wait for a1, a2 | (a0 + a1) + a2 | user's kernels...
     rank 1  ...user's kernels | a1 -> slots of 0, 2 | wait for a0, a2 | (a0 + a1) + a2 | user's kernels...
-
-Not chosen by anything yet: a reduction on a GPU goes through the host unless it is made here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +25,24 @@ from halox.engine.allreduce_plan import (
     ReductionPlan,
     field_row,
     plan_field,
+    plan_number,
+    plan_value,
 )
 from halox.engine.arrays import Described
+from halox.engine.capture import is_capturing
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import PinnedBuffer, pinned
 from halox.engine.packers.strided_plan import Row, fill_region, region_dtype
 from halox.engine.streams import order_after
-from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+from halox.errors import (
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
 from halox.transports.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
 from halox.world import World
 
@@ -51,23 +58,17 @@ class _Offer:
     signature: tuple[object, ...]
 
 
-class KernelReduction:
-    """A reduction that is launched again and again; made by the functions of this module.
+class _Meeting:
+    """Memory of all ranks in which the launches of a plan meet, in the order of a stream.
 
     Attributes
     ----------
     plan : ReductionPlan
     """
 
-    def __init__(
-        self,
-        world: World,
-        arena: DeviceArena,
-        plan: ReductionPlan,
-        leading: Callable[[int], list[npt.NDArray[Any]]],
-    ) -> None:
+    def __init__(self, world: World, arena: DeviceArena, plan: ReductionPlan) -> None:
         self.plan = plan
-        self._world, self._arena, self._leading = world, arena, leading
+        self._world, self._arena = world, arena
         self._last: Any = None
         self._is_told = False
         self._failure: PinnedBuffer | None = None
@@ -101,55 +102,42 @@ class KernelReduction:
                 )
             if other != rank:
                 self._arena.open(offer.handles)
-        memory = [self._arena.pointer(offer.place) for offer in offers]
+        self._meet(rank, [self._arena.pointer(offer.place) for offer in offers])
+
+    def open_alone(self) -> None:
+        """Lay out the launch of a plan for this rank alone."""
+        assert self._block is not None
+        self._meet(0, [self._block.pointer])
+
+    def _meet(self, place: int, memory: Sequence[int]) -> None:
         self._failure = pinned(8)
         self._failure.array[:] = 0
         self._failed = self._failure.array.data.cast("I")
         limit_ns = int(self._world.limit_s * 1e9)
-        parameter = plan.parameter(rank, memory, self._failure.device_pointer, limit_ns)
-        arguments = [
-            (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
-            for data in (*self._leading(memory[rank] + plan.partials_offset), parameter)
-        ]
+        parameter = self.plan.parameter(place, memory, self._failure.device_pointer, limit_ns)
+        self._argument = _argument(parameter)
         # What is set in it holds from the next launch on.
-        held: Any = arguments[-1]
+        held: Any = self._argument
         self._parameter = np.frombuffer(held, parameter.dtype)
-        self._launch = PreparedLaunch(
+        self._partials = memory[place] + self.plan.partials_offset
+
+    def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
+        return PreparedLaunch(
             kernel(plan.kernel, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,
-            arguments,
+            [*leading, self._argument],
             device=self._arena.device,
         )
 
-    def __call__(self, source: int, target: int, stream: Any) -> None:
-        """Launch on a stream.
-
-        Parameters
-        ----------
-        source, target : int
-            Addresses of arrays of ``plan.elements`` elements, the same or disjoint; of a field's number only the
-            target is looked at.
-        stream : cupy.cuda.Stream
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If an earlier call has waited too long for a rank; names it.
-
-        Notes
-        -----
-        Collective; does not block. Calls on different streams keep their order, but in captures.
-        """
+    def _enter(self, stream: Any) -> None:
+        """Raise if an earlier call has failed, and keep the order of calls."""
         if self._failed[0]:
             self._is_told = True
             raise self._late()
         if self._last is not stream:
             order_after(self._last, stream)
             self._last = stream
-        entry = self._parameter[0]
-        entry["source"], entry["target"] = source, target
-        self._launch.launch(stream.ptr)
 
     def _late(self) -> ExchangeTimeoutError:
         return ExchangeTimeoutError(
@@ -175,6 +163,135 @@ class KernelReduction:
             self._block = None
 
 
+class KernelReduction(_Meeting):
+    """A reduction of arrays that is launched again and again; made by :func:`make_array_reduction`."""
+
+    def _meet(self, place: int, memory: Sequence[int]) -> None:
+        super()._meet(place, memory)
+        self._launch = self._prepared(self.plan, [])
+
+    def __call__(self, source: int, target: int, stream: Any) -> None:
+        """Launch on a stream.
+
+        Parameters
+        ----------
+        source, target : int
+            Addresses of arrays of ``plan.elements`` elements, the same or disjoint.
+        stream : cupy.cuda.Stream
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If an earlier call has waited too long for a rank; names it.
+
+        Notes
+        -----
+        Collective; does not block. Calls on different streams keep their order, but in captures.
+        """
+        self._enter(stream)
+        entry = self._parameter[0]
+        entry["source"], entry["target"] = source, target
+        self._launch.launch(stream.ptr)
+
+
+class FieldReduction(_Meeting):
+    """A number of fields, launched again and again; made by :func:`make_field_reduction`.
+
+    Ranks meet by the number and the dtype alone. How a rank's cells lie in memory is its own affair, so that a launch
+    for cells of other strides is laid out without the other ranks.
+    """
+
+    def __init__(
+        self, world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any], ranks: int
+    ) -> None:
+        self._name, self._dtype = name, dtype
+        self._sms = multiprocessors(arena.device)
+        super().__init__(world, arena, plan_number(name, dtype, ranks, sms=self._sms))
+        self._launches: dict[object, tuple[Any, PreparedLaunch]] = {}
+
+    def _meet(self, place: int, memory: Sequence[int]) -> None:
+        super()._meet(place, memory)
+        kept = np.zeros(1, PARTIALS)
+        identity = FIELD_REDUCTIONS[self._name].identity(self._dtype).tobytes().ljust(16, b"\0")
+        kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
+        self._kept = _argument(kept)
+
+    def prepare(self, cells: Described, other: Described | None = None) -> None:
+        """Lay out the launch for cells of this shape and strides, if it has not been; local.
+
+        Raises
+        ------
+        FieldError
+            If these are cells that the kernel cannot walk, or two fields' cells are not alike.
+        StateError
+            If that is to be done while the current stream is captured.
+        """
+        self._find(cells, other)
+
+    def _find(self, cells: Described, other: Described | None) -> tuple[Any, PreparedLaunch]:
+        key = cells.shape, cells.strides, None if other is None else other.strides
+        found = self._launches.get(key)
+        if found is None:
+            row = _row(self._name, self._dtype, cells, other)
+            plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
+            found = self._launches[key] = self._laid_out(plan, row)
+        return found
+
+    def _laid_out(self, plan: ReductionPlan, row: Row) -> tuple[Any, PreparedLaunch]:
+        if is_capturing():
+            raise StateError(
+                f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
+                "with these strides; take it once before the capture"
+            )
+        assert plan.memory_bytes <= self.plan.memory_bytes
+        region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
+        fill_region(region[0], row, 0)
+        argument: Any = _argument(region)
+        return np.frombuffer(argument, region.dtype)[0], self._prepared(plan, [argument, self._kept])
+
+    def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
+        """Launch on a stream.
+
+        Parameters
+        ----------
+        cells, other : Described
+            This rank's cells, halo left out; the second field's of "dot".
+        target : int
+            Address of a number of the accumulator's dtype.
+        stream : cupy.cuda.Stream
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If an earlier call has waited too long for a rank; names it.
+        FieldError, StateError
+            On this rank, before the launch: as of `prepare`.
+
+        Notes
+        -----
+        Collective; does not block. Calls on different streams keep their order, but in captures.
+        """
+        found = self._find(cells, other)
+        self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
+
+    def of_value(self, value: int, target: int, stream: Any) -> None:
+        """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
+        found = self._launches.get("value")
+        if found is None:
+            plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
+            found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
+        self._go(found, value, 0, target, stream)
+
+    def _go(
+        self, found: tuple[Any, PreparedLaunch], source: int, other: int, target: int, stream: Any
+    ) -> None:
+        region, launch = found
+        self._enter(stream)
+        region["source"], region["target"] = source, other
+        self._parameter[0]["target"] = target
+        launch.launch(stream.ptr)
+
+
 def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) -> KernelReduction:
     """Make the reduction of arrays of one shape.
 
@@ -196,51 +313,48 @@ def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) 
     -----
     Collective over the world.
     """
-    return _made(world, lambda: KernelReduction(world, arena, plan, lambda _: []))
+    return _made(world, lambda: KernelReduction(world, arena, plan))
 
 
 def make_field_reduction(
-    world: World, arena: DeviceArena, name: str, field: Described, other: Described | None = None
-) -> KernelReduction:
-    """Make the reduction of a field's cells to a number.
+    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
+) -> FieldReduction:
+    """Make the reduction of fields' cells to a number.
 
     Parameters
     ----------
     world, arena
         As of :func:`make_array_reduction`.
     name : {"sum", "min", "max", "norm", "dot"}
-    field, other : Described
-        This rank's cells, halo left out; the second field of "dot".
+    dtype : numpy.dtype
+        Of the field; both fields of a dot product have the same.
 
     Raises
     ------
     FieldError
-        On all ranks, if the number has no meaning for the dtype, or the two fields' cells are not alike.
+        On all ranks, if the number has no meaning for the dtype.
 
     Notes
     -----
-    Collective over the world. Holds for these arrays, which must live as long.
+    Collective over the world.
     """
-
-    def draft() -> KernelReduction:
-        row = _row(name, field, other)
-        sms = multiprocessors(arena.device)
-        plan = plan_field(name, field.dtype, row, world.size, sms=sms)
-        identity = FIELD_REDUCTIONS[name].identity(field.dtype).tobytes().ljust(16, b"\0")
-
-        def leading(partials: int) -> list[npt.NDArray[Any]]:
-            region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
-            fill_region(region[0], row, 0)
-            kept = np.zeros(1, PARTIALS)
-            kept[0]["at"], kept[0]["identity"] = partials, np.frombuffer(identity, np.uint64)
-            return [region, kept]
-
-        return KernelReduction(world, arena, plan, leading)
-
-    return _made(world, draft)
+    return _made(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
 
 
-def _row(name: str, field: Described, other: Described | None) -> Row:
+def make_local_reduction(
+    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
+) -> FieldReduction:
+    """Make the same for this rank's cells alone; local, parameters as of :func:`make_field_reduction`."""
+    made = FieldReduction(world, arena, name, dtype, 1)
+    made.open_alone()
+    return made
+
+
+def _argument(data: npt.NDArray[Any]) -> Any:
+    return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
+
+
+def _row(name: str, dtype: np.dtype[Any], field: Described, other: Described | None) -> Row:
     if FIELD_REDUCTIONS[name].has_other != (other is not None):
         raise FieldError(f"{name} takes {'two fields' if other is None else 'one field'}")
     second = None
@@ -250,18 +364,23 @@ def _row(name: str, field: Described, other: Described | None) -> Row:
                 f"{name} needs two fields alike: got {field.shape} of {field.dtype}, {other.shape} of {other.dtype}"
             )
         second = other.pointer, other.strides
-    return field_row(field.pointer, field.shape, field.strides, field.dtype.itemsize, second)
+    if field.dtype != dtype:
+        raise FieldError(f"this {name} is of {dtype}, got a field of {field.dtype}")
+    return field_row(field.pointer, field.shape, field.strides, dtype.itemsize, second)
 
 
-def _made(world: World, draft: Callable[[], KernelReduction]) -> KernelReduction:
-    made: KernelReduction | None = None
+_Kind = TypeVar("_Kind", bound=_Meeting)
+
+
+def _made(world: World, draft: Callable[[], _Kind]) -> _Kind:
+    made: _Kind | None = None
 
     def begun() -> _Offer:
         nonlocal made
         made = draft()
         return made.offer()
 
-    def opened() -> KernelReduction:
+    def opened() -> _Kind:
         assert made is not None
         made.open(offers)
         return made
@@ -269,7 +388,7 @@ def _made(world: World, draft: Callable[[], KernelReduction]) -> KernelReduction
     try:
         offer = world.guarded(begun, _MAKING)
         offers: list[_Offer] = world.comm.allgather(offer)
-        found: KernelReduction = world.guarded(opened, _MAKING)
+        found: _Kind = world.guarded(opened, _MAKING)
     except HaloxError:
         if made is not None:
             made.close()

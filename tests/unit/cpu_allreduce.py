@@ -26,7 +26,7 @@ from halox.engine.allreduce_plan import EPOCH_SHIFT, ReductionPlan
 from halox.engine.arrays import describe
 from halox.engine.compiler import preamble, source
 from halox.transports import allreduce
-from halox.transports.allreduce import KernelReduction, make_array_reduction, make_field_reduction
+from halox.transports.allreduce import FieldReduction, make_array_reduction, make_field_reduction
 from tests.unit.cpu_kernels import FLAGS, aligned, build
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
@@ -202,6 +202,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         patch.object(allreduce, "cupy", lambda: fake),
         patch.object(allreduce, "pinned", pinned),
         patch.object(allreduce, "order_after", lambda last, stream: None),  # streams run at once
+        patch.object(allreduce, "is_capturing", lambda: False),
         patch.object(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         ),
@@ -214,8 +215,9 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
 class Rank:
     """A rank with its memory and its reduction."""
 
-    def __init__(self, number: int, arena: HostArena, reduction: KernelReduction) -> None:
+    def __init__(self, number: int, arena: HostArena, reduction: Any) -> None:
         self.number, self.arena, self.reduction = number, arena, reduction
+        self.cells: list[Any] = []
         self.memory = arena.bytes_of(reduction._block)
 
     def begin_at(self, epoch: int) -> None:
@@ -250,7 +252,7 @@ def at_once(n: int, work: Callable[[int], Any]) -> list[Any]:
 
 def connect(
     n: int,
-    make: Callable[[Any, Any], KernelReduction],
+    make: Callable[[Any, Any], Any],
     *,
     limit_s: float = LIMIT_S,
     sms: int = 2,
@@ -275,13 +277,24 @@ def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
 def connect_fields(
     name: str, fields: Sequence[Any], others: Any = None, **options: Any
 ) -> list[Rank]:
-    """Make a number of the cells that each rank has."""
+    """Make a number of the cells that each rank has; `number` launches it."""
 
-    def make(world: Any, arena: Any) -> KernelReduction:
+    def make(world: Any, arena: Any) -> FieldReduction:
+        reduction = make_field_reduction(world, arena, name, fields[world.rank].dtype)
         other = None if others is None else describe(others[world.rank])
-        return make_field_reduction(world, arena, name, describe(fields[world.rank]), other)
+        reduction.prepare(describe(fields[world.rank]), other)
+        return reduction
 
-    return connect(len(fields), make, **options)
+    ranks = connect(len(fields), make, **options)
+    for rank in ranks:
+        rank.cells = [describe(one[rank.number]) for one in (fields, others) if one is not None]
+    return ranks
+
+
+def number(rank: Rank, target: int, stream: Stream) -> None:
+    """Launch a rank's reduction of its cells."""
+    cells, other = (*rank.cells, None)[:2]
+    rank.reduction(cells, other, target, stream)
 
 
 def reduce_arrays(
@@ -358,7 +371,7 @@ def reduce_once(
         for rank in ranks
     ]
     with without_gpu():
-        at_once(len(ranks), lambda i: ranks[i].reduction(0, found[i].ctypes.data, streams[i]))
+        at_once(len(ranks), lambda i: number(ranks[i], found[i].ctypes.data, streams[i]))
     for rank, one in zip(ranks, found, strict=True):
         assert rank.failure == (0, 0)
         check_guards(one)

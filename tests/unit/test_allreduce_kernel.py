@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from halox.engine import allreduce_plan
 from halox.engine.allreduce_plan import plan_oneshot, plan_scattered, plan_wide
+from halox.engine.arrays import describe
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
 from tests.support import require
 from tests.unit.cpu_allreduce import (
@@ -20,6 +21,7 @@ from tests.unit.cpu_allreduce import (
     connect,
     connect_arrays,
     connect_fields,
+    number,
     reduce_arrays,
     reduce_once,
     without_gpu,
@@ -236,7 +238,7 @@ class TestFields:
         else:
             assert first[0] == wanted
 
-    @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i4"])
+    @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4"])
     def test_dot(self, dtype):
         a = fields(dtype, UNEVEN)
         b = [one[::-1, :, ::-1] for one in fields(dtype, UNEVEN)]
@@ -277,11 +279,52 @@ class TestFields:
         """More than the blocks take at once."""
         cells = [sample("i8", "sum", (40, 33, 31), i)[1:-1, 2:, :-1] for i in range(2)]
         ranks = connect_fields("sum", cells, sms=sms)
-        plan = ranks[0].reduction.plan
-        assert plan.blocks == 4 * sms and plan.threads * plan.blocks * 4 < cells[0].size
+        ((_, launch),) = ranks[0].reduction._launches.values()
+        assert launch.blocks == 4 * sms and launch.threads * launch.blocks * 4 < cells[0].size
         wanted = sum(int(one.sum()) for one in cells)
         wrapped = (wanted + 2**63) % 2**64 - 2**63
         assert reduce_once(ranks, "i8") == [wrapped, wrapped]
+
+    def test_fields_in_turn(self):
+        """One meeting for fields of any shape and strides, other ones on each rank, and for values formed elsewhere."""
+        first = [sample("i4", "sum", (9, 5 + i), i)[1:-1] for i in range(3)]
+        others = [sample("i4", "sum", (3, 4000), i).T for i in range(3)]
+        ranks = connect_fields("sum", first)
+        wanted = [sum(int(one.sum(dtype="i8")) for one in some) for some in (first, others)]
+        values = [np.array([100 + i]) for i in range(3)]
+        out = np.zeros((3, 6), "i8")
+        streams = [Stream(i, "random", 1, 3, 0) for i in range(3)]
+
+        def work(i):
+            for call in range(6):
+                target = out[i, call:].ctypes.data
+                if call % 3 == 2 and i == 1:
+                    ranks[i].reduction.of_value(values[i].ctypes.data, target, streams[i])
+                else:
+                    field = (first, others)[call % 2][i]
+                    ranks[i].reduction(describe(field), None, target, streams[i])
+
+        with without_gpu():
+            at_once(3, work)
+        for call in range(6):
+            total = wanted[call % 2]
+            if call % 3 == 2:
+                total += 101 - int((first, others)[call % 2][1].sum(dtype="i8"))
+            assert out[:, call].tolist() == [total] * 3
+
+    def test_cells_of_one_rank(self):
+        """Squares are not rooted, and no other rank is waited for."""
+        cells = fields("f4", UNEVEN)[0]
+
+        def make(world, arena):
+            from halox.transports.allreduce import make_local_reduction
+
+            return make_local_reduction(world, arena, "squares", cells.dtype)
+
+        ranks = connect(2, make)
+        ranks[1].cells = [describe(cells)]
+        found = reduce_once(ranks[1:], "f8")
+        np.testing.assert_allclose(found[0], np.sum(cells.astype("f8") ** 2), rtol=1e-14)
 
     def test_a_thousand_epochs(self):
         cells = [np.arange(24.0).reshape(4, 6) + i for i in range(3)]
@@ -293,7 +336,7 @@ class TestFields:
         def work(i):
             for epoch in range(1000):
                 cells[i][0, 0] = epoch if i == 0 else cells[i][0, 0]
-                ranks[i].reduction(0, out[i].ctypes.data, streams[i])
+                number(ranks[i], out[i].ctypes.data, streams[i])
                 wanted = sum(float(np.sum(c**2)) for c in cells[1:]) + float(
                     np.sum((np.arange(1.0, 24.0)) ** 2) + epoch**2
                 )
@@ -312,7 +355,7 @@ class TestFields:
         out = np.full(2, -1.0)
         with without_gpu():
             streams = [Stream(i, "random", 1, 0, 0) for i in range(2)]
-            at_once(2, lambda i: ranks[i].reduction(0, out[i:].ctypes.data, streams[i]))
+            at_once(2, lambda i: number(ranks[i], out[i:].ctypes.data, streams[i]))
         assert [rank.failure for rank in ranks[:2]] == [(3, 1)] * 2
         assert (out == -1).all()
 
@@ -324,6 +367,9 @@ class TestFields:
             connect_fields("dot", cells)
         with pytest.raises(FieldError, match="norm takes one field"):
             connect_fields("norm", cells, cells)
+        mixed = [one.astype("f4" if rank == 1 else "f8") for rank, one in enumerate(cells)]
+        with pytest.raises(MismatchError, match="rank 1 reduces by"):
+            connect_fields("max", mixed)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

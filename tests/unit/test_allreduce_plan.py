@@ -121,7 +121,7 @@ class TestArrays:
 
 
 def test_arrays_that_are_too_large_for_packets():
-    with pytest.raises(FieldError, match=r"too many for packets.*'scattered'"):
+    with pytest.raises(FieldError, match=r"too many for packets.*'reduce_scatter_allgather'"):
         plan_oneshot(F8, "sum", 1 << 30, 2)
     plan = plan_scattered(F8, "sum", 1 << 33, 2)
     assert plan.chunks <= MOST_CHUNKS

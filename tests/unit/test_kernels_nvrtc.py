@@ -150,8 +150,8 @@ REDUCTIONS = [
         ("allreduce_field", plan_field(name, np.dtype(dtype), row, 2, sms=132).defines)
         for name, dtype, row in (
             ("norm", "f8", field_row(0, (4, 4, 4), (512, 64, 8), 8)),
-            # Not "dot" of complex numbers: NVRTC 13.0 does not come to an end with it. The kernel is in no use yet,
-            # and must not be for those before that is mended.
+            ("sum", "c16", field_row(0, (4, 4, 4), (1024, 128, 16), 16)),
+            ("dot", "c8", field_row(0, (4, 4, 4), (512, 64, 8), 8, (0, (512, 64, 8)))),
             ("dot", "f4", field_row(0, (2,) * 5, (6561, 729, 81, 27, 4), 4, (0, (1,) * 5))),
             ("max", "f4", field_row(0, (9,), (4,), 4)),
         )

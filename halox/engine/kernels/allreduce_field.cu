@@ -78,6 +78,18 @@ struct Product {
     }
 };
 
+// Combines a value into what there is. A complex one part by part: NVRTC 13.0 does not come to an end where a loop
+// assigns it as a whole.
+template <class T>
+__device__ __forceinline__ void take_in(T& all, T value) { all = OP::of(all, value); }
+template <class T>
+__device__ __forceinline__ void take_in(Complex<T>& all, Complex<T> value)
+{
+    const Complex<T> sum = OP::of(all, value);
+    all.real = sum.real;
+    all.imag = sum.imag;
+}
+
 struct Plain {
     template <class T>
     static __device__ __forceinline__ T of(T a) { return a; }
@@ -97,7 +109,7 @@ __device__ __forceinline__ Accumulator combine_block(Accumulator mine)
     for (u32 half = blockDim.x / 2; half; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half)
-            shared[threadIdx.x] = OP::of(shared[threadIdx.x], shared[threadIdx.x + half]);
+            take_in(shared[threadIdx.x], shared[threadIdx.x + half]);
     }
     return shared[0];
 }
@@ -126,7 +138,7 @@ __device__ __forceinline__ bool combine_ranks(const Allreduce& p, u32 epoch, Acc
     if (complete && peer == 0) {
         all = OP::from(shared[0].value[0]);
         for (u32 from = 1; from < p.ranks; ++from)
-            all = OP::of(all, shared[from].value[0]);
+            take_in(all, shared[from].value[0]);
     }
     return complete;
 }
@@ -152,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * step < region.words)
-                mine = OP::of(mine, LOCAL::of(taken[i], other[i]));
+                take_in(mine, LOCAL::of(taken[i], other[i]));
     }
     mine = combine_block(mine);
     if (threadIdx.x == 0)
@@ -162,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
         return;
     mine = identity.value[0];
     for (u32 block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-        mine = OP::of(mine, at_address<const Accumulator>(partials.at)[block]);
+        take_in(mine, Accumulator(at_address<const Accumulator>(partials.at)[block]));
     mine = combine_block(mine);
     Accumulator all;
     if (combine_ranks(p, turn.epoch, mine, all) && threadIdx.x == 0)
