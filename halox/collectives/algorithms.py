@@ -1,136 +1,32 @@
-"""The algorithms of allreduce for NumPy arrays, by name, and what they cost.
+"""The algorithms of allreduce by name, what they are expected to take, and the choice among them.
 
-``host``: all ranks alike, in the order of the ranks. ``hierarchical``: the ranks of each node first, then the first
-ranks of the nodes, in the order of the nodes; these tell the others of theirs::
-
-    node 0   rank 0 <- 1, 2, 3      rank 0 <-> rank 4      rank 0 -> 1, 2, 3
-    node 1   rank 4 <- 5, 6, 7                             rank 4 -> 5, 6, 7
-
-The result of either is the same bits on every rank and in every run. Those of one may differ from the other's, since
-``hierarchical`` combines ``(a0 op a1 op a2 op a3) op (a4 op a5 op a6 op a7)``.
+The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs that NVLink joins;
+processes that share a GPU take turns of it, a quarter of a millisecond each, and pay that at every step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from halox.collectives.ordered import GATHERED_BYTES, PIECE_BYTES, OrderedReduction
-from halox.engine.operations import Operation
+from halox.collectives.ordered import GATHERED_BYTES
 from halox.errors import FieldError
-from halox.world import World
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+HOST_ALGORITHMS = ("host", "hierarchical")
+"""Of NumPy arrays."""
+
+DEVICE_ALGORITHMS = (
+    "oneshot",
+    "reduce_scatter_allgather",
+    "shared_buffer",
+    "binomial",
+    "hierarchical",
+    "host",
+)
+"""Of arrays on GPUs."""
 
 _B_PER_US = 1e3
-
-_DOING = "an allreduce"
-
-
-class HostAlgorithm(Protocol):
-    """Combines one-dimensional arrays of one length over all ranks of a world."""
-
-    def reduce(
-        self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine, or raise on all ranks.
-
-        Parameters
-        ----------
-        source, target : ndarray or None
-            Contiguous; the same memory or disjoint. None with an error.
-        error : Exception or None
-            Why this rank cannot take part.
-
-        Notes
-        -----
-        Collective; blocks.
-        """
-
-    def close(self) -> None:
-        """Give communicators back; collective."""
-
-
-class InRankOrder:
-    """``host``: see the module."""
-
-    def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
-    ) -> None:
-        self._world = world
-        self._all = OrderedReduction(world.comm, world.wait, operation, dtype, elements)
-
-    def reduce(
-        self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine: see `HostAlgorithm`."""
-        if not self._all.carries_errors:
-            self._world.agree(error, _DOING)
-        if not self._all(source, target):
-            self._world.agree(error, _DOING)
-
-    def close(self) -> None:
-        """Do nothing: the communicators are the world's."""
-
-
-class Hierarchical:
-    """``hierarchical``: see the module. Collective to make."""
-
-    def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
-    ) -> None:
-        self._world = world
-        self._node = OrderedReduction(world.node_comm, world.wait, operation, dtype, elements)
-        is_leader = world.node_rank == 0
-        color = 0 if is_leader else world.mpi.UNDEFINED
-        # Nodes are numbered in the order of their first ranks.
-        leaders: Any = world.comm.Split(color, world.rank)
-        self._leaders: MPI.Intracomm = leaders
-        self._between: OrderedReduction | None = None
-        if is_leader:
-            self._between = OrderedReduction(self._leaders, world.wait, operation, dtype, elements)
-        self._closed = False
-
-    def reduce(
-        self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine: see `HostAlgorithm`."""
-        self._world.agree(error, _DOING)
-        assert source is not None and target is not None
-        self._node(source, target)
-        if self._between is not None:
-            self._between(target, target)
-        told = target.view(np.uint8)
-        for start in range(0, len(told), PIECE_BYTES):
-            request = self._world.node_comm.Ibcast(told[start : start + PIECE_BYTES])
-            self._world.wait([request], "in an allreduce for the first rank of its node")
-
-    def close(self) -> None:
-        """Give the leaders' communicator back; collective."""
-        if not self._closed and self._between is not None:
-            self._leaders.Free()
-        self._closed = True
-
-
-ALGORITHMS: dict[str, type[InRankOrder] | type[Hierarchical]] = {
-    "host": InRankOrder,
-    "hierarchical": Hierarchical,
-}
-"""By name."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +47,51 @@ WITHIN, BETWEEN = Link(1.0, 8.0), Link(5.0, 10.0)
 """Shared memory of a node, and a network: orders of magnitude, which is all that the choice below needs."""
 
 
+@dataclass(frozen=True)
+class DeviceCosts:
+    """Constants of the algorithms on GPUs, in microseconds and GB/s.
+
+    Attributes
+    ----------
+    oneshot_us, scattered_us : float
+        Of a launch that exchanges nothing but a few bytes.
+    peer_gb_per_s : float
+        Out of a GPU into its peers.
+    tree_us, step_us : float
+        Of a tree's call, and of each step that the host orders.
+    copy_gb_per_s : float
+        Of a copy between ranks.
+    host_us : float
+        Of the way to the host and back.
+    host_gb_per_s : float
+        Between GPU and host.
+    """
+
+    oneshot_us: float = 3.5
+    scattered_us: float = 8.0
+    peer_gb_per_s: float = 300.0
+    tree_us: float = 15.0
+    step_us: float = 10.0
+    copy_gb_per_s: float = 250.0
+    host_us: float = 25.0
+    host_gb_per_s: float = 25.0
+
+
+OWN_GPU = DeviceCosts()
+"""Where each rank has a GPU."""
+
+SHARED_GPU = DeviceCosts(
+    tree_us=50.0,
+    step_us=250.0,
+    copy_gb_per_s=600.0,
+    host_us=550.0,
+    host_gb_per_s=13.0,
+)
+"""Where ranks share one, so that they take turns."""
+
+
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
-    """Return what an algorithm is expected to take.
+    """Return what an algorithm for NumPy arrays is expected to take.
 
     Parameters
     ----------
@@ -170,9 +109,60 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
     """
     if name == "hierarchical":
         each = math.ceil(ranks / nodes)
-        told = WITHIN.us(each, nbytes)
-        return _ordered_us(nbytes, each, 1) + _ordered_us(nbytes, nodes, nodes) + told
+        return _ordered_us(nbytes, each, 1) + _leaders_us(nbytes, ranks, nodes)
     return _ordered_us(nbytes, ranks, nodes)
+
+
+def predict_device_us(
+    name: str, nbytes: int, ranks: int, nodes: int, *, shared_gpu: bool = False
+) -> float:
+    """Return what an algorithm for arrays on GPUs is expected to take.
+
+    Parameters
+    ----------
+    name : str
+        One of DEVICE_ALGORITHMS.
+    nbytes, ranks, nodes : int
+        As of :func:`predict_us`.
+    shared_gpu : bool
+        Whether any rank's GPU is used by another one too.
+
+    Examples
+    --------
+    >>> predict_device_us("oneshot", 8, 8, 1) < predict_device_us("reduce_scatter_allgather", 8, 8, 1)
+    True
+    >>> large = 1 << 26
+    >>> predict_device_us("oneshot", large, 8, 1) > predict_device_us("reduce_scatter_allgather", large, 8, 1)
+    True
+    """
+    costs = SHARED_GPU if shared_gpu else OWN_GPU
+    peer, copy = costs.peer_gb_per_s * _B_PER_US, costs.copy_gb_per_s * _B_PER_US
+    through_host = costs.host_us + 2 * nbytes / (costs.host_gb_per_s * _B_PER_US)
+    others = ranks - 1
+    if name == "oneshot":
+        return costs.oneshot_us + 2 * others * nbytes / peer
+    if name == "reduce_scatter_allgather":
+        return costs.scattered_us + 2 * others / ranks * nbytes / peer
+    if name == "shared_buffer":
+        return costs.tree_us + 2 * costs.step_us + 2 * others * nbytes / copy
+    if name == "binomial":
+        levels = math.ceil(math.log2(ranks))
+        return costs.tree_us + (levels + 1) * costs.step_us + (levels + others) * nbytes / copy
+    if name == "host":
+        return through_host + _ordered_us(nbytes, ranks, nodes)
+    each = math.ceil(ranks / nodes)
+    within = min(
+        predict_device_us(one, nbytes, each, 1, shared_gpu=shared_gpu)
+        for one in (("shared_buffer",) if shared_gpu else ("oneshot", "reduce_scatter_allgather"))
+    )
+    if nodes == 1:
+        return within + through_host
+    return within + through_host + _leaders_us(nbytes, ranks, nodes)
+
+
+def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:
+    """Cost of the nodes' first ranks among themselves, and of what they tell the others."""
+    return _ordered_us(nbytes, nodes, nodes) + WITHIN.us(math.ceil(ranks / nodes), nbytes)
 
 
 def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
@@ -186,7 +176,7 @@ def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
 
 
 def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
-    """Choose an algorithm: the one asked for, or the one that is expected to be fastest.
+    """Choose an algorithm for NumPy arrays: the one asked for, or the one that is expected to be fastest.
 
     Parameters
     ----------
@@ -206,9 +196,44 @@ def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
     ('host', 'hierarchical', 'host')
     """
     if name is None:
-        return min(ALGORITHMS, key=lambda one: predict_us(one, nbytes, ranks, nodes))
-    if name not in ALGORITHMS:
-        raise FieldError(
-            f"algorithm must be one of {', '.join(map(repr, ALGORITHMS))}, or None for the fastest, got {name!r}"
-        )
+        return min(HOST_ALGORITHMS, key=lambda one: predict_us(one, nbytes, ranks, nodes))
+    check_name(name, on_gpu=False)
     return name
+
+
+def rank_algorithms(
+    possible: Collection[str], nbytes: int, ranks: int, nodes: int, *, shared_gpu: bool
+) -> list[str]:
+    """Return algorithms for arrays on GPUs, the one first that is expected to be fastest.
+
+    Parameters as of :func:`predict_device_us`.
+
+    Examples
+    --------
+    >>> rank_algorithms(DEVICE_ALGORITHMS, 8, 2, 1, shared_gpu=False)[0]
+    'oneshot'
+    """
+    return sorted(
+        (name for name in DEVICE_ALGORITHMS if name in possible),
+        key=lambda name: predict_device_us(name, nbytes, ranks, nodes, shared_gpu=shared_gpu),
+    )
+
+
+def check_name(name: object, *, on_gpu: bool) -> None:
+    """Raise unless there is an algorithm of this name, or None.
+
+    Raises
+    ------
+    FieldError
+        If there is none; or none for where the arrays are.
+    """
+    known = DEVICE_ALGORITHMS if on_gpu else HOST_ALGORITHMS
+    if name is None or name in known:
+        return
+    if name in DEVICE_ALGORITHMS:
+        raise FieldError(
+            f'algorithm {name!r} cannot be had: it is for arrays on GPUs (device="gpu"), and these are on the host'
+        )
+    raise FieldError(
+        f"algorithm must be one of {', '.join(map(repr, known))}, or None for the fastest, got {name!r}"
+    )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.algorithms import ALGORITHMS, HostAlgorithm, choose
-from halox.engine.arrays import as_ndarray, describe
-from halox.engine.devices import array_module, to_host
+from halox.collectives.algorithms import check_name, choose
+from halox.collectives.device_arrays import DeviceAllreduce
+from halox.collectives.on_host import HOST, HostAlgorithm
+from halox.engine.arrays import as_ndarray, describe, scalar_array
+from halox.engine.devices import array_module, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError
+from halox.transports.surroundings import Ground
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -37,31 +40,50 @@ class Allreduce:
     op : str
         "sum", "prod" for numbers; "min", "max" for all but complex ones; "logical_and", "logical_or", "logical_xor",
         "bitwise_and", "bitwise_or", "bitwise_xor" for bool and integers.
-    algorithm : {"host", "hierarchical"}, optional
-        By default the one that is expected to be fastest; `halox.Allreduce.algorithm` tells which.
+    algorithm : str, optional
+        For arrays on the host "host" or "hierarchical"; on GPUs "oneshot", "reduce_scatter_allgather",
+        "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
+        to be fastest of those that can be had.
+    device : {"auto", "cpu", "gpu"}
+        Where it combines, as of `halox.Grid`.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
     op, algorithm : str
+    device : {"cpu", "gpu"}
+    device_id : int or None
+        Number of this rank's GPU.
+    captures : bool
+        Whether a call may be captured in a CUDA graph.
+    reasons : dict of str to str
+        For each algorithm that cannot be had here, the reason.
 
     Raises
     ------
     FieldError
-        If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm.
+        If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm, or it
+        cannot be had between these ranks; says why.
     MismatchError
         If ranks give different arguments; names the argument, and what two ranks gave.
+    DeviceError
+        If ``device="gpu"`` and there is none.
+    StateError
+        If the current stream is being captured.
     MissingPackageError
         If there is no mpi4py or no MPI library.
 
     Notes
     -----
-    Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none.
+    Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none; but with
+    "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the host does not
+    hear of the other ranks: their kernels then wait for it, at most for ``HALOX_TIMEOUT`` seconds.
 
     The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
-    ("hierarchical": of the ranks of a node, and then of the nodes). Integers wrap around; "min" and "max" are NaN where
-    any rank has NaN; logical operations give 1 or 0 in the array's own dtype.
+    ("hierarchical": of the ranks of a node, and then of the nodes; "binomial": of pairs, of pairs of pairs, ...).
+    Integers wrap around; "min" and "max" are NaN where any rank has NaN; logical operations give 1 or 0 in the array's
+    own dtype.
 
     Examples
     --------
@@ -79,42 +101,62 @@ class Allreduce:
         dtype: Any,
         op: str = "sum",
         algorithm: str | None = None,
+        *,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
         self._world = world = World(comm)
+        self._ground = Ground(world)
 
-        def check() -> tuple[tuple[int, ...], np.dtype[Any], str]:
+        def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
             find_operation(op, found_dtype)
+            gpu = choose_device(device, world.turn)
+            if gpu is not None:
+                check_name(algorithm, on_gpu=True)
+                return found_shape, found_dtype, algorithm, gpu
             nbytes = prod(found_shape) * found_dtype.itemsize
             chosen = choose(algorithm, nbytes, world.size, len(set(world.nodes)))
-            return found_shape, found_dtype, chosen
+            return found_shape, found_dtype, chosen, None
 
+        self.reasons: dict[str, str] = {}
+        self.captures = False
+        self._on_gpu: DeviceAllreduce | None = None
+        self._algorithm: HostAlgorithm | None = None
         try:
-            self.shape, self.dtype, self.algorithm = world.guarded(check, _MAKING)
+            self.shape, self.dtype, wish, self.device_id = world.guarded(check, _MAKING)
             self.op = op
-            self._compare()
+            self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
+            self._compare(wish)
+            if self.device_id is not None:
+                self._on_gpu = DeviceAllreduce(
+                    self._ground, self.device_id, self.shape, self.dtype, op, wish
+                )
+                self.algorithm, self.reasons = self._on_gpu.algorithm, self._on_gpu.reasons
+                self.captures = self._on_gpu.captures
+                return
         except HaloxError as error:
-            world.close_after(error)
+            self._ground.close_after(error)
             raise
+        assert wish is not None
+        self.algorithm = wish
         operation = find_operation(op, self.dtype)
-        self._algorithm: HostAlgorithm = ALGORITHMS[self.algorithm](
-            world, operation, self.dtype, prod(self.shape)
-        )
+        self._algorithm = HOST[wish](world, operation, self.dtype, prod(self.shape))
 
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Combine the ranks' arrays.
 
         Parameters
         ----------
-        array : numpy.ndarray, array on a GPU, or scalar
-            Of this object's shape and dtype, with any strides. What lies on a GPU goes through the host.
+        array : numpy.ndarray, array on this rank's GPU, or scalar
+            Of this object's shape and dtype, with any strides. What lies elsewhere than `device` is copied there and
+            the result back.
         out : array, optional
             Where the result is written; may be ``array`` itself, or overlap it.
 
         Returns
         -------
         array
-            ``out``, or a new array where ``array`` is; a NumPy scalar if a scalar was given.
+            ``out``, or a new array where ``array`` is, of CuPy on a GPU; a NumPy scalar if a scalar was given.
 
         Raises
         ------
@@ -123,13 +165,22 @@ class Allreduce:
         ClosedError
             If it is closed.
         ExchangeTimeoutError
-            If another rank does not come within ``HALOX_TIMEOUT`` seconds.
+            If another rank does not come within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
+            "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
+            valid.
+        StateError
+            If the current stream is being captured, and the algorithm cannot be (`captures`).
 
         Notes
         -----
-        Collective; blocks.
+        Collective. Blocks on the host. On a GPU the call is ordered with CuPy's current stream; "oneshot" and
+        "reduce_scatter_allgather" return at once, the trees wait for the other ranks' hosts, and "host" and
+        "hierarchical" for the stream. Calls on changing streams run one after the other, but those in captures.
         """
         self._world.check_open()
+        if self._on_gpu is not None:
+            return self._on_gpu(array, out)
+        assert self._algorithm is not None
         source: npt.NDArray[Any] | None = None
         target: npt.NDArray[Any] | None = None
         error: Exception | None = None
@@ -155,25 +206,13 @@ class Allreduce:
     def _source(self, array: Any) -> npt.NDArray[Any]:
         """Return a rank's values as a contiguous run on the host."""
         if np.isscalar(array):
-            array = self._scalar(array)
+            array = scalar_array(array, self.dtype)
         self._check(array, "array")
         host = as_ndarray(array)
         if not isinstance(host, np.ndarray):
             host = to_host(array)
         found: npt.NDArray[Any] = np.require(host, requirements=["C", "A"]).reshape(-1)
         return found
-
-    def _scalar(self, value: Any) -> npt.NDArray[Any]:
-        kind = np.asarray(value).dtype
-        if isinstance(value, np.generic):
-            return np.asarray(value)
-        try:
-            both_whole = kind.kind in "iu" and self.dtype.kind in "iu"
-            if both_whole or np.can_cast(kind, self.dtype, "same_kind"):
-                return np.asarray(value, self.dtype)
-        except OverflowError:
-            pass
-        raise FieldError(f"array: {value!r} is no value of dtype {self.dtype}; convert it first")
 
     def _target(self, source: npt.NDArray[Any], out: Any) -> npt.NDArray[Any]:
         """Return where the result is formed: ``out`` itself, where that is as good."""
@@ -202,21 +241,25 @@ class Allreduce:
         device = describe(array).device
         return result if device is None else array_module(device).asarray(result)
 
-    def _compare(self) -> None:
+    def _compare(self, algorithm: str | None) -> None:
         """Raise on all ranks if they have come with different arguments."""
         mine = {
             "shape": self.shape,
             "dtype": str(self.dtype),
             "op": self.op,
-            "algorithm": self.algorithm,
+            "algorithm": algorithm,
+            "device": self.device,
         }
-        self._world.compare(mine, _MAKING)
+        remedies = {"device": 'say device="cpu" or device="gpu"'}
+        self._world.compare(mine, _MAKING, remedies=remedies)
 
     def close(self) -> None:
-        """Free the communicators; collective, and harmless when repeated."""
+        """Free memory and communicators; collective, and harmless when repeated."""
         if not self._world.closed:
-            self._algorithm.close()
-            self._world.close()
+            part = self._on_gpu or self._algorithm
+            assert part is not None
+            part.close()
+            self._ground.close()
 
     def __enter__(self) -> Allreduce:
         """Return the allreduce."""
@@ -231,7 +274,7 @@ class Allreduce:
         """Return what it combines, and how."""
         return (
             f"<halox.Allreduce {self.op} of shape {self.shape} of {self.dtype} over {self._world.size} rank(s), "
-            f"{self.algorithm}>"
+            f"{self.algorithm} on {self.device}>"
         )
 
 

@@ -157,6 +157,26 @@ def as_ndarray(array: Any, name: str = "array") -> Any:
     return np.asarray(_Shared(array, dlpack.shown(array, name)))
 
 
+def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
+
+    Raises
+    ------
+    FieldError
+        If the dtype cannot hold the value.
+    """
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    kind = np.asarray(value).dtype
+    try:
+        both_whole = kind.kind in "iu" and dtype.kind in "iu"
+        if both_whole or np.can_cast(kind, dtype, "same_kind"):
+            return np.asarray(value, dtype)
+    except OverflowError:
+        pass
+    raise FieldError(f"array: {value!r} is no value of dtype {dtype}; convert it first")
+
+
 def owner(array: Any) -> Any:
     """Return the array at the end of a chain of views: the one whose life is that of the memory."""
     root, base = array, getattr(array, "base", None)

@@ -67,12 +67,22 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -
         return cupy().empty(shape, dtype)
 
 
-def to_host(array: Any) -> np.ndarray[Any, Any]:
-    """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
+def as_device_array(array: Any) -> Any:
+    """View any library's array on a GPU as a CuPy array; copy anything else to the current GPU."""
     from halox.engine.cuda import cupy, is_cupy_array, is_device_array
 
-    if is_device_array(array) and not is_cupy_array(array):
-        # By DLPack if it can be: its library then ends what it has under way on the array first.
-        by_dlpack = hasattr(type(array), "__dlpack__")
-        array = cupy().from_dlpack(array) if by_dlpack else cupy().asarray(array)
+    if is_cupy_array(array):
+        return array
+    if is_device_array(array) and hasattr(type(array), "__dlpack__"):
+        # Its library then ends what it has under way on the array first.
+        return cupy().from_dlpack(array)
+    return cupy().asarray(array)
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
+    from halox.engine.cuda import is_cupy_array, is_device_array
+
+    if is_device_array(array):
+        array = as_device_array(array)
     return np.asarray(array.get() if is_cupy_array(array) else array)

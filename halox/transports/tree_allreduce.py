@@ -254,10 +254,15 @@ class TreeReduction:
             self._last.synchronize()
         # Others may still copy rank 0's total.
         self._world.wait([self._world.comm.Ibarrier()], "in the closing of a reduction")
-        self._arena.release(self._block)
-        self._pool.give_back(self._numbers)
         self._link.close()
-        self._block = None
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give memory and events back that no rank uses yet, or any more; local."""
+        if self._block is not None:
+            self._arena.release(self._block)
+            self._pool.give_back(self._numbers)
+            self._block = None
 
 
 def make_tree_reduction(
@@ -306,6 +311,12 @@ def make_tree_reduction(
         made.open(offers)
         return made
 
-    offers: list[_Offer] = world.comm.allgather(world.guarded(begun, _MAKING))
-    found: TreeReduction = world.guarded(opened, _MAKING)
+    try:
+        offers: list[_Offer] = world.comm.allgather(world.guarded(begun, _MAKING))
+        found: TreeReduction = world.guarded(opened, _MAKING)
+    except HaloxError:
+        if made is not None:
+            made.abandon()
+        link.close()
+        raise
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives import ordered
-from halox.collectives.algorithms import ALGORITHMS
+from halox.collectives.algorithms import DEVICE_ALGORITHMS
+from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
 from halox.errors import (
     ClosedError,
     ExchangeTimeoutError,
@@ -25,6 +27,7 @@ from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
 World = MPI.Intracomm
+Allreduce = partial(halox.Allreduce, device="cpu")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 GATHERED = ordered.GATHERED_BYTES // 8
 SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001]
@@ -69,7 +72,7 @@ def same_everywhere(found: Any, comm: World) -> bool:
 @pytest.mark.usefixtures("small_pieces")
 def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
     values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
-    with halox.Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+    with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
         assert reduce.algorithm == algorithm
         found = reduce(values[comm.rank])
     assert same(found, wanted(algorithm, "sum", values, nodes))
@@ -81,7 +84,7 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
 def test_operations(algorithm: str, elements: int, comm: World) -> None:
     for op, dtype in PAIRS:
         values = [sample(dtype, op, (elements, 2), rank) for rank in range(comm.size)]
-        with halox.Allreduce(comm, (elements, 2), dtype, op, algorithm) as reduce:
+        with Allreduce(comm, (elements, 2), dtype, op, algorithm) as reduce:
             found = reduce(values[comm.rank])
         ok = found.dtype == np.dtype(dtype) and same(found, expected(op, values))
         assert agree(ok, comm), (op, dtype)
@@ -91,7 +94,7 @@ def test_operations(algorithm: str, elements: int, comm: World) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_same_bits_in_every_run(algorithm: str, elements: int, comm: World) -> None:
     values = sample("f4", "sum", elements, comm.rank)
-    with halox.Allreduce(comm, elements, "f4", "sum", algorithm) as reduce:
+    with Allreduce(comm, elements, "f4", "sum", algorithm) as reduce:
         first = reduce(values).tobytes()
         runs = 1000 if elements < 100 else 50
         assert agree(all(reduce(values).tobytes() == first for _ in range(runs)), comm)
@@ -102,8 +105,8 @@ def test_the_size_does_not_change_the_order(comm: World) -> None:
     """An element's bits are the same whether its array is gathered or scattered."""
     values = np.random.default_rng(comm.rank).normal(size=GATHERED + 1)
     with (
-        halox.Allreduce(comm, GATHERED + 1, "f8", "sum", "host") as large,
-        halox.Allreduce(comm, GATHERED, "f8", "sum", "host") as small,
+        Allreduce(comm, GATHERED + 1, "f8", "sum", "host") as large,
+        Allreduce(comm, GATHERED, "f8", "sum", "host") as small,
     ):
         assert large(values)[:-1].tobytes() == small(values[:-1]).tobytes()
 
@@ -169,18 +172,18 @@ class TestArrays:
 
     @staticmethod
     def _reduce(algorithm: str, rows: int, comm: World) -> halox.Allreduce:
-        return halox.Allreduce(comm, (rows, 4), "i8", algorithm=algorithm)
+        return Allreduce(comm, (rows, 4), "i8", algorithm=algorithm)
 
 
 def test_single_values(comm: World) -> None:
     total = sum(range(1, comm.size + 1))
-    with halox.Allreduce(comm, (), "f8") as reduce:
+    with Allreduce(comm, (), "f8") as reduce:
         found = reduce(np.array(comm.rank + 1.0))
         assert isinstance(found, np.ndarray) and found.shape == () and found == total
         for given in (comm.rank + 1, float(comm.rank + 1), np.float64(comm.rank + 1)):
             found = reduce(given)
             assert isinstance(found, np.float64) and found == total
-    with halox.Allreduce(comm, (), "u1", "max") as reduce:
+    with Allreduce(comm, (), "u1", "max") as reduce:
         assert reduce(comm.rank) == comm.size - 1
         for bad in (-1, 256, 1.5, np.int64(1), "text"):
             with pytest.raises(FieldError, match=r"is no value of|got shape"):
@@ -207,7 +210,7 @@ def only_on(comm: World, rank: int, bad: Any, good: Any) -> Any:
 )
 def test_bad_arguments(arguments: Any, kind: type[HaloxError], text: str, comm: World) -> None:
     with pytest.raises(kind, match=text):
-        halox.Allreduce(comm, *arguments)
+        Allreduce(comm, *arguments)
 
 
 @pytest.mark.ranks(2, 3, 4, 6, 8)
@@ -224,13 +227,13 @@ def test_bad_arguments(arguments: Any, kind: type[HaloxError], text: str, comm: 
 def test_arguments_that_differ(bad: Any, text: str, comm: World) -> None:
     arguments = only_on(comm, 1, bad, (3, "f8", "sum", "host"))
     with pytest.raises(MismatchError, match=text):
-        halox.Allreduce(comm, *arguments)
+        Allreduce(comm, *arguments)
 
 
 @pytest.mark.ranks(2, 3, 4, 6, 8)
 def test_a_bad_argument_on_one_rank(comm: World) -> None:
     with pytest.raises(FieldError, match=r"\[rank 1\] op must be"):
-        halox.Allreduce(comm, 3, "f8", only_on(comm, 1, "mean", "sum"))
+        Allreduce(comm, 3, "f8", only_on(comm, 1, "mean", "sum"))
 
 
 @pytest.mark.parametrize("elements", [4, 4000])
@@ -248,7 +251,7 @@ def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> 
         (good, fixed, "out is read-only"),
         (np.ma.ones(elements), out, "masked array"),
     ]
-    with halox.Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+    with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
         for array, target, text in cases:
             with pytest.raises(FieldError, match=text):
                 reduce(*only_on(comm, 1, (array, target), (good, out)))
@@ -259,10 +262,10 @@ def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> 
 @pytest.mark.ranks(2)
 def test_the_documentation_lists_what_they_say(comm: World) -> None:
     said = []
-    with halox.Allreduce(comm, 3, "f8") as reduce:
+    with Allreduce(comm, 3, "f8") as reduce:
         for call in (
-            lambda: halox.Allreduce(comm, 3, "c8", "min"),
-            lambda: halox.Allreduce(comm, 3, "f8", only_on(comm, 1, "max", "sum")),
+            lambda: Allreduce(comm, 3, "c8", "min"),
+            lambda: Allreduce(comm, 3, "f8", only_on(comm, 1, "max", "sum")),
             lambda: reduce(np.zeros(only_on(comm, 1, 4, 3))),
         ):
             with pytest.raises(HaloxError) as caught:
@@ -279,7 +282,7 @@ def test_a_rank_that_does_not_come(
     algorithm: str, elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HALOX_TIMEOUT", "1")
-    reduce = halox.Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
+    reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
     reduce(np.ones(elements))
     if comm.rank:
         with pytest.raises(ExchangeTimeoutError, match="has waited in an allreduce"):
@@ -288,7 +291,7 @@ def test_a_rank_that_does_not_come(
 
 
 def test_closed(comm: World) -> None:
-    reduce = halox.Allreduce(comm, 3, "f8", "sum", "hierarchical")
+    reduce = Allreduce(comm, 3, "f8", "sum", "hierarchical")
     reduce.close()
     reduce.close()
     with pytest.raises(ClosedError, match="closed"):
@@ -296,7 +299,7 @@ def test_closed(comm: World) -> None:
 
 
 def test_the_choice(nodes: str, comm: World) -> None:
-    with halox.Allreduce(comm, 3, "f8") as reduce:
+    with Allreduce(comm, 3, "f8") as reduce:
         several = len({node_of(rank, nodes) for rank in range(comm.size)})
         assert reduce.algorithm in ALGORITHMS
         if several == 1 or several == comm.size:

@@ -1,0 +1,156 @@
+"""The algorithms of allreduce for NumPy arrays.
+
+``host``: all ranks alike, in the order of the ranks. ``hierarchical``: the ranks of each node first, then the first
+ranks of the nodes, in the order of the nodes; these tell the others of theirs::
+
+    node 0   rank 0 <- 1, 2, 3      rank 0 <-> rank 4      rank 0 -> 1, 2, 3
+    node 1   rank 4 <- 5, 6, 7                             rank 4 -> 5, 6, 7
+
+The result of either is the same bits on every rank and in every run. Those of one may differ from the other's, since
+``hierarchical`` combines ``(a0 op a1 op a2 op a3) op (a4 op a5 op a6 op a7)``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.collectives.ordered import PIECE_BYTES, OrderedReduction
+from halox.engine.operations import Operation
+from halox.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_DOING = "an allreduce"
+
+
+class HostAlgorithm(Protocol):
+    """Combines one-dimensional arrays of one length over all ranks of a world."""
+
+    def reduce(
+        self,
+        source: npt.NDArray[Any] | None,
+        target: npt.NDArray[Any] | None,
+        error: Exception | None,
+    ) -> None:
+        """Combine, or raise on all ranks.
+
+        Parameters
+        ----------
+        source, target : ndarray or None
+            Contiguous; the same memory or disjoint. None with an error.
+        error : Exception or None
+            Why this rank cannot take part.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+
+    def close(self) -> None:
+        """Give communicators back; collective."""
+
+
+class InRankOrder:
+    """``host``: see the module."""
+
+    def __init__(
+        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+    ) -> None:
+        self._world = world
+        self._all = OrderedReduction(world.comm, world.wait, operation, dtype, elements)
+
+    def reduce(
+        self,
+        source: npt.NDArray[Any] | None,
+        target: npt.NDArray[Any] | None,
+        error: Exception | None,
+    ) -> None:
+        """Combine: see `HostAlgorithm`."""
+        if not self._all.carries_errors:
+            self._world.agree(error, _DOING)
+        if not self._all(source, target):
+            self._world.agree(error, _DOING)
+
+    def close(self) -> None:
+        """Do nothing: the communicators are the world's."""
+
+
+class Leaders:
+    """The first ranks of the nodes, which combine their nodes' values and tell the others; collective to make."""
+
+    def __init__(
+        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+    ) -> None:
+        self._world = world
+        is_leader = world.node_rank == 0
+        color = 0 if is_leader else world.mpi.UNDEFINED
+        # Nodes are numbered in the order of their first ranks.
+        leaders: Any = world.comm.Split(color, world.rank)
+        self._leaders: MPI.Intracomm = leaders
+        self._between: OrderedReduction | None = None
+        if is_leader:
+            self._between = OrderedReduction(self._leaders, world.wait, operation, dtype, elements)
+        self._closed = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether this rank is the first one of its node."""
+        return self._between is not None
+
+    def combine(self, values: npt.NDArray[Any]) -> None:
+        """Combine the nodes' values in place; on other ranks than the first ones they are only written.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+        if self._between is not None:
+            self._between(values, values)
+        told = values.view(np.uint8)
+        for start in range(0, len(told), PIECE_BYTES):
+            request = self._world.node_comm.Ibcast(told[start : start + PIECE_BYTES])
+            self._world.wait([request], "in an allreduce for the first rank of its node")
+
+    def close(self) -> None:
+        """Give the communicator back; collective."""
+        if not self._closed and self._between is not None:
+            self._leaders.Free()
+        self._closed = True
+
+
+class Hierarchical:
+    """``hierarchical``: see the module. Collective to make."""
+
+    def __init__(
+        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+    ) -> None:
+        self._world = world
+        self._node = OrderedReduction(world.node_comm, world.wait, operation, dtype, elements)
+        self._leaders = Leaders(world, operation, dtype, elements)
+
+    def reduce(
+        self,
+        source: npt.NDArray[Any] | None,
+        target: npt.NDArray[Any] | None,
+        error: Exception | None,
+    ) -> None:
+        """Combine: see `HostAlgorithm`."""
+        self._world.agree(error, _DOING)
+        assert source is not None and target is not None
+        self._node(source, target)
+        self._leaders.combine(target)
+
+    def close(self) -> None:
+        """Give the leaders' communicator back; collective."""
+        self._leaders.close()
+
+
+HOST: dict[str, type[InRankOrder] | type[Hierarchical]] = {
+    "host": InRankOrder,
+    "hierarchical": Hierarchical,
+}
+"""By name."""
