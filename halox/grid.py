@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from halox.collectives import local
+from halox.collectives.device_numbers import Cells, DeviceNumbers
 from halox.collectives.reductions import (
     check_numeric,
     check_ordered,
+    check_out,
     reduce_array,
     reduce_scalar,
     wide_dtype,
@@ -28,7 +32,8 @@ from halox.decomposition import (
     normalise_halo,
 )
 from halox.engine.arrays import Described, describe
-from halox.engine.devices import allocate, array_module, choose_device, to_host
+from halox.engine.cuda import is_device_array
+from halox.engine.devices import allocate, array_module, as_device_array, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
@@ -186,6 +191,9 @@ class Grid:
         self.owned: tuple[slice, ...] = self._layout.owned
         self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
         self.xp: Any = array_module(self.device_id)
+        self._numbers: DeviceNumbers | None = None
+        if self.device_id is not None:
+            self._numbers = DeviceNumbers(self._surroundings, self.device_id)
 
     def _compare_arguments(self) -> None:
         """Raise on all ranks if their grids differ; names the argument."""
@@ -513,98 +521,156 @@ class Grid:
 
     # Reductions over owned cells
 
-    def sum(self, field: Any) -> Any:
-        """Return the sum over the whole field, components included.
-
-        Floats are added in float64, integers in 64 bits. Collective; blocks; the same bits on every rank. For all
-        reductions: FieldError if the dtype has no such operation, MismatchError if the ranks' dtypes differ.
-        """
-        return self._reduce(field, "sum", lambda xp, a: xp.sum(a, dtype=wide_dtype(a.dtype)))
-
-    def min(self, field: Any) -> Any:
-        """Return the smallest value of a real field; NaN if there is one. Collective; blocks."""
-        return self._reduce(field, "min", lambda xp, a: xp.min(a))
-
-    def max(self, field: Any) -> Any:
-        """Return the largest value of a real field; NaN if there is one. Collective; blocks."""
-        return self._reduce(field, "max", lambda xp, a: xp.max(a))
-
-    def norm(self, field: Any) -> Any:
-        """Return the Euclidean norm, in float64. Collective; blocks."""
-        squares = self._reduce(
-            field,
-            "sum",
-            lambda xp, a: xp.sum(
-                xp.square(xp.abs(a.astype(wide_dtype(a.dtype), copy=False)), dtype="f8")
-            ),
-        )
-        return np.sqrt(squares)
-
-    def dot(self, field: Any, other: Any) -> Any:
-        """Return the sum of ``conj(field) * other``, in float64 or complex128. Collective; blocks."""
-
-        def local(xp: Any, a: Any) -> Any:
-            layout = self.layout(other)
-            if layout.spec != self.layout(field).spec:
-                raise FieldError(
-                    f"dot needs two fields of one layout, got shapes {field.shape} and {other.shape}"
-                )
-            b = other[layout.interior]
-            check_numeric(b.dtype, "dot")
-            product = xp.conj(a) * b
-            return xp.sum(product, dtype=wide_dtype(product.dtype))
-
-        return self._reduce(field, "sum", local)
-
-    def allreduce(self, array: Any, op: str = "sum") -> Any:
-        """Combine arrays that are not fields, element by element, over all ranks.
+    def sum(self, field: Any, out: Any = None) -> Any:
+        """Return the sum over the whole field, components included, halo left out.
 
         Parameters
         ----------
-        array : scalar, numpy.ndarray or cupy.ndarray
-            Of one shape and dtype on all ranks.
-        op : str
-            As of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
+        field : array
+            Of numbers; made by this grid, or of its padded shape on its device.
+        out : array, optional
+            Of one element of the result's dtype, on the grid's device, where the result is written.
 
         Returns
         -------
         scalar or array
-            A new array where ``array`` is; the same bits on every rank.
+            ``out``; or else a NumPy scalar, and on a GPU a CuPy array of shape (): ``float(x)`` brings it to the host.
+            Floats are added in float64, complex ones in complex128, integers in 64 bits.
 
         Raises
         ------
         FieldError
-            If the operation has no meaning for the dtype.
+            If the dtype has no such operation, the array does not fit the grid, or ``out`` the result.
         MismatchError
-            If ranks give different shapes, dtypes or operations.
+            If the ranks' dtypes differ; on a GPU at the first call with a dtype.
+        StateError
+            If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
+            ranks share a GPU or are on several nodes.
+        ExchangeTimeoutError
+            If a rank does not come within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one did not
+            come to an earlier call. That result, and those since, are not valid.
 
         Notes
         -----
-        Collective; blocks.
+        Collective, and the same for all reductions: the same bits on every rank and in every run. Blocks on the host.
+        On a GPU it is ordered with the current stream. Where every rank has a GPU of its own, and all map one another's
+        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called; else
+        it goes the way of a `halox.Allreduce` of one element.
+
+        There, an error that only one rank can see (an array that does not fit) is raised on it alone after the first
+        call; the others then wait in vain, at most for ``HALOX_TIMEOUT`` seconds.
+        """
+        return self._number("sum", lambda a: np.sum(a, dtype=wide_dtype(a.dtype)), out, field)
+
+    def min(self, field: Any, out: Any = None) -> Any:
+        """Return the smallest value of a real field; NaN if there is one. All else as of `sum`."""
+        return self._number("min", np.min, out, field)
+
+    def max(self, field: Any, out: Any = None) -> Any:
+        """Return the largest value of a real field; NaN if there is one. All else as of `sum`."""
+        return self._number("max", np.max, out, field)
+
+    def norm(self, field: Any, out: Any = None) -> Any:
+        """Return the Euclidean norm, formed in float64. All else as of `sum`."""
+        return self._number("norm", local.sum_of_squares, out, field)
+
+    def dot(self, field: Any, other: Any, out: Any = None) -> Any:
+        """Return the sum of ``conj(field) * other``, formed in float64, complex128 or 64-bit integers.
+
+        The fields are of one layout. All else as of `sum`.
+        """
+        return self._number("dot", local.dot, out, field, other)
+
+    def allreduce(self, array: Any, op: str = "sum", out: Any = None) -> Any:
+        """Combine arrays that are not fields, element by element, over all ranks.
+
+        Parameters
+        ----------
+        array : scalar, numpy.ndarray or array on this rank's GPU
+            Of one shape and dtype on all ranks.
+        op : str
+            As of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
+        out : array, optional
+            Of the array's shape and dtype, where the result is written; may be ``array`` itself.
+
+        Returns
+        -------
+        scalar or array
+            ``out``, or a new array where ``array`` is; the same bits on every rank.
+
+        Raises
+        ------
+        FieldError
+            If the operation has no meaning for the dtype, or ``out`` does not fit.
+        MismatchError
+            If ranks give different shapes, dtypes or operations; on a GPU at the first call with these.
+        StateError, ExchangeTimeoutError
+            As of `sum`.
+
+        Notes
+        -----
+        Collective. Blocks for arrays on the host. Of arrays on a GPU grid's GPU each first call with a shape, dtype and
+        operation makes a `halox.Allreduce`, of which the grid keeps the 32 that were used last; so such calls must
+        come in one order on all ranks.
         """
         self._world.check_open()
+        if self._numbers is not None and is_device_array(array):
+            return self._numbers.array(array, op, out)
 
         def prepare() -> np.ndarray[Any, Any]:
             host = np.ascontiguousarray(to_host(array))
             find_operation(op, host.dtype)
+            if out is not None:
+                check_out(describe(out, "out"), np.shape(array), host.dtype)
             return host
 
         host = self._world.guarded(prepare, "an allreduce")
         result = reduce_array(self._world, host.reshape(np.shape(array)), op)
+        if out is not None:
+            if is_device_array(out):
+                as_device_array(out)[...] = self.xp.asarray(result)
+            else:
+                out[...] = result
+            return out
         if isinstance(array, np.ndarray) or np.isscalar(array):
             return result if isinstance(array, np.ndarray) else result[()]
         return self.xp.asarray(result)
 
-    def _reduce(self, field: Any, op: str, local: Callable[[Any, Any], Any]) -> Any:
+    def _number(self, name: str, local_number: Callable[..., Any], out: Any, *fields: Any) -> Any:
+        """Reduce fields to a number: on the host by this function of their cells, and a sum or so of the ranks."""
         self._world.check_open()
+        if self._numbers is not None:
+            return self._numbers.number(name, lambda: self._cells(name, fields), out)
 
         def value() -> Any:
-            owned = field[self.layout(field).interior]
-            check_numeric(owned.dtype, op)
-            check_ordered(owned.dtype, op)
-            return to_host(local(self.xp, owned))
+            cells = [one.view() for one in self._cells(name, fields)]
+            for one in cells:
+                check_numeric(one.dtype, name)
+                check_ordered(one.dtype, name)
+            found = np.asarray(local_number(*cells))
+            if out is not None:
+                check_out(describe(out, "out"), None, found.dtype)
+            return found
 
-        return reduce_scalar(self._world, value, op)
+        op = name if name in ("min", "max") else "sum"
+        result = reduce_scalar(self._world, value, op)
+        if name == "norm":
+            result = np.sqrt(result)
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    def _cells(self, name: str, fields: Sequence[Any]) -> list[Cells]:
+        """Return the cells of fields, halos left out."""
+        layouts = [self.layout(field) for field in fields]
+        if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
+            raise FieldError(
+                f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
+            )
+        return [
+            _cells_of(field, layout.interior) for field, layout in zip(fields, layouts, strict=True)
+        ]
 
     # Life
 
@@ -617,6 +683,8 @@ class Grid:
             self._plans.clear()
             for plan in list(self._all_plans):
                 plan.close()
+            if self._numbers is not None:
+                self._numbers.close()
             self._surroundings.close()
 
     def __enter__(self) -> Grid:
@@ -704,3 +772,15 @@ class Grid:
                 f"field lies on GPU {found.device}, rank {self._world.rank} works on GPU {self.device_id}; allocate "
                 f"with grid.zeros, or under `with cupy.cuda.Device({self.device_id}):`"
             )
+
+
+def _cells_of(field: Any, interior: tuple[slice, ...]) -> Cells:
+    """Return the cells of a field without making a view of it, which takes longer on a GPU than a launch."""
+    whole = describe(field, "field")
+    pointer, shape = whole.pointer, []
+    for cut, extent, stride in zip(interior, whole.shape, whole.strides, strict=True):
+        start, stop = cut.start or 0, extent if cut.stop is None else cut.stop
+        pointer += start * stride
+        shape.append(stop - start)
+    found = replace(whole, pointer=pointer, shape=tuple(shape))
+    return Cells(found, lambda: field[interior])

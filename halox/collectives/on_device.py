@@ -367,7 +367,7 @@ def make_algorithm(
     assert ground.device_arena is not None
     # All ranks' GPUs have been idle since the first of them came here.
     ground.device_arena.reclaim()
-    topology = ground.look_around()
+    topology = ground.find_gpus()
     reasons = why_not(world, topology, op, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from halox.collectives.ordered import OrderedReduction
+from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.world import World
@@ -74,8 +76,7 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
     """Combine host arrays of one shape and dtype element by element, in the order of the ranks; collective.
 
-    Arrays on a GPU come here through the host. `halox.transports.allreduce` reduces them there; this is where it would
-    be chosen.
+    Arrays on a GPU go through `halox.collectives.device_numbers`.
     """
     shapes = world.comm.allgather((array.shape, array.dtype.str, op))
     if len(set(shapes)) > 1:
@@ -91,6 +92,31 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
     result = np.empty_like(array)
     combine(np.ascontiguousarray(array).reshape(-1), result.reshape(-1))
     return result
+
+
+def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+    """Refuse an array that a result does not fit in.
+
+    Parameters
+    ----------
+    out : Described
+    shape : tuple of int or None
+        Of the result; None for one element, in an array of any axes.
+    dtype : numpy.dtype
+
+    Raises
+    ------
+    FieldError
+        If its shape or dtype is another one, or it is read-only.
+    """
+    fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
+    if not fits or out.dtype != dtype:
+        wanted = "one element" if shape is None else f"shape {tuple(shape)}"
+        raise FieldError(
+            f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is {wanted} of {dtype}"
+        )
+    if not out.writable:
+        raise FieldError("out is read-only; the result cannot be written")
 
 
 def check_ordered(dtype: np.dtype[Any], op: str) -> None:

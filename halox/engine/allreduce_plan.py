@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from halox.engine.arrays import Described
 from halox.engine.operations import ELEMENTS, Operation, find_operation
 from halox.engine.packers.peer_plan import TILE_BYTES, TILE_DATA_BYTES
 from halox.engine.packers.refine import Level
@@ -484,6 +485,45 @@ Level(steps=8, source_stride=8, target_stride=0))
     (Level(steps=192, source_stride=8, target_stride=0),)
     """
     other_pointer, other_strides = (0, [0] * len(shape)) if other is None else other
+    levels = _levels(shape, strides, other_strides)
+    if not prod(shape):
+        raise FieldError("a field of no cells on a rank cannot be reduced there")
+    if prod(shape) > MAX_WORDS or len(levels) > MAX_LEVELS:
+        raise FieldError(
+            f"a field of {prod(shape)} cells in {len(levels)} nested loops is more than a kernel walks: at most "
+            f"{MAX_WORDS} cells in {MAX_LEVELS} loops"
+        )
+    return Row(pointer, other_pointer, itemsize, tuple(levels))
+
+
+def can_walk(field: Described, other: Described | None = None) -> bool:
+    """Whether a kernel walks the cells of a field, or of two: there are some, and not too many."""
+    strides = other.strides if other is not None else [0] * len(field.shape)
+    levels = _levels(field.shape, field.strides, strides)
+    return 0 < prod(field.shape) <= MAX_WORDS and len(levels) <= MAX_LEVELS
+
+
+def check_aligned(field: Described) -> None:
+    """Raise unless a field's cells lie at multiples of what a GPU loads.
+
+    Raises
+    ------
+    FieldError
+        If not; says of how many bytes.
+    """
+    part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
+    strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
+    if field.pointer % part or any(stride % part for stride in strides):
+        raise FieldError(
+            f"a field's address and strides must be multiples of {part} bytes to be reduced on a GPU, got address "
+            f"{field.pointer:#x} and strides {field.strides}; copy it first"
+        )
+
+
+def _levels(
+    shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]
+) -> list[Level]:
+    """Return loops over the cells of two fields, outermost first; those without gaps are one."""
     levels: list[Level] = []
     for steps, stride, other_stride in zip(shape, strides, other_strides, strict=True):
         if steps == 1:
@@ -493,14 +533,7 @@ Level(steps=8, source_stride=8, target_stride=0))
             levels[-1] = Level(last.steps * steps, stride, other_stride)
         else:
             levels.append(Level(steps, stride, other_stride))
-    if not prod(shape):
-        raise FieldError("a field of no cells on a rank cannot be reduced there")
-    if prod(shape) > MAX_WORDS or len(levels) > MAX_LEVELS:
-        raise FieldError(
-            f"a field of {prod(shape)} cells in {len(levels)} nested loops is more than a kernel walks: at most "
-            f"{MAX_WORDS} cells in {MAX_LEVELS} loops"
-        )
-    return Row(pointer, other_pointer, itemsize, tuple(levels))
+    return levels
 
 
 def _checked(dtype: np.dtype[Any], op: str, ranks: int) -> Operation:

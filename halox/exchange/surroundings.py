@@ -33,7 +33,7 @@ class Surroundings(Ground):
 
     def look_around(self) -> Topology:
         """Find out which GPUs the ranks use and what moving data costs, if not known yet; collective."""
-        topology = super().look_around()
+        topology = self.find_gpus()
         if not self._is_priced:
             device = None if self.device_arena is None else self.device_arena.device
             verdict = find_out(self.world, device)

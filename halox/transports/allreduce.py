@@ -23,6 +23,8 @@ from halox.engine.allreduce_plan import (
     FIELD_REDUCTIONS,
     PARTIALS,
     ReductionPlan,
+    can_walk,
+    check_aligned,
     field_row,
     plan_field,
     plan_number,
@@ -228,8 +230,28 @@ class FieldReduction(_Meeting):
         """
         self._find(cells, other)
 
+    def walks(self, cells: Described, other: Described | None = None) -> bool:
+        """Whether a launch can be laid out for cells, or has been.
+
+        Raises
+        ------
+        FieldError
+            If their addresses or strides are no multiples of what a GPU loads.
+        """
+        pointers = cells.pointer | (other.pointer if other is not None else 0)
+        if self._key(cells, other) in self._launches and not pointers % self._dtype.itemsize:
+            return True
+        for one in (cells, other):
+            if one is not None:
+                check_aligned(one)
+        return can_walk(cells, other)
+
+    @staticmethod
+    def _key(cells: Described, other: Described | None) -> object:
+        return cells.shape, cells.strides, None if other is None else other.strides
+
     def _find(self, cells: Described, other: Described | None) -> tuple[Any, PreparedLaunch]:
-        key = cells.shape, cells.strides, None if other is None else other.strides
+        key = self._key(cells, other)
         found = self._launches.get(key)
         if found is None:
             row = _row(self._name, self._dtype, cells, other)
@@ -247,7 +269,9 @@ class FieldReduction(_Meeting):
         region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
         fill_region(region[0], row, 0)
         argument: Any = _argument(region)
-        return np.frombuffer(argument, region.dtype)[0], self._prepared(plan, [argument, self._kept])
+        return np.frombuffer(argument, region.dtype)[0], self._prepared(
+            plan, [argument, self._kept]
+        )
 
     def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
         """Launch on a stream.

@@ -43,7 +43,7 @@ class Ground:
             self.events = EventPool(device)
         return self.device_arena
 
-    def look_around(self) -> Topology:
+    def find_gpus(self) -> Topology:
         """Find out which GPUs the ranks use, if not known yet; collective."""
         if self.topology is None:
             self.topology = survey(self.world, self.device_arena, self.events)

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives import ordered
-from halox.collectives.algorithms import DEVICE_ALGORITHMS
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
 from halox.errors import (
     ClosedError,
