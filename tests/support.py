@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _missing(need: str) -> str | None:
@@ -37,3 +42,16 @@ def require(need: str) -> None:
     if need in os.environ.get("HALOX_REQUIRE", "").split(","):
         pytest.fail(f"HALOX_REQUIRE lists {need!r}, but {reason}")
     pytest.skip(reason, allow_module_level=True)
+
+
+def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``halox bench`` in a process of its own."""
+    require("mpi")
+    return subprocess.run(
+        [sys.executable, "-m", "halox", "bench", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )

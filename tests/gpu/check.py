@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from halox.cli import launcher
+from halox.cli.bench import allreduce_headlines
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
@@ -37,6 +38,7 @@ ON_FOUR_RANKS = tuple(
 SHARDS = 4
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
+APP_LIMIT_S = 120
 
 
 def sources_sha256(root: Path = ROOT) -> str:
@@ -153,24 +155,45 @@ def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any
     return found
 
 
-def app(ranks: int) -> dict[str, Any]:
-    """Run the stencil on GPUs through the command line and return what it found."""
-    command = ["-m", "halox", "run", "stencil2d", "--device", "gpu", "--json", "--size", "4"]
-    command += ["--num-iters", "200", "--passes", "3", "--precision", "double"]
+def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
+    """Run a mini-app on GPUs through the command line and return what it found."""
     started = time.monotonic()
-    status, said = run(command, ranks)
+    status, said = run(
+        ["-m", "halox", "run", name, "--device", "gpu", "--json", *options], ranks, APP_LIMIT_S
+    )
     try:
         figures = json.loads(said[said.index("{") : said.rindex("}") + 1])
     except ValueError:
         figures = {"output": said[-2000:]}
-    print(f"stencil2d on {ranks} rank(s): exit status {status}, verified {figures.get('verified')}")
+    print(f"{name} on {ranks} rank(s): exit status {status}, verified {figures.get('verified')}")
     return {
-        "app": "stencil2d",
+        "app": name,
         "ranks": ranks,
         "exit_status": status,
         "seconds": round(time.monotonic() - started, 1),
         "figures": figures,
     }
+
+
+def apps(gpus: int) -> list[dict[str, Any]]:
+    """Run the mini-apps on one and two ranks, which share a GPU where there is one."""
+    stencil = ("--size", "4", "--num-iters", "200", "--passes", "3", "--precision", "double")
+    found = [app("stencil2d", ranks, *stencil) for ranks in (1, 2)]
+    for ranks in (1, 2):
+        # Ranks that share a GPU have no exchange that a graph can hold.
+        graph = ("--graph",) if ranks <= gpus else ()
+        found.append(app("nas_mg", ranks, "--class", allreduce_headlines.MG_CLASS, *graph))
+    return found
+
+
+def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures of NAS MG, of the runs that ended well."""
+    ended = {
+        one["ranks"]: one["figures"]
+        for one in found
+        if one["app"] == "nas_mg" and not one["exit_status"]
+    }
+    return allreduce_headlines.mg_figures(ended)
 
 
 def machine() -> dict[str, Any]:
@@ -219,18 +242,20 @@ def main(arguments: list[str]) -> int:
             figures += measure("halox.cli.bench.headlines", None, scratch)
         for ranks in sorted({2, min(4, max(2, len(result["machine"]["gpus"])))}):
             figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
-        apps = [app(ranks) for ranks in (1, 2)]
+            figures += measure("halox.cli.bench.allreduce_headlines", ranks, scratch)
+        ran = apps(len(result["machine"]["gpus"]))
+        figures += multigrid_figures(ran)
     # A test that needs a second GPU says so where there is one only; the reason is on record.
     skipped = [t for t in tests if t["outcome"] == "skipped"]
     failed = [t for t in tests if t["outcome"] not in ("passed", "skipped")]
-    broken = [f for f in figures if "failed" in f] + [a for a in apps if a["exit_status"]]
+    broken = [f for f in figures if "failed" in f] + [a for a in ran if a["exit_status"]]
     result |= {
         "passed": len(tests) - len(failed) - len(skipped),
         "skipped": len(skipped),
         "failed": len(failed),
         "seconds": round(time.monotonic() - started, 1),
         "benchmarks": figures,
-        "apps": apps,
+        "apps": ran,
         "tests": tests,
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,10 @@ from halox.cli.bench.pingpong_cases import PATTERNS, select
 from halox.cli.bench.pingpong_rivals import BY_HAND, ByHand
 from halox.cli.bench.pingpong_run import PingPongBench, PingPongOptions
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing, attempt
-from halox.errors import HaloxError, StateError
+from halox.cli.bench.ranks_ways import STREAM
+from halox.errors import HaloxError
 from halox.exchange.plan import Plan
+from tests.mpi.capturing import Capturing
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
 OPTIONS = ExchangeOptions("cpu", timing=BRIEF)
@@ -80,7 +82,7 @@ def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
     failed = {row.name for row in rows if row.failed}
     assert failed == {"selected", "host"}
-    assert exchange_run.STREAM in {row.mode for row in rows if row.us}
+    assert STREAM in {row.mode for row in rows if row.us}
 
 
 def test_values_of_the_exchange_before_are_wrong(
@@ -162,31 +164,6 @@ def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPa
     # Seen where it arrives, there again after the way back, and where it then arrives.
     assert spoilt.name == BY_HAND and "wrong result: 3 elements" in spoilt.error
     assert pingpong_run.PLACES[0] == spoilt.place
-
-
-class Capturing(Stage):
-    """A stage that has graphs, of NumPy arrays: a replay makes the captured calls again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.device = 0
-        self.spoil: np.ndarray | None = None
-        self.refuse = ""
-
-    def settle(self) -> None:
-        pass
-
-    def captured(self, call: Callable[[], None], calls: int) -> Callable[[], None]:
-        if self.refuse:
-            raise StateError(self.refuse)
-
-        def replay() -> None:
-            for _ in range(calls):
-                call()
-            if self.spoil is not None:
-                self.spoil[(0,) * self.spoil.ndim] += 1
-
-        return replay
 
 
 @pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])

@@ -228,6 +228,10 @@ def test_options_name_the_packers_that_there_are() -> None:
 
 def test_the_kernels_lie_beside_the_modules() -> None:
     folder = Path(on_host.__file__).parent
-    assert {path.name for path in folder.glob("*.cu")} == {"bench.cu", "byhand.cu"}
+    assert {path.name for path in folder.glob("*.cu")} == {
+        "bench.cu",
+        "byhand.cu",
+        "jacobi.cu",
+    }
     for path in folder.glob("*.cu"):
         assert 'extern "C" __global__' in path.read_text()

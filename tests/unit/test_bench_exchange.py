@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +37,7 @@ from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.engine.packers.host import HostPacker
 from halox.errors import HaloxError
-from tests.support import require
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import halox_bench, require
 
 CASES = [
     ExchangeCase((5,), "x", 2),
@@ -326,18 +321,6 @@ def test_transposing() -> None:
     HostPacker(matrix, case.sides[0].datatype).pack(packed)
     HostPacker(turned, case.sides[1].datatype).unpack(packed)
     assert np.array_equal(turned.reshape(3, 3), matrix.reshape(3, 3).T)
-
-
-def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
-    require("mpi")
-    return subprocess.run(
-        [sys.executable, "-m", "halox", "bench", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 class TestCommands:

@@ -19,6 +19,7 @@ from halox.engine import cuda
 from halox.errors import StateError
 from tests.support import require
 from tests.unit import bench_gpu
+from tests.unit.lone_rank import alone
 
 require("mpi")
 
@@ -39,16 +40,8 @@ class FakeBench:
     """Rows with the times above, longer with more fields."""
 
     def __init__(self, *, shared: bool = False, size: int = 2, failed: str = "") -> None:
-        from mpi4py import MPI
-
         self.shared_gpu, self.failed = shared, failed
-        self.comm = SimpleNamespace(
-            size=size,
-            rank=0,
-            bcast=lambda value: value,
-            allgather=lambda value: [value],
-            Barrier=MPI.COMM_SELF.Barrier,
-        )
+        self.comm = alone(size)
         pool = SimpleNamespace(free_all_blocks=lambda: None)
         self.stage = SimpleNamespace(
             device=0, xp=SimpleNamespace(get_default_memory_pool=lambda: pool)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from halox.cli import report
-from halox.cli.bench import exchange_command, pingpong_command
+from halox.cli.bench import allreduce_command, exchange_command, pingpong_command
 from halox.cli.bench import options as settings
 from halox.cli.bench import rows as table
 from halox.cli.bench.catalogue import catalogue, select
@@ -32,6 +32,7 @@ def add_parser(commands: Subparsers) -> None:
     settings.add_arguments(kinds.add_parser("pack", help=about, description=f"Measure {about}."))
     exchange_command.add_parser(kinds)
     pingpong_command.add_parser(kinds)
+    allreduce_command.add_parser(kinds)
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -58,11 +59,12 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     -----
     Collective where it runs on several ranks.
     """
-    if args.bench == "exchange":
-        return exchange_command.run_command(args, words)
-    if args.bench == "pingpong":
-        return pingpong_command.run_command(args, words)
-    return _run_pack(args)
+    on_ranks = {
+        "exchange": exchange_command.run_command,
+        "pingpong": pingpong_command.run_command,
+        "allreduce": allreduce_command.run_command,
+    }
+    return on_ranks[args.bench](args, words) if args.bench in on_ranks else _run_pack(args)
 
 
 def _run_pack(args: argparse.Namespace) -> int:

@@ -5,22 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from halox.cli.bench.exchange_cases import ExchangeCase
 from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
 from halox.cli.bench.exchange_rows import (
-    GRAPH,
     PATH,
-    SELECTED,
-    STREAM,
     ExchangeRow,
     chosen_over_best,
     share_close,
@@ -28,7 +23,9 @@ from halox.cli.bench.exchange_rows import (
 from halox.cli.bench.exchange_run import Bench, ExchangeOptions, Prepared
 from halox.cli.bench.gpu_aware import why_not_gpu_aware
 from halox.cli.bench.headlines import Figure, figure, missing
-from halox.cli.bench.ranks_clock import Timing, attempt
+from halox.cli.bench.ranks_clock import Timing
+from halox.cli.bench.ranks_headlines import Progress, limited, main, measured
+from halox.cli.bench.ranks_ways import GRAPH, SELECTED, STREAM
 from halox.cli.bench.scaling import PENCIL_SHAPE, STEP_CELLS, step_us, transpose_us
 from halox.world import load_mpi
 
@@ -52,8 +49,6 @@ HALF_BUSY = 1.10
 WELL_CHOSEN = 0.95
 OF_PEER = 0.75
 WEAK_SCALING = 0.95
-
-Progress = Callable[[str, int, int], None]
 
 
 def headlines(
@@ -89,20 +84,7 @@ def headlines(
     why = why_not_gpu_aware(comm, "gpu") if no_gpu_aware is None else no_gpu_aware
     options = ExchangeOptions("gpu", timing=TIMING, no_gpu_aware=why)
     bench = _Headlines(Bench(comm, options))
-    began = time.monotonic()
-    groups = bench.groups()
-    found: list[Figure] = []
-    for number, (name, group) in enumerate(groups.items()):
-        progress(name, number, len(groups))
-        if comm.bcast(time.monotonic() - began > budget_s):
-            found.append(missing(name, f"left out after {budget_s:.0f} s"))
-            continue
-        # The other figures are still wanted.
-        figures, error = attempt(comm, lambda group=group: list(group()))  # type: ignore[misc]
-        if figures is None:
-            figures = [missing(name, f"{type(error).__name__}: {error}")]
-        found += figures
-    return comm.bcast(found)  # type: ignore[no-any-return]
+    return measured(comm, bench.groups(), budget_s, progress)
 
 
 class _Headlines:
@@ -148,7 +130,7 @@ class _Headlines:
                 continue
             beside = _us(rows, NCCL, mode) or nccl or zero_copy
             name = NCCL if nccl else ZERO_COPY
-            yield _limited(
+            yield limited(
                 f"{what}, in a {mode}",
                 us,
                 "us",
@@ -160,7 +142,7 @@ class _Headlines:
                 bytes_each_way=nbytes,
             )
         if streamed is not None and nccl is not None:
-            yield _limited(
+            yield limited(
                 f"{what}: over {NCCL}",
                 streamed / nccl,
                 "x its time",
@@ -172,7 +154,7 @@ class _Headlines:
         ours = _us(rows, path, STREAM)
         if ours is not None and zero_copy is not None:
             large = nbytes >= LARGE_BYTES if shared else n == 512
-            yield _limited(
+            yield limited(
                 f"{what}: {path} over {ZERO_COPY}",
                 ours / zero_copy,
                 "x its time",
@@ -190,7 +172,7 @@ class _Headlines:
             if us is None:
                 continue
             wire = None if speed is None else HOP_US + rows[0].bytes_each_way / speed
-            yield _limited(
+            yield limited(
                 f"both z-faces of 512^3 float64, {self._comm.size} ranks, in a {mode}",
                 us,
                 "us",
@@ -209,7 +191,7 @@ class _Headlines:
             alone, together = _us(one, SELECTED, mode), _us(four, SELECTED, mode)
             if alone is None or together is None:
                 continue
-            yield _limited(
+            yield limited(
                 f"all 26 neighbours of 128^3, 4 fields over 1, {self._comm.size} ranks, in a {mode}",
                 together / alone,
                 "x its time",
@@ -225,7 +207,7 @@ class _Headlines:
             rows = self._measured(ExchangeCase((n,) * 3, "faces"))
             us = _selected(rows, STREAM)
             if us is not None:
-                yield _limited(
+                yield limited(
                     f"six faces of {n}^3 float64, {self._comm.size} ranks, in a stream",
                     us,
                     "us",
@@ -246,7 +228,7 @@ class _Headlines:
             with Prepared(bench, ExchangeCase((n,) * 3, "x")) as prepared:
                 for way in prepared.ways:
                     times = times_us(self._comm, prepared.stage, way.call, (0.0, 0.5))
-                    yield _limited(
+                    yield limited(
                         f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone",
                         times[0.5] / times[0.0],
                         "x its time",
@@ -254,7 +236,7 @@ class _Headlines:
                         times[0.0],
                         "us alone",
                         us=round(times[0.5], 2),
-                        path=way.path,
+                        **way.details,
                     )
 
     def transpose(self) -> Iterator[Figure]:
@@ -330,7 +312,7 @@ class _Headlines:
         with Grid((32, 32, 32), periodic=True, comm=alone, device="gpu") as grid, stage.current():
             u = grid.zeros("f8")
             exchange, launch = us(lambda: grid.exchange(u)), us(lambda: kernel((1,), (1,), zero))
-        yield _limited(
+        yield limited(
             "host time of one cached exchange (one rank, 26 periodic neighbours, one launch)",
             exchange,
             "us",
@@ -359,22 +341,6 @@ class _Headlines:
         return self._comm.bcast(speed)  # type: ignore[no-any-return]
 
 
-def _limited(
-    name: str,
-    value: float,
-    unit: str,
-    target: float | None,
-    baseline: float | None,
-    baseline_name: str,
-    **others: Any,
-) -> Figure:
-    """Return a figure with an upper bound, or with none."""
-    found = figure(
-        name, value, unit, target or 0.0, baseline, baseline_name, at_most=True, **others
-    )
-    return found if target is not None else found | {"target": None, "met": None}
-
-
 def _us(rows: list[ExchangeRow], name: str, mode: str) -> float | None:
     return next((row.us for row in rows if row.name == name and row.mode == mode), None)
 
@@ -392,17 +358,5 @@ def _path(rows: list[ExchangeRow], mode: str) -> str:
     return next((row.path for row in rows if row.name == SELECTED and row.mode == mode), "")
 
 
-def main(words: list[str]) -> int:
-    """Measure, write the file named on the first rank, and return the exit status."""
-    if len(words) != 1:
-        print("usage: python -m halox.cli.bench.exchange_headlines FILE", file=sys.stderr)
-        return 2
-    comm = load_mpi().COMM_WORLD
-    found = headlines(comm)
-    if comm.rank == 0:
-        Path(words[0]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:], headlines))

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SELECTED = "selected"
+from halox.cli.bench.ranks_ways import BASELINE, SELECTED, STREAM, TimedRow
+
 PATH = "path"
-BASELINE = "baseline"
-STREAM = "stream"
-GRAPH = "graph"
 
 CLOSE = 1.10
 """Up to this many times the best path's time, the path chosen counts as well chosen."""
@@ -39,19 +37,8 @@ class ExchangeRow:
         Of the path or the baseline; ``"selected"``.
     path : str
         Paths and ways the messages to other ranks really took, halox only.
-    mode : {"stream", "graph"}
-        ``"stream"``: back to back, waited for at the end; for NumPy arrays, back to back. ``"graph"``: the same
-        inside a replayed CUDA graph.
-    us : float or None
-        Wall time of one exchange on the slowest rank, median of batches.
-    checked : bool
-        Whether every value was compared; no figure without.
-    beside : dict
-        Microseconds of each baseline in the same run and mode, in a stream where it cannot be captured.
-    error : str
-        Why there is no figure.
-    failed : bool
-        Whether the error is one that should not be.
+    mode, us, checked, beside, error, failed
+        As of `TimedRow`, of one exchange.
     """
 
     case: str
@@ -78,8 +65,13 @@ class ExchangeRow:
         return asdict(self)
 
 
-def chosen_over_best(rows: Iterable[ExchangeRow]) -> list[dict[str, Any]]:
+def chosen_over_best(rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Compare, for each case and mode, what halox chose with the best path that can be named.
+
+    Parameters
+    ----------
+    rows : iterable of TimedRow
+        That have a ``case`` and a ``path`` as well.
 
     Returns
     -------
@@ -87,14 +79,14 @@ def chosen_over_best(rows: Iterable[ExchangeRow]) -> list[dict[str, Any]]:
         ``case``, ``mode``, ``chosen``, ``chosen_us``, ``best``, ``best_us``, ``ratio``, and ``same``: whether the best
         took the very same path, so that the ratio is chance. Cases without a path that can be named are left out.
     """
-    groups: dict[tuple[str, str], list[ExchangeRow]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in rows:
         if row.us is not None:
             groups[row.case, row.mode].append(row)
     found = []
     for (case, mode), group in groups.items():
         chosen = next((row for row in group if row.kind == SELECTED), None)
-        paths = [row for row in group if row.kind == PATH]
+        paths = [row for row in group if row.kind not in (SELECTED, BASELINE)]
         if chosen is None or chosen.us is None or not paths:
             continue
         best = min(paths, key=lambda row: row.us or 0.0)
@@ -131,13 +123,58 @@ def share_close(compared: Sequence[dict[str, Any]]) -> float | None:
     return len([one for one in compared if is_close(one)]) / len(compared)
 
 
+Columns = Sequence[tuple[str, int]]
+"""Names and widths."""
+
 _COLUMNS = (("case", 30), ("bytes", 12), ("way", 34), ("path", 18), ("mode", 6), ("us", 10))
-_NUMBERS = ("bytes", "us")
+_NUMBERS = ("bytes", "us", "set-up us")
+
+
+def heading(columns: Columns) -> str:
+    """Return the head of a table of `TimedRow`."""
+    return f"{_aligned([name for name, _ in columns], columns)}  halox over it"
+
+
+def timed_line(
+    row: TimedRow,
+    selected_us: float | None,
+    columns: Columns,
+    cells: Sequence[str],
+    after: Sequence[str] = (),
+) -> str:
+    """Return a row's line.
+
+    Parameters
+    ----------
+    row : TimedRow
+    selected_us : float or None
+        Time of what halox selects, in the same mode.
+    columns : sequence of (str, int)
+    cells, after : sequence of str
+        What stands before the time, and after it.
+    """
+    if row.us is None:
+        said = row.error.splitlines()[0] if row.error else "-"
+        return f"{_aligned(cells, columns)}  {'FAILED: ' if row.failed else ''}{said}"
+    us = f"{row.us:.2f}" if row.us < 1e4 else f"{row.us:.0f}"
+    shown = _aligned([*cells, us, *after], columns)
+    if selected_us is None or row.kind == SELECTED:
+        return shown
+    width = sum(wide + 1 for _, wide in columns) - 1
+    return f"{shown:{width}}  {selected_us / row.us:.2f} x"
+
+
+def _aligned(cells: Sequence[str], columns: Columns) -> str:
+    padded = [
+        cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
+        for cell, (name, width) in zip(cells, columns, strict=False)
+    ]
+    return " ".join(padded).rstrip()
 
 
 def header() -> str:
     """Return the table's head."""
-    return f"{_aligned([name for name, _ in _COLUMNS])}  halox over it"
+    return heading(_COLUMNS)
 
 
 def line(row: ExchangeRow, selected_us: float | None) -> str:
@@ -156,30 +193,17 @@ def line(row: ExchangeRow, selected_us: float | None) -> str:
     ['8^3', 'f8', 'x', '1,024', 'by', 'hand', 'stream', '4.00', '0.50', 'x']
     """
     cells = [row.case, f"{row.bytes_each_way:,}", row.name, row.path, row.mode]
-    if row.us is None:
-        said = row.error.splitlines()[0] if row.error else "-"
-        return f"{_aligned(cells)}  {'FAILED: ' if row.failed else ''}{said}"
-    cells.append(f"{row.us:.2f}" if row.us < 1e4 else f"{row.us:.0f}")
-    ratio = f"  {selected_us / row.us:.2f} x" if selected_us is not None else ""
-    return _aligned(cells) + ("" if row.kind == SELECTED else ratio)
+    return timed_line(row, selected_us, _COLUMNS, cells)
 
 
-def _aligned(cells: Sequence[str]) -> str:
-    padded = [
-        cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
-        for cell, (name, width) in zip(cells, _COLUMNS, strict=False)
-    ]
-    return " ".join(padded).rstrip()
-
-
-def summary(compared: Sequence[dict[str, Any]]) -> list[str]:
-    """Return lines on how well paths were chosen, none where nothing can be compared."""
+def summary(compared: Sequence[dict[str, Any]], what: str = "path") -> list[str]:
+    """Return lines on how well paths, or others, were chosen; none where nothing can be compared."""
     share = share_close(compared)
     if share is None:
         return []
     lines = [
         "",
-        f"chosen path over best path: the same, or at most {CLOSE:.2f} x its time, in {100 * share:.1f} % of "
+        f"chosen {what} over best {what}: the same, or at most {CLOSE:.2f} x its time, in {100 * share:.1f} % of "
         f"{len(compared)} cases and modes",
     ]
     others = [one for one in compared if not is_close(one)]
@@ -190,3 +214,14 @@ def summary(compared: Sequence[dict[str, Any]]) -> list[str]:
             f"{worst['chosen_us']:.2f} us, {worst['best']} {worst['best_us']:.2f} us"
         )
     return lines
+
+
+def choices(rows: Iterable[Any], result: dict[str, Any], what: str = "path") -> list[str]:
+    """Put into a result how well paths, or others, were chosen; return lines on it."""
+    compared = chosen_over_best(rows)
+    result["chosen_over_best"] = {
+        "limit": CLOSE,
+        "share_within": share_close(compared),
+        "cases": compared,
+    }
+    return summary(compared, what)

@@ -12,25 +12,16 @@ import numpy as np
 from halox.cli.bench.exchange_cases import ExchangeCase, Neighbourhood
 from halox.cli.bench.exchange_oracle import Oracle
 from halox.cli.bench.exchange_rivals import MPI_NEIGHBOUR, MPI_TYPES, MpiNeighbour, MpiTypes, Rival
-from halox.cli.bench.exchange_rows import (
-    BASELINE,
-    GRAPH,
-    PATH,
-    SELECTED,
-    STREAM,
-    ExchangeRow,
-)
-from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing, attempt
-from halox.engine.cuda import why_no_gpu
-from halox.errors import DeviceError, HaloxError, MissingPackageError, PathError
+from halox.cli.bench.exchange_rows import PATH, ExchangeRow
+from halox.cli.bench.ranks_bench import RanksBench
+from halox.cli.bench.ranks_clock import Timing
+from halox.cli.bench.ranks_ways import BASELINE, SELECTED, Way, Ways, WrongResult
+from halox.errors import PathError
 from halox.grid import Grid
 from halox.world import load_mpi
 
 PATHS = {"cpu": ("host",), "gpu": ("peer", "ipc", "staged", "cuda_aware")}
 """Paths that may carry messages to other ranks, by the arrays' memory."""
-
-NOT_POSSIBLE = (PathError, MissingPackageError)
-"""What says that something cannot be had here, which is no failure."""
 
 GRAPH_EXCHANGES = 20
 """Exchanges in a captured graph."""
@@ -68,34 +59,7 @@ class ExchangeOptions:
     no_gpu_aware: str = "it is not known whether this MPI takes device memory"
 
 
-@dataclass
-class Way:
-    """One way to exchange, made and checked.
-
-    Attributes
-    ----------
-    kind, name : str
-        As of `ExchangeRow`.
-    call : callable
-        Exchanges once.
-    close : callable
-        Gives back what it holds; collective.
-    path : str
-    capturable : bool
-    fields : list of array
-        What it exchanges.
-    """
-
-    kind: str
-    name: str
-    call: Callable[[], None]
-    close: Callable[[], None]
-    path: str
-    capturable: bool
-    fields: list[Any]
-
-
-class Bench:
+class Bench(RanksBench):
     """The ranks of a communicator with what all cases share.
 
     Parameters
@@ -103,38 +67,20 @@ class Bench:
     comm : mpi4py.MPI.Intracomm
     options : ExchangeOptions
 
-    Attributes
-    ----------
-    shared_gpu : bool
-        Whether two of the ranks use one GPU.
-
     Notes
     -----
     Everything here is collective.
     """
 
     def __init__(self, comm: Any, options: ExchangeOptions) -> None:
-        self.comm, self.options = comm, options
-        device: Any = options.device
-        with Grid(comm.size, halo=0, comm=comm, device=device) as grid:
-            self.stage = Stage(grid.device_id)
-        self.clock = RanksClock(comm, self.stage, options.timing)
-        self.shared_gpu = len(set(comm.allgather(self._place()))) < comm.size
-        self._wire: Any = None
-
-    def _place(self) -> Any:
-        """Return what tells this rank's GPU from those of others."""
-        if self.stage.device is None:
-            return self.comm.rank
-        properties = self.stage.xp.cuda.runtime.getDeviceProperties(self.stage.device)
-        return bytes(properties["uuid"])
+        super().__init__(comm, options.device, options.timing)
+        self.options = options
 
     def run(self, cases: Iterable[ExchangeCase]) -> Iterator[list[ExchangeRow]]:
         """Measure cases; yields the rows of each as they are there, the same on all ranks."""
         for case in cases:
             yield self.measure(case)
-            if self.stage.device is not None:
-                self.stage.xp.get_default_memory_pool().free_all_blocks()
+            self.free()
 
     def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
         """Measure one case."""
@@ -187,24 +133,6 @@ class Bench:
             comm, near, fields, device
         )
 
-    def nccl(self) -> Any:
-        """Return NCCL between these ranks.
-
-        Raises
-        ------
-        PathError
-            On all ranks, if there is none.
-        """
-        from halox.cli.bench import exchange_rivals_gpu as gpu
-
-        if self._wire is None:
-            whys = self.comm.allgather(gpu.why_no_nccl())
-            why = "NCCL refuses ranks that share a GPU" if self.shared_gpu else max(whys)
-            if why:
-                raise PathError(why)
-            self._wire = gpu.NcclWire(self.comm)
-        return self._wire
-
     def baselines(self) -> tuple[str, ...]:
         """Names of what users write, for these arrays."""
         if self.options.baselines is not None:
@@ -216,26 +144,20 @@ class Bench:
         return gpu.NCCL, gpu.ZERO_COPY, gpu.GPU_AWARE
 
 
-class Prepared:
+class Prepared(Ways[ExchangeRow]):
     """A case on the ranks: its grid and fields, and every way that gave the right result.
 
     Parameters
     ----------
     bench : Bench
     case : ExchangeCase
-
-    Attributes
-    ----------
-    ways : list of Way
-    refused : list of ExchangeRow
-        Rows of those that cannot be had, or are wrong.
     """
 
+    bench: Bench
+
     def __init__(self, bench: Bench, case: ExchangeCase) -> None:
-        self.bench, self.case = bench, case
-        self.comm, self.stage = bench.comm, bench.stage
-        self.ways: list[Way] = []
-        self.refused: list[ExchangeRow] = []
+        super().__init__(bench, GRAPH_EXCHANGES if bench.options.graph else 0)
+        self.case = case
         self._own: list[Any] = []
 
     def __enter__(self) -> Prepared:
@@ -267,7 +189,7 @@ class Prepared:
             self._oracle = Oracle(self._near, stage.xp)
             stage.settle()
             for kind, name, make in self._makers():
-                self._add(kind, name, make)
+                self.add(kind, name, make)
             self._stack = stack.pop_all()
         return self
 
@@ -277,9 +199,7 @@ class Prepared:
 
     def _leave(self, kind: object, *_: object) -> None:
         if kind is None:
-            self.stage.settle()
-            while self.ways:
-                self.ways.pop().close()
+            self.close()
         self.fields, self._own = [], []
 
     def _makers(self) -> Iterator[tuple[str, str, Callable[[], Way]]]:
@@ -299,12 +219,13 @@ class Prepared:
         plan = self._grid.plan(*self.fields, corners=self.case.corners, **chosen)
         rows = plan.explain().rows
         taken = {f"{row.path}/{row.way}" for row in rows if row.peer != self.comm.rank}
-        return Way(kind, name, plan, plan.close, ", ".join(sorted(taken)), True, self.fields)
+        path = {"path": ", ".join(sorted(taken))}
+        return Way(kind, name, plan, plan.close, True, self.fields, path)
 
     def _by_hand(self, name: str) -> Way:
         fields = self._private()
         rival = self.bench.rival(name, self._near, fields)
-        return Way(BASELINE, name, rival, rival.close, "", rival.capturable, fields)
+        return Way(BASELINE, name, rival, rival.close, rival.capturable, fields)
 
     def _private(self) -> list[Any]:
         """Return the arrays that users would have: NumPy's own, not halox's shared memory, which slows MPI down."""
@@ -314,120 +235,23 @@ class Prepared:
             self._own = [np.empty(field.shape, field.dtype) for field in self.fields]
         return self._own
 
-    def _add(self, kind: str, name: str, make: Callable[[], Way]) -> None:
-        way, error = attempt(self.comm, make)
-        if way is not None:
-            # Ranks may take different paths to their neighbours.
-            taken = {path for found in self.comm.allgather(way.path) for path in found.split(", ")}
-            way.path = ", ".join(sorted(filter(None, taken)))
-            call, fields = way.call, way.fields
-            _, error = attempt(self.comm, lambda: self.check(call, fields))
-            if error is None:
-                self.ways.append(way)
-                return
-            attempt(self.comm, way.close)
-        self.refused.append(self._refused(kind, name, error or HaloxError("nothing was made")))
+    def settle_details(self, way: Way) -> None:
+        """Say all paths of a way: ranks may take different ones to their neighbours."""
+        said = self.comm.allgather(way.details.get("path", ""))
+        taken = {path for found in said for path in found.split(", ")}
+        way.details["path"] = ", ".join(sorted(filter(None, taken)))
 
-    def _refused(self, kind: str, name: str, error: Exception, mode: str = STREAM) -> ExchangeRow:
-        fine = isinstance(error, NOT_POSSIBLE) or mode == GRAPH
-        said = str(error) if fine else f"{type(error).__name__}: {error}"
-        return replace(self._row(kind, name), mode=mode, error=said, failed=not fine)
-
-    def _row(self, kind: str, name: str) -> ExchangeRow:
+    def blank(self, kind: str, name: str) -> ExchangeRow:
+        """Return a way's row without a figure."""
         return self.bench._row(self.case, self._near.bytes_sent, kind, name)
 
-    def check(self, call: Callable[[], None], fields: Sequence[Any]) -> None:
-        """Exchange several times, each time other values, and compare every cell.
-
-        Raises
-        ------
-        HaloxError
-            On all ranks, if any value is wrong on any.
-        """
+    def check(self, call: Callable[[], Any], arrays: Any) -> None:
+        """Exchange several times: see `Ways`."""
         for step in range(1, _CHECKS + 1):
-            self._oracle.fill(fields, step)
+            self._oracle.fill(arrays, step)
             call()
-            wrong = self._oracle.wrong(fields, step)
+            wrong = self._oracle.wrong(arrays, step)
             self.stage.synchronize()
             total = self.comm.allreduce(wrong)
             if total:
                 raise WrongResult(f"wrong result: {total} values, in exchange {step} of {_CHECKS}")
-
-    def rows(self) -> list[ExchangeRow]:
-        """Measure every way and return the rows, those without a figure included."""
-        streamed = self.bench.clock.measure({way.name: way.call for way in self.ways})
-        found = [self._measured(way, STREAM, streamed[way.name]) for way in self.ways]
-        if self.stage.device is not None and self.bench.options.graph:
-            found += self._in_graphs()
-        found += self.refused
-        order = [name for _, name, _ in self._makers()]
-        found.sort(key=lambda row: (row.mode == GRAPH, order.index(row.name)))
-        return self._beside(found)
-
-    def _measured(self, way: Way, mode: str, us: float) -> ExchangeRow:
-        row = self._row(way.kind, way.name)
-        return replace(row, path=way.path, mode=mode, us=us, checked=True)
-
-    def _in_graphs(self) -> list[ExchangeRow]:
-        found: list[ExchangeRow] = []
-        replays: dict[str, Callable[[], None]] = {}
-        for way in self.ways:
-            if not way.capturable:
-                continue
-            replay, error = self._replay(way)
-            if replay is None:
-                row = self._refused(way.kind, way.name, error or HaloxError("no graph"), GRAPH)
-                failed = isinstance(error, WrongResult)
-                found.append(replace(row, path=way.path, failed=failed))
-                continue
-            replays[way.name] = replay
-        times = self.bench.clock.measure(replays)
-        found += [
-            self._measured(way, GRAPH, times[way.name] / GRAPH_EXCHANGES)
-            for way in self.ways
-            if way.name in times
-        ]
-        return found
-
-    def _replay(self, way: Way) -> tuple[Callable[[], None] | None, Exception | None]:
-        """Capture a way, check what the graph gives, and return what replays it; or why not."""
-        replay, error = attempt(self.comm, lambda: self.stage.captured(way.call, GRAPH_EXCHANGES))
-        if replay is None:
-            return None, error
-        found = replay
-        _, error = attempt(self.comm, lambda: self.check(found, way.fields))
-        return (None, error) if error is not None else (found, None)
-
-    @staticmethod
-    def _beside(rows: list[ExchangeRow]) -> list[ExchangeRow]:
-        """Put the baselines' times beside each figure: those of the same mode, else in a stream."""
-        theirs = [row for row in rows if row.kind == BASELINE and row.us is not None]
-        finished = []
-        for row in rows:
-            beside = {r.name: r.us for r in theirs if r.mode == STREAM and r.us is not None}
-            beside |= {r.name: r.us for r in theirs if r.mode == row.mode and r.us is not None}
-            finished.append(replace(row, beside=beside) if row.us is not None else row)
-        return finished
-
-
-class WrongResult(HaloxError):
-    """A benchmark's result differs from what it should be."""
-
-
-def device_of(asked: str, comm: Any) -> str:
-    """Return "cpu" or "gpu", the same on all ranks; collective.
-
-    Parameters
-    ----------
-    asked : {"auto", "cpu", "gpu"}
-
-    Raises
-    ------
-    DeviceError
-        On all ranks, if GPUs are asked for and any rank has none.
-    """
-    whys = comm.allgather(None if asked == "cpu" else why_no_gpu())
-    why = next(filter(None, whys), None)
-    if asked == "gpu" and why is not None:
-        raise DeviceError(f"--device gpu: no GPU can be used: {why}")
-    return "gpu" if asked != "cpu" and why is None else "cpu"

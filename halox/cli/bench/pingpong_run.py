@@ -7,10 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from halox.cli.bench import pingpong_rivals as rivals
-from halox.cli.bench.exchange_rows import BASELINE, GRAPH, PATH, SELECTED, STREAM
-from halox.cli.bench.exchange_run import NOT_POSSIBLE, PATHS, WrongResult
+from halox.cli.bench.exchange_rows import PATH
+from halox.cli.bench.exchange_run import PATHS
 from halox.cli.bench.pingpong_cases import PingPong, PingPongOracle
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing, attempt
+from halox.cli.bench.ranks_ways import (
+    BASELINE,
+    GRAPH,
+    NOT_POSSIBLE,
+    SELECTED,
+    STREAM,
+    WrongResult,
+)
 from halox.errors import HaloxError, PathError
 from halox.exchange.typed import Exchange, Recv, Send
 from halox.messages import run_count

@@ -46,8 +46,15 @@ def shapes(text: str) -> tuple[tuple[int, ...], ...]:
     return found
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that are the same for all benchmarks on several ranks."""
+def add_arguments(parser: argparse.ArgumentParser, named: str = "paths") -> None:
+    """Add the options that are the same for all benchmarks on several ranks.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    named : str
+        What can be named one by one.
+    """
     parser.add_argument(
         "-n",
         "--ranks",
@@ -56,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks to start on this machine (default: those of a surrounding mpiexec)",
     )
     parser.add_argument(
-        "--paths",
+        f"--{named}",
         type=words,
         metavar="A,B",
-        help="paths to name one by one, beside the one that halox selects; default: all there are",
+        help=f"{named} to name one by one, beside the one that halox selects; default: all there are",
     )
     parser.add_argument("--no-graph", action="store_true", help="leave out replayed CUDA graphs")
     parser.add_argument(

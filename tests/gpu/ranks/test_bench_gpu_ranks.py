@@ -1,4 +1,4 @@
-"""The halo benchmark and the ping-pong on GPUs: every way that can be had is right and has a figure."""
+"""The benchmarks between ranks on GPUs: every way that can be had is right and has a figure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+from halox.cli.bench import allreduce_headlines
+from halox.cli.bench.allreduce_cases import AllreduceCase
+from halox.cli.bench.allreduce_jacobi import steps_us
+from halox.cli.bench.allreduce_rivals import HOST_STAGED
+from halox.cli.bench.allreduce_rivals import NCCL as NCCL_ALLREDUCE
+from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions
 from halox.cli.bench.exchange_cases import ExchangeCase
 from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
 from halox.cli.bench.exchange_run import Bench, ExchangeOptions
@@ -60,3 +66,47 @@ def test_pingpong(pattern: str, place: str, comm: Any) -> None:
         assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
         timed = {(row.name, row.mode) for row in rows if row.half_us}
         assert {("selected", "stream"), (ZERO_COPY, "stream")} <= timed
+
+
+ALLREDUCES = [
+    AllreduceCase(1, "f8", "sum"),
+    AllreduceCase(1001, "c8", "sum"),
+    AllreduceCase(1 << 18, "f4", "max"),
+    AllreduceCase(333, "b1", "logical_or"),
+]
+
+
+def allreduce_bench(comm: MPI.Intracomm) -> AllreduceBench:
+    why = why_not_gpu_aware(comm, "gpu")
+    return AllreduceBench(comm, AllreduceOptions("gpu", timing=BRIEF, no_gpu_aware=why))
+
+
+@pytest.mark.parametrize("case", ALLREDUCES, ids=lambda case: case.name)
+def test_allreduce(case: AllreduceCase, comm: MPI.Intracomm) -> None:
+    bench = allreduce_bench(comm)
+    rows = bench.measure(case)
+    assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+    timed = {(row.name, row.mode) for row in rows if row.us and row.checked}
+    assert {("selected", "stream"), ("host", "stream"), (HOST_STAGED, "stream")} <= timed
+    assert (("selected", "value") in timed) is (case.elements == 1)
+    refused = {row.name: row.error for row in rows if row.us is None}
+    assert all(refused.values())
+    if comm.size > 1 and not bench.shared_gpu:
+        kernel = "reduce_scatter_allgather" if case.nbytes > 1 << 16 else "oneshot"
+        assert {(kernel, "stream"), (kernel, "graph"), ("selected", "graph")} <= timed, refused
+        known = (NCCL_ALLREDUCE, "stream") in timed
+        assert known or "NCCL" in refused[NCCL_ALLREDUCE]
+    for row in rows:
+        if row.kind != "baseline" and row.us:
+            assert row.setup_us and set(row.pays_after) >= {HOST_STAGED}
+
+
+def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of a norm and of a Jacobi step, in small: both check their results."""
+    monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 48)
+    (norm,) = allreduce_headlines._Headlines(comm).norm()
+    assert norm["value"] > 0
+    bench = allreduce_bench(comm)
+    if not bench.shared_gpu:
+        # Ranks that share a GPU have no exchange that a graph can hold.
+        assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3

@@ -1,0 +1,296 @@
+"""The figures that reductions on GPUs are measured by, with their targets, in one run.
+
+``mpiexec -n 2 python -m mpi4py -m halox.cli.bench.allreduce_headlines FILE`` writes them as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from math import isclose, prod, sqrt
+from typing import Any
+
+from halox.cli.bench.allreduce_cases import KIB, MIB, AllreduceCase, in_words
+from halox.cli.bench.allreduce_jacobi import AS_GRAPH, ONE_BY_ONE, READ_EACH, steps_us
+from halox.cli.bench.allreduce_rivals import HOST_STAGED, NCCL
+from halox.cli.bench.allreduce_rows import VALUE, AllreduceRow
+from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions, not_measured
+from halox.cli.bench.exchange_rows import chosen_over_best
+from halox.cli.bench.headlines import Figure
+from halox.cli.bench.ranks_clock import RanksClock, Timing
+from halox.cli.bench.ranks_headlines import Progress, limited, main, measured
+from halox.cli.bench.ranks_ways import GRAPH, SELECTED, STREAM
+from halox.grid import Grid
+
+BUDGET_S = 50.0
+TIMING = Timing(batches=7, batch_s=3e-3)
+LARGE_TIMING = Timing(batches=3, batch_s=3e-3)
+
+ONE_VALUE_US = {2: (5.0, 2.0), 8: (6.0, 2.5)}
+"""One float64, by the number of GPUs: at most so many microseconds in a stream, in a graph."""
+
+MEDIUM = (8 * KIB, 64 * KIB, 256 * KIB, MIB)
+LARGE = (16 * MIB, 64 * MIB, 128 * MIB)
+OTHERS = (64, KIB, 4 * MIB)
+CHOICES = (8, 8 * KIB, 128 * KIB, MIB, 16 * MIB)
+
+OF_NCCL_MEDIUM = 0.67
+OF_NCCL_LARGE = 1.1
+OF_HOST = 0.5
+OF_HOST_SHARED = 1.0
+SHARED_BYTES = 64 * KIB
+
+NORM_CELLS = 512
+OF_READING = 1.15
+JACOBI_CELLS = 256
+OF_ONE_BY_ONE = 0.8
+
+MG_CLASS = "C"
+
+
+def headlines(
+    comm: Any,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Figure]:
+    """Measure all of them on the GPUs of the ranks at hand.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    budget_s, progress
+        As of `halox.cli.bench.ranks_headlines.measured`.
+
+    Returns
+    -------
+    list of dict
+        As of `halox.cli.bench.exchange_headlines.headlines`.
+
+    Notes
+    -----
+    Collective. Every result is checked before it is timed.
+    """
+    return measured(comm, _Headlines(comm).groups(), budget_s, progress)
+
+
+class _Headlines:
+    """The groups of figures, on the ranks' GPUs."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        baselines = (NCCL, HOST_STAGED)
+        self._bench = AllreduceBench(comm, AllreduceOptions("gpu", (), baselines, timing=TIMING))
+        self._rows: dict[int, list[AllreduceRow]] = {}
+
+    def groups(self) -> dict[str, Callable[[], Iterator[Figure]]]:
+        """Return the groups by name, in the order to be measured."""
+        found: dict[str, Callable[[], Iterator[Figure]]] = {"one float64": self.one_value}
+        if not self._bench.shared_gpu:
+            found["medium arrays over NCCL"] = partial(self.over_nccl, MEDIUM, OF_NCCL_MEDIUM)
+            found["Jacobi step"] = self.jacobi
+        found["norm of a field"] = self.norm
+        if not self._bench.shared_gpu:
+            found["large arrays over NCCL"] = partial(self.over_nccl, LARGE, OF_NCCL_LARGE)
+        found["over the host"] = self.over_host
+        found["choice of algorithms"] = self.choice
+        return found
+
+    def one_value(self) -> Iterator[Figure]:
+        rows = self._measured(8)
+        size, shared = self._comm.size, self._bench.shared_gpu
+        targets = ONE_VALUE_US.get(size) if not shared else None
+        other = HOST_STAGED if shared else NCCL
+        for place, (mode, what) in enumerate(
+            [
+                (STREAM, "in a stream"),
+                (GRAPH, "in a graph"),
+                (VALUE, "each read by the host"),
+            ]
+        ):
+            if mode == GRAPH and shared:
+                # Ranks that share a GPU have no algorithm that a graph can hold.
+                continue
+            us = _us(rows, SELECTED, mode)
+            if us is None:
+                raise not_measured(rows, SELECTED, mode)
+            beside = _us(rows, other, mode) or _us(rows, other, STREAM)
+            yield limited(
+                f"allreduce of one float64, {size} ranks, {what}",
+                us,
+                "us",
+                None if targets is None or mode == VALUE else targets[place],
+                beside,
+                f"us of {other}",
+                **_others(rows, mode),
+            )
+
+    def over_nccl(self, sizes: tuple[int, ...], most: float) -> Iterator[Figure]:
+        for nbytes in sizes:
+            yield from self._over(nbytes, NCCL, most)
+
+    def over_host(self) -> Iterator[Figure]:
+        shared = self._bench.shared_gpu
+        for nbytes in sorted({8, *OTHERS, *MEDIUM, *LARGE}):
+            most: float | None = OF_HOST
+            if shared:
+                most = OF_HOST_SHARED if nbytes >= SHARED_BYTES else None
+            yield from self._over(nbytes, HOST_STAGED, most)
+
+    def _over(self, nbytes: int, baseline: str, most: float | None) -> Iterator[Figure]:
+        rows = self._measured(nbytes)
+        for mode in (STREAM, GRAPH):
+            us = _us(rows, SELECTED, mode)
+            theirs = _us(rows, baseline, mode)
+            if mode == GRAPH and (us is None or theirs is None):
+                continue
+            if us is None or theirs is None:
+                raise not_measured(rows, SELECTED if us is None else baseline, mode)
+            yield limited(
+                f"allreduce of {in_words(nbytes)} float64, {self._comm.size} ranks, in a {mode}: over {baseline}",
+                us / theirs,
+                "x its time",
+                most if mode == STREAM and self._comm.size > 1 else None,
+                theirs,
+                f"us of {baseline}",
+                us=round(us, 2),
+                **_others(rows, mode),
+            )
+
+    def norm(self) -> Iterator[Figure]:
+        size, stage = self._comm.size, self._bench.stage
+        xp = stage.xp
+        shape = (NORM_CELLS * size, NORM_CELLS, NORM_CELLS)
+        with (
+            stage.current(),
+            Grid(shape, proc_shape=(size, 1, 1), comm=self._comm, device="gpu") as grid,
+        ):
+            # The halo would be seen in the result.
+            field = grid.full(7.0)
+            grid.interior(field)[...] = 1.0
+            value = xp.zeros((), "f8")
+            norm: Any = grid.norm
+            norm(field, out=value)
+            if not isclose(float(value), sqrt(prod(shape)), rel_tol=1e-14):
+                raise RuntimeError(f"norm of {prod(shape)} ones: {float(value)!r}")
+            source, target = (xp.zeros(NORM_CELLS**3, "f8") for _ in range(2))
+            nbytes = source.nbytes
+            copy, kind = xp.cuda.runtime.memcpyAsync, xp.cuda.runtime.memcpyDeviceToDevice
+            ends = int(target.data.ptr), int(source.data.ptr)
+            stage.settle()
+            times = self._bench.clock.measure(
+                {
+                    "norm": lambda: norm(field, out=value),
+                    "copy": lambda: copy(*ends, nbytes, kind, stage.stream.ptr),
+                    "CuPy sum": source.sum,
+                }
+            )
+            stage.settle()
+        # A copy reads and writes.
+        reading_us = times["copy"] / 2
+        yield limited(
+            f"norm of a field of {NORM_CELLS}^3 float64 a rank, {size} ranks: over reading it once",
+            times["norm"] / reading_us,
+            "x the time",
+            OF_READING if not self._bench.shared_gpu else None,
+            reading_us,
+            "us: its bytes at the speed of a large copy in the same run, read and written",
+            us=round(times["norm"], 2),
+            copy_gb_per_s=round(2 * nbytes / times["copy"] / 1e3, 1),
+            cupy_sum_us=round(times["CuPy sum"], 2),
+        )
+        self._bench.free()
+
+    def jacobi(self) -> Iterator[Figure]:
+        times = steps_us(self._comm, self._bench.stage, JACOBI_CELLS)
+        what = f"Jacobi step of {JACOBI_CELLS}^3, {self._comm.size} ranks, with exchange and residual, as a graph"
+        rounded = {name: round(us, 2) for name, us in times.items()}
+        for other, most in ((ONE_BY_ONE, OF_ONE_BY_ONE), (READ_EACH, None)):
+            yield limited(
+                f"{what}: over the same {other}",
+                times[AS_GRAPH] / times[other],
+                "x its time",
+                most if self._comm.size > 1 else None,
+                times[other],
+                f"us {other}",
+                others=rounded,
+            )
+        self._bench.free()
+
+    def choice(self) -> Iterator[Figure]:
+        bench = AllreduceBench(self._comm, AllreduceOptions("gpu", None, (), timing=TIMING))
+        rows = [row for nbytes in CHOICES for row in _right(bench.measure(_case(nbytes)))]
+        for one in chosen_over_best(rows):
+            timed = [row for row in rows if (row.case, row.mode) == (one["case"], one["mode"])]
+            yield limited(
+                f"allreduce of {one['case']}, {self._comm.size} ranks, in a {one['mode']}: chosen over best algorithm",
+                one["ratio"],
+                "x its time",
+                None,
+                one["best_us"],
+                f"us of {one['best']}",
+                chosen=one["chosen"],
+                others={row.name: round(row.us, 2) for row in timed if row.us},
+                refused={row.name: row.error for row in timed if not row.us},
+                setup_us={row.name: round(row.setup_us) for row in timed if row.setup_us},
+            )
+
+    def _measured(self, nbytes: int) -> list[AllreduceRow]:
+        if nbytes not in self._rows:
+            timing = LARGE_TIMING if nbytes > MIB else TIMING
+            self._bench.clock = RanksClock(self._comm, self._bench.stage, timing)
+            self._rows[nbytes] = _right(self._bench.measure(_case(nbytes)))
+        return self._rows[nbytes]
+
+
+def _case(nbytes: int) -> AllreduceCase:
+    return AllreduceCase(nbytes // 8, "f8", "sum")
+
+
+def _right(rows: list[AllreduceRow]) -> list[AllreduceRow]:
+    wrong = [row for row in rows if row.failed]
+    if wrong:
+        raise RuntimeError("; ".join(f"{row.name}: {row.error}" for row in wrong))
+    return rows
+
+
+def _us(rows: list[AllreduceRow], name: str, mode: str) -> float | None:
+    return next((row.us for row in rows if row.name == name and row.mode == mode), None)
+
+
+def _others(rows: list[AllreduceRow], mode: str) -> dict[str, Any]:
+    """Return what stands beside a figure: the algorithm, the set-up, all times of the mode."""
+    ours = next(row for row in rows if row.name == SELECTED and row.mode == mode)
+    return {
+        "algorithm": ours.algorithm,
+        "setup_us": ours.setup_us,
+        "pays_after": ours.pays_after,
+        "others": {row.name: round(row.us, 2) for row in rows if row.mode == mode and row.us},
+    }
+
+
+def mg_figures(found: Mapping[int, Mapping[str, Any]]) -> list[Figure]:
+    """Return the figures of NAS MG, given what ``halox run nas_mg --json`` printed for each number of ranks."""
+    alone = found.get(1, {}).get("mops")
+    return [
+        limited(
+            f"NAS MG class {one['class']}, {ranks} ranks, {one['device']}",
+            one["mops"],
+            "Mop/s",
+            None,
+            alone,
+            "Mop/s on one rank",
+            speed_up=None if alone is None else round(one["mops"] / alone, 3),
+            exchange_share=round(one["exchange_share"], 4),
+            verified=one["verified"],
+            relative_error=one["relative_error"],
+            time_s=one["time_s"],
+            graph=one["graph"],
+        )
+        for ranks, one in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:], headlines))

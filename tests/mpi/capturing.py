@@ -1,0 +1,35 @@
+"""A stage for benchmarks that has graphs, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from halox.cli.bench.ranks_clock import Stage
+from halox.errors import StateError
+
+
+class Capturing(Stage):
+    """A stage that has graphs, of NumPy arrays: a replay makes the captured calls again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = 0
+        self.spoil: np.ndarray | None = None
+        self.refuse = ""
+
+    def settle(self) -> None:
+        pass
+
+    def captured(self, call: Callable[[], None], calls: int) -> Callable[[], None]:
+        if self.refuse:
+            raise StateError(self.refuse)
+
+        def replay() -> None:
+            for _ in range(calls):
+                call()
+            if self.spoil is not None:
+                self.spoil[(0,) * self.spoil.ndim] += 1
+
+        return replay

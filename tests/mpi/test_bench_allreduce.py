@@ -1,0 +1,389 @@
+"""The allreduce benchmark between ranks: every way is right, a wrong result is never timed, set-up is timed whole."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.cli.bench import (
+    allreduce_headlines,
+    allreduce_jacobi,
+    allreduce_rivals,
+    allreduce_run,
+)
+from halox.cli.bench.allreduce_cases import AllreduceCase, AllreduceOracle
+from halox.cli.bench.allreduce_jacobi import Jacobi, steps_us
+from halox.cli.bench.allreduce_rivals import MPI as BY_MPI
+from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions, known_algorithms
+from halox.cli.bench.kernels import source
+from halox.cli.bench.ranks_clock import RanksClock, Timing
+from halox.engine import memory
+from halox.errors import FieldError, PathError
+from halox.grid import Grid
+from tests.mpi.capturing import Capturing
+from tests.support import require
+from tests.unit import bench_gpu
+from tests.unit.cpu_kernels import SHIM, shared_library
+
+BRIEF = Timing(batches=1, batch_s=1e-5)
+OPTIONS = AllreduceOptions("cpu", timing=BRIEF)
+NAMES = ["selected", *known_algorithms("cpu"), BY_MPI]
+
+CASES = [
+    AllreduceCase(1, "f8", "sum"),
+    AllreduceCase(70_000, "f4", "sum"),
+    AllreduceCase(33, "b1", "logical_xor"),
+    AllreduceCase(5, "b1", "min"),
+    AllreduceCase(17, "c16", "prod"),
+    AllreduceCase(9, "u1", "bitwise_or"),
+    AllreduceCase(12, "i8", "logical_and"),
+    AllreduceCase(2000, "i2", "max"),
+]
+
+
+def in_bench(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Capturing]:
+    """A bench that has graphs, of NumPy arrays and without baselines."""
+    bench = AllreduceBench(comm, AllreduceOptions("cpu", baselines=(), timing=BRIEF))
+    stage = Capturing()
+    bench.stage, bench.clock = stage, RanksClock(comm, stage, BRIEF)
+    monkeypatch.setattr(bench, "free", lambda: None)
+    return bench, stage
+
+
+class Wrapped:
+    """In the place of halox's allreduce."""
+
+    def __init__(self, reduce: Any, *, captures: bool = False) -> None:
+        self._reduce, self.algorithm, self.captures = reduce, reduce.algorithm, captures
+        self.close = reduce.close
+
+    def __call__(self, array: Any, out: Any) -> Any:
+        return self._reduce(array, out=out)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_way_is_right(case: AllreduceCase, comm: MPI.Intracomm) -> None:
+    rows = AllreduceBench(comm, OPTIONS).measure(case)
+    assert [row.name for row in rows] == NAMES
+    for row in rows:
+        assert row.checked and row.us is not None and row.us > 0, row.error
+        assert set(row.beside) == {BY_MPI} and row.nbytes == case.nbytes
+        if row.kind == "algorithm":
+            assert row.algorithm == row.name and set(row.pays_after) == {BY_MPI}
+    assert rows[0].algorithm in NAMES
+    figures = [(row.us, row.setup_us, row.first_setup_us) for row in rows]
+    assert comm.allgather(figures) == [figures] * comm.size, "one figure for all ranks"
+
+
+def test_one_wrong_value_on_one_rank_leaves_no_figure(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = allreduce_run.make_reduction
+
+    class Spoilt(Wrapped):
+        def __call__(self, array: Any, out: Any) -> Any:
+            super().__call__(array, out)
+            if comm.rank == comm.size - 1 and self.algorithm == "hierarchical":
+                out[-1] += 1
+            return out
+
+    monkeypatch.setattr(allreduce_run, "make_reduction", lambda *given: Spoilt(right(*given)))
+    rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(100, "i4", "sum"))
+    (spoilt,) = [row for row in rows if row.failed]
+    assert spoilt.name == "hierarchical" and spoilt.us is None and not spoilt.checked
+    assert "wrong result: 1 values, in call 1" in spoilt.error
+    assert all(row.us for row in rows if row is not spoilt), "the others go on"
+
+
+def test_the_result_of_the_call_before_is_wrong(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduce = allreduce_rivals.HostMpi.__call__
+    kept: list[np.ndarray] = []
+
+    def once(self: Any) -> None:
+        reduce(self)
+        kept.append(self._target.copy())
+        self._target[...] = kept[0]
+
+    monkeypatch.setattr(allreduce_rivals.HostMpi, "__call__", once)
+    rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(100, "f8", "min"))
+    assert [row.name for row in rows if row.failed] == [BY_MPI]
+    assert "in call 2 of" in rows[-1].error and all(row.beside == {} for row in rows)
+
+
+def test_an_algorithm_that_cannot_be_had_says_why(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = allreduce_run.halox.Allreduce
+
+    def refuses(*given: Any, **named: Any) -> Any:
+        if "hierarchical" in given:
+            raise FieldError("not on a Sunday")
+        return right(*given, **named)
+
+    monkeypatch.setattr(allreduce_run.halox, "Allreduce", refuses)
+    rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(1, "f8", "sum"))
+    (refused,) = [row for row in rows if row.us is None]
+    assert (refused.name, refused.error, refused.failed) == (
+        "hierarchical",
+        "not on a Sunday",
+        False,
+    )
+
+
+def test_set_up_is_that_of_the_slowest_rank_with_the_first_call(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, made = allreduce_run.make_reduction, []
+
+    class SlowOnce(Wrapped):
+        def __call__(self, array: Any, out: Any) -> Any:
+            if not hasattr(self, "called") and comm.rank == 0:
+                time.sleep(0.01)
+            self.called = True
+            return super().__call__(array, out)
+
+    def make(*given: Any) -> Any:
+        made.append(given)
+        if len(made) == 1 and comm.rank == comm.size - 1:
+            time.sleep(0.02)
+        return SlowOnce(right(*given))
+
+    monkeypatch.setattr(allreduce_run, "make_reduction", make)
+    rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(1, "f8", "sum"))
+    assert rows[0].first_setup_us is not None and rows[0].first_setup_us >= 30e3 * 0.99
+    assert all(row.setup_us is None or row.setup_us >= 10e3 for row in rows)
+    assert len(made) == 2 * (len(NAMES) - 1)
+
+
+def test_what_there_is_no_memory_for_is_left_out(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: Any, case: AllreduceCase) -> Any:
+        if comm.rank == 0:
+            raise MemoryError("too much")
+        return np.zeros(1), np.zeros(1)
+
+    monkeypatch.setattr(AllreduceBench, "_arrays", none)
+    (row,) = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(1, "f8", "sum"))
+    assert row.us is None and not row.failed and "left out: no memory" in row.error
+
+
+@pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
+def test_graphs_and_single_values(
+    trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = allreduce_run.make_reduction
+
+    def make(*given: Any) -> Any:
+        return Wrapped(right(*given), captures=given[2] != "hierarchical")
+
+    monkeypatch.setattr(allreduce_run, "make_reduction", make)
+    bench, stage = in_bench(comm, monkeypatch)
+    stage.refuse = "the host is needed" if trouble == "refuse" else ""
+    arrays = np.zeros(1), np.zeros(1)
+    monkeypatch.setattr(bench, "_arrays", lambda case: arrays)
+    stage.spoil = arrays[1] if trouble == "spoil" and comm.rank == 0 else None
+    rows = bench.measure(AllreduceCase(1, "f8", "sum"))
+    assert [(row.name, row.mode) for row in rows] == [
+        *(("selected", "stream"), ("host", "stream"), ("hierarchical", "stream")),
+        *(("selected", "graph"), ("host", "graph")),
+        *(("selected", "value"), ("host", "value"), ("hierarchical", "value")),
+    ]
+    for row in rows:
+        assert bool(row.us) is (not trouble or row.mode != "graph"), row.error
+        assert row.failed is (trouble == "spoil" and row.mode == "graph")
+    if trouble == "refuse":
+        assert "the host is needed" in rows[3].error
+
+
+def test_a_wrong_value_on_the_host_is_seen(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = allreduce_run.make_reduction
+    stale = np.array([-7.0])
+
+    class Late(Wrapped):
+        def __call__(self, array: Any, out: Any) -> Any:
+            super().__call__(array, out)
+            return stale
+
+    monkeypatch.setattr(allreduce_run, "make_reduction", lambda *given: Late(right(*given)))
+    rows = in_bench(comm, monkeypatch)[0].measure(AllreduceCase(1, "f8", "sum"))
+    (failed,) = [row for row in rows if row.failed]
+    assert failed.mode == "value" and "wrong value on the host by selected" in failed.error
+
+
+class Nccl:
+    """NCCL's allreduce on host memory, by MPI."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._mpi = comm
+        kinds = {"INT": "i", "UINT": "u", "FLOAT": "f"}
+        self._dtypes = {
+            f"{name}{bits}": f"{kind}{bits // 8}"
+            for name, kind in kinds.items()
+            for bits in (8, 32, 64)
+        }
+        self._ops = {"SUM": MPI.SUM, "PROD": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX}
+        for name in (*self._dtypes, *self._ops):
+            setattr(self, f"NCCL_{name}", name)
+        self.nccl = self.comm = self
+
+    def allReduce(
+        self, source: int, target: int, count: int, kind: str, op: str, stream: int
+    ) -> None:
+        assert stream
+        dtype = np.dtype(self._dtypes[kind])
+        arrays = [
+            bench_gpu.memory_at(address, count * dtype.itemsize).view(dtype)
+            for address in (source, target)
+        ]
+        self._mpi.Allreduce(*arrays, self._ops[op])
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU made of host memory."""
+    cp = bench_gpu.fake_cupy(1 << 18)
+    cp.cuda.get_current_stream = bench_gpu.Stream
+    cp.cuda.runtime.memcpyDeviceToHost, cp.cuda.runtime.memcpyHostToDevice = 2, 1
+    monkeypatch.setattr(allreduce_rivals, "cupy", lambda: cp)
+    for module in (allreduce_rivals, memory):
+        monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
+    return cp
+
+
+@pytest.mark.parametrize("name", ["HostStaged", "GpuAware", "WithNccl"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.usefixtures("host_memory")
+def test_what_users_write_for_gpus(case: AllreduceCase, name: str, comm: MPI.Intracomm) -> None:
+    arrays = [bench_gpu.empty(case.elements, case.dtype) for _ in range(2)]
+    wire = (Nccl(comm),) if name == "WithNccl" else ()
+    try:
+        rival = getattr(allreduce_rivals, name)(*wire, comm, case, *arrays)
+    except PathError as error:
+        unknown = case.op.startswith(("logical", "bitwise")) or case.dtype in ("i2", "c16")
+        assert name == "WithNccl" and unknown and f"no {case.op} of" in str(error)
+        return
+    oracle = AllreduceOracle(case, comm.rank, comm.size)
+    for step in (1, 2):
+        oracle.fill(*arrays, step)
+        rival()
+        assert oracle.wrong(arrays[1], step) == 0
+        if case.elements == 1:
+            assert rival.value() == arrays[1][0]
+
+
+@pytest.mark.usefixtures("host_memory")
+def test_nccl_adds_complex_numbers_by_their_parts(comm: MPI.Intracomm) -> None:
+    case = AllreduceCase(7, "c16", "sum")
+    arrays = [bench_gpu.empty(7, "c16") for _ in range(2)]
+    oracle = AllreduceOracle(case, comm.rank, comm.size)
+    rival = allreduce_rivals.WithNccl(Nccl(comm), comm, case, *arrays)
+    oracle.fill(*arrays, 1)
+    rival()
+    assert oracle.wrong(arrays[1], 1) == 0
+
+
+class HostGrid(Grid):
+    """A grid of NumPy arrays whose norm is written where it is asked for."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **{**named, "device": "cpu"})
+
+    def norm(self, field: Any, out: Any = None) -> Any:
+        out[...] = super().norm(field)
+        return out
+
+
+class RawModule:
+    """The Jacobi kernel on the CPU."""
+
+    def __init__(self, code: str, options: Any) -> None:
+        text = f'#include "{SHIM}"\n{source("jacobi")}\n' + (
+            'extern "C" void run(unsigned grid, unsigned block, double* before, double* after, double* change,\n'
+            "                    int nz, int ny, int nx)\n"
+            "{ launch_on_cpu(grid, block, false, jacobi, before, after, change, nz, ny, nx); }\n"
+        )
+        self._run = shared_library(text, "-O1").run
+
+    def get_function(self, name: str) -> Any:
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            fields, extents = arguments[:3], map(int, arguments[3:])
+            self._run(
+                *grid, *block, *(ctypes.c_void_p(field.ctypes.data) for field in fields), *extents
+            )
+
+        return launch
+
+
+def on_host() -> Any:
+    return SimpleNamespace(
+        zeros=np.zeros, cos=np.cos, RawModule=lambda code, options: RawModule(code, options)
+    )
+
+
+def test_jacobi_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("cxx")
+    monkeypatch.setattr(allreduce_jacobi, "Grid", HostGrid)
+    stage = Capturing()
+    stage.xp = on_host()
+    found = steps_us(comm, stage, 8, BRIEF)
+    assert set(found) == {
+        allreduce_jacobi.ONE_BY_ONE,
+        allreduce_jacobi.READ_EACH,
+        allreduce_jacobi.AS_GRAPH,
+    }
+    assert all(us > 0 for us in found.values())
+
+
+def test_jacobi_without_its_exchange_is_seen(comm: MPI.Intracomm) -> None:
+    require("cxx")
+    with HostGrid((8, 8, 8), halo=1, periodic=True, comm=comm, corners=False) as grid:
+        jacobi = Jacobi(grid, on_host())
+        jacobi.pair()
+        jacobi.check()
+        jacobi.pair(read=True)
+        jacobi.check()
+        jacobi.start()
+        grid.exchange = lambda field: None  # type: ignore[method-assign]
+        jacobi.pair()
+        with pytest.raises(RuntimeError, match="residual after 2 steps"):
+            jacobi.check()
+
+
+@pytest.mark.parametrize("with_halo", [False, True])
+def test_norm_over_reading(
+    with_halo: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, host_memory: Any
+) -> None:
+    class Careless(HostGrid):
+        def norm(self, field: Any, out: Any = None) -> Any:
+            inside = super().norm(field, out)
+            if with_halo:
+                inside += field[0, 0, 0]
+            return inside
+
+    stage = Capturing()
+    host_memory.cuda.runtime.memcpyDeviceToDevice = 3
+    stage.stream, stage.xp = bench_gpu.Stream(), host_memory
+    bench = SimpleNamespace(stage=stage, clock=RanksClock(comm, stage, BRIEF), shared_gpu=False)
+    bench.free = lambda: None
+    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
+    monkeypatch.setattr(allreduce_headlines, "Grid", Careless)
+    monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 8)
+    norm = allreduce_headlines._Headlines(comm).norm()
+    if with_halo:
+        with pytest.raises(RuntimeError, match=f"norm of {512 * comm.size} ones"):
+            next(norm)
+        return
+    (found,) = norm
+    assert found["target"] == 1.15 and found["value"] > 0
+    assert found["baseline"] == pytest.approx(2 * 8**4 / found["copy_gb_per_s"] / 2e3, rel=0.2)
