@@ -1,6 +1,6 @@
 """The algorithms of allreduce by name, what they are expected to take, and the choice among them.
 
-The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs that NVLink joins;
+The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs joined by NVLink;
 processes that share a GPU take turns of it, a quarter of a millisecond each, and pay that at every step.
 """
 
