@@ -2,7 +2,7 @@
 
 ``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`halox.transports.allreduce`),
 ``shared_buffer`` and ``binomial`` are trees of events (`halox.transports.tree_allreduce`). ``host`` goes through
-page-locked memory and MPI, ``hierarchical`` does so between the nodes, when the GPUs of each node have combined theirs::
+page-locked memory and MPI, ``hierarchical`` does so between the nodes, when the GPUs of each node have combined::
 
     node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
     node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'

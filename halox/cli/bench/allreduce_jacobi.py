@@ -103,8 +103,7 @@ class Jacobi:
         for before, after in (self._fields, self._fields[::-1]):
             self._grid.exchange(before)
             self._launch(before, after, self._change)
-            norm: Any = self._grid.norm
-            norm(self._change, out=self.residual)
+            self._grid.norm(self._change, out=self.residual)
             if read:
                 float(self.residual)
         self.steps += 2
