@@ -294,6 +294,8 @@ class Grid:
                 f"{self.rank}; allocate with grid.zeros to get it right"
             )
         self._remember(array, field)
+        if self._numbers is not None:
+            self._numbers.forget()
         return array
 
     def layout(self, field: Any) -> FieldLayout:
@@ -640,7 +642,7 @@ class Grid:
         """Reduce fields to a number: on the host by this function of their cells, and a sum or so of the ranks."""
         self._world.check_open()
         if self._numbers is not None:
-            return self._numbers.number(name, lambda: self._cells(name, fields), out)
+            return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
 
         def value() -> Any:
             cells = [one.view() for one in self._cells(name, fields)]

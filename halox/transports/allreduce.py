@@ -14,6 +14,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,8 +36,9 @@ from halox.engine.capture import is_capturing
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.launch import PreparedLaunch
-from halox.engine.memory import PinnedBuffer, pinned
+from halox.engine.memory import PinnedBuffer
 from halox.engine.packers.strided_plan import Row, fill_region, region_dtype
+from halox.engine.spares import HOST_WORDS
 from halox.engine.streams import order_after
 from halox.errors import (
     ExchangeTimeoutError,
@@ -49,6 +51,9 @@ from halox.transports.device_arena import DeviceArena, DeviceBlock, DevicePlace,
 from halox.world import World
 
 _MAKING = "the making of a reduction"
+
+_Laid = tuple[Any, Any, PreparedLaunch]
+"""Addresses of two fields' cells in a launch's argument, and the launch."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +117,13 @@ class _Meeting:
         self._meet(0, [self._block.pointer])
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
-        self._failure = pinned(8)
+        self._failure = HOST_WORDS.take(self._arena.device)
         self._failure.array[:] = 0
         self._failed = self._failure.array.data.cast("I")
         limit_ns = int(self._world.limit_s * 1e9)
         parameter = self.plan.parameter(place, memory, self._failure.device_pointer, limit_ns)
         self._argument = _argument(parameter)
-        # What is set in it holds from the next launch on.
-        held: Any = self._argument
-        self._parameter = np.frombuffer(held, parameter.dtype)
+        self._source, self._target = _addresses(self._argument, parameter.dtype)
         self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
@@ -157,7 +160,7 @@ class _Meeting:
             if self._failed[0] and not self._is_told:
                 warnings.warn(str(self._late()), stacklevel=2)
             self._failed.release()
-            self._failure.close()
+            HOST_WORDS.give_back(self._arena.device, self._failure)
             self._failure = None
         if self._block is not None:
             # A peer that is behind may still store into it.
@@ -191,8 +194,7 @@ class KernelReduction(_Meeting):
         Collective; does not block. Calls on different streams keep their order, but in captures.
         """
         self._enter(stream)
-        entry = self._parameter[0]
-        entry["source"], entry["target"] = source, target
+        self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
 
@@ -209,7 +211,7 @@ class FieldReduction(_Meeting):
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
         super().__init__(world, arena, plan_number(name, dtype, ranks, sms=self._sms))
-        self._launches: dict[object, tuple[Any, PreparedLaunch]] = {}
+        self._launches: dict[object, _Laid] = {}
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
         super()._meet(place, memory)
@@ -250,7 +252,7 @@ class FieldReduction(_Meeting):
     def _key(cells: Described, other: Described | None) -> object:
         return cells.shape, cells.strides, None if other is None else other.strides
 
-    def _find(self, cells: Described, other: Described | None) -> tuple[Any, PreparedLaunch]:
+    def _find(self, cells: Described, other: Described | None) -> _Laid:
         key = self._key(cells, other)
         found = self._launches.get(key)
         if found is None:
@@ -259,7 +261,7 @@ class FieldReduction(_Meeting):
             found = self._launches[key] = self._laid_out(plan, row)
         return found
 
-    def _laid_out(self, plan: ReductionPlan, row: Row) -> tuple[Any, PreparedLaunch]:
+    def _laid_out(self, plan: ReductionPlan, row: Row) -> _Laid:
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
@@ -268,10 +270,9 @@ class FieldReduction(_Meeting):
         assert plan.memory_bytes <= self.plan.memory_bytes
         region = np.zeros(1, region_dtype(int(dict(plan.defines)["MAX_LEVELS"])))
         fill_region(region[0], row, 0)
-        argument: Any = _argument(region)
-        return np.frombuffer(argument, region.dtype)[0], self._prepared(
-            plan, [argument, self._kept]
-        )
+        argument = _argument(region)
+        launch = self._prepared(plan, [argument, self._kept])
+        return (*_addresses(argument, region.dtype), launch)
 
     def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
         """Launch on a stream.
@@ -295,8 +296,12 @@ class FieldReduction(_Meeting):
         -----
         Collective; does not block. Calls on different streams keep their order, but in captures.
         """
+        self.bound(cells, other)(target, stream)
+
+    def bound(self, cells: Described, other: Described | None) -> Callable[[int, Any], None]:
+        """Return what launches for these cells, given a target and a stream, as a call does."""
         found = self._find(cells, other)
-        self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
+        return partial(self._go, found, cells.pointer, 0 if other is None else other.pointer)
 
     def of_value(self, value: int, target: int, stream: Any) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
@@ -306,13 +311,10 @@ class FieldReduction(_Meeting):
             found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
         self._go(found, value, 0, target, stream)
 
-    def _go(
-        self, found: tuple[Any, PreparedLaunch], source: int, other: int, target: int, stream: Any
-    ) -> None:
-        region, launch = found
+    def _go(self, found: _Laid, source: int, other: int, target: int, stream: Any) -> None:
+        first, second, launch = found
         self._enter(stream)
-        region["source"], region["target"] = source, other
-        self._parameter[0]["target"] = target
+        first.value, second.value, self._target.value = source, other, target
         launch.launch(stream.ptr)
 
 
@@ -372,6 +374,14 @@ def make_local_reduction(
     made = FieldReduction(world, arena, name, dtype, 1)
     made.open_alone()
     return made
+
+
+def _addresses(argument: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the source and the target in a launch's argument; what is set there holds from the next launch on."""
+    assert dtype.fields is not None
+    at = (dtype.fields[name][1] for name in ("source", "target"))
+    source, target = (ctypes.c_uint64.from_buffer(argument, offset) for offset in at)
+    return source, target
 
 
 def _argument(data: npt.NDArray[Any]) -> Any:

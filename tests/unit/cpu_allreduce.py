@@ -22,9 +22,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from halox.engine.allreduce_plan import EPOCH_SHIFT, ReductionPlan
+from halox.engine.allreduce_plan import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
 from halox.engine.arrays import describe
 from halox.engine.compiler import preamble, source
+from halox.engine.spares import Spares
 from halox.transports import allreduce
 from halox.transports.allreduce import FieldReduction, make_array_reduction, make_field_reduction
 from tests.unit.cpu_kernels import FLAGS, aligned, build
@@ -191,16 +192,16 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         cuda=SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime),
     )
 
-    def pinned(nbytes: int) -> Any:
-        array = aligned(nbytes)
-        return SimpleNamespace(array=array, device_pointer=array.ctypes.data, close=lambda: None)
+    def word(device: int) -> Any:
+        array = aligned(8)
+        return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
     def prepared(function: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Any:
         return Launch(function, blocks, threads, arguments)
 
     with (
         patch.object(allreduce, "cupy", lambda: fake),
-        patch.object(allreduce, "pinned", pinned),
+        patch.object(allreduce, "HOST_WORDS", Spares(word)),
         patch.object(allreduce, "order_after", lambda last, stream: None),  # streams run at once
         patch.object(allreduce, "is_capturing", lambda: False),
         patch.object(
@@ -229,7 +230,8 @@ class Rank:
 
     def limit(self, seconds: float) -> None:
         """Set how long a launch waits from now on."""
-        self.reduction._parameter[0]["limit_ns"] = int(seconds * 1e9)
+        parameter = np.frombuffer(self.reduction._argument, ALLREDUCE)[0]
+        parameter["limit_ns"] = int(seconds * 1e9)
 
     @property
     def epochs(self) -> int:

@@ -279,7 +279,7 @@ class TestFields:
         """More than the blocks take at once."""
         cells = [sample("i8", "sum", (40, 33, 31), i)[1:-1, 2:, :-1] for i in range(2)]
         ranks = connect_fields("sum", cells, sms=sms)
-        ((_, launch),) = ranks[0].reduction._launches.values()
+        ((*_, launch),) = ranks[0].reduction._launches.values()
         assert launch.blocks == 4 * sms and launch.threads * launch.blocks * 4 < cells[0].size
         wanted = sum(int(one.sum()) for one in cells)
         wrapped = (wanted + 2**63) % 2**64 - 2**63

@@ -1,0 +1,45 @@
+"""What is kept for arrays is found by identity, and gone with them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halox.engine import seen
+from halox.engine.seen import Seen
+
+
+def test_found_again_by_identity_alone():
+    kept: Seen[str] = Seen()
+    a, b = np.zeros(3), np.zeros(3)
+    kept.keep("sum", (a, b), "both")
+    kept.keep("sum", (a, None), "one")
+    assert kept.find("sum", id(a), id(b)) == "both"
+    assert kept.find("sum", id(a), id(None)) == "one"
+    assert kept.find("sum", id(b), id(a)) is None
+    assert kept.find("max", id(a), id(b)) is None
+    kept.clear()
+    assert kept.find("sum", id(a), id(b)) is None
+
+
+def test_gone_with_any_of_its_arrays():
+    kept: Seen[str] = Seen()
+    a, b = np.zeros(3), np.zeros(3)
+    kept.keep("sum", (a, b), "both")
+    key = "sum", id(a), id(b)
+    del b
+    assert kept.find(*key) is None
+
+
+def test_what_cannot_be_watched_is_not_kept():
+    kept: Seen[str] = Seen()
+    kept.keep("sum", (5,), "a number")
+    assert kept.find("sum", id(5)) is None
+
+
+def test_the_oldest_goes_first(monkeypatch):
+    monkeypatch.setattr(seen, "CAPACITY", 2)
+    kept: Seen[int] = Seen()
+    arrays = [np.zeros(1) for _ in range(3)]
+    for number, array in enumerate(arrays):
+        kept.keep("sum", (array,), number)
+    assert [kept.find("sum", id(array)) for array in arrays] == [None, 1, 2]
