@@ -1,0 +1,283 @@
+"""A GPU a rank, played by the host: what reductions use of CuPy, over memory that the ranks' processes map.
+
+Everything is done at once when it is put on a stream. Kernels are the real ones, compiled by g++
+(`tests.unit.cpu_allreduce`); memory that is exported lies in files of /dev/shm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from halox.engine.operations import find_operation
+from halox.transports.device_arena import DeviceBlock, DevicePlace
+from tests.unit.cpu_allreduce import Launch, Stream
+from tests.unit.cpu_kernels import aligned
+
+
+class Array:
+    """Takes the place of cupy.ndarray."""
+
+    def __init__(self, values: np.ndarray, device: int = 0) -> None:
+        self.values, self.device_id = values, device
+        self.data = SimpleNamespace(
+            ptr=values.__array_interface__["data"][0],
+            device_id=device,
+            copy_from_device_async=self._fill,
+        )
+
+    shape = property(lambda self: self.values.shape)
+    strides = property(lambda self: self.values.strides)
+    dtype = property(lambda self: self.values.dtype)
+    size = property(lambda self: self.values.size)
+    flags = property(lambda self: self.values.flags)
+    real = property(lambda self: Array(self.values.real))
+
+    def _fill(self, source: Any, nbytes: int) -> None:
+        ctypes.memmove(self.data.ptr, source.ptr, nbytes)
+
+    def get(self) -> np.ndarray:
+        return self.values.copy()
+
+    def copy(self, order: str = "C") -> Array:
+        return Array(self.values.copy(order))
+
+    def astype(self, dtype: Any, copy: bool = True) -> Array:
+        return Array(np.asarray(self.values.astype(dtype)))
+
+    def reshape(self, shape: Any) -> Array:
+        return Array(self.values.reshape(shape))
+
+    def __getitem__(self, index: Any) -> Array:
+        return Array(self.values[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.values[index] = plain(value)
+
+    def __float__(self) -> float:
+        return float(self.values)
+
+    def __mul__(self, other: Any) -> Array:
+        return Array(np.asarray(self.values * plain(other)))
+
+
+def plain(value: Any) -> Any:
+    return value.values if isinstance(value, Array) else value
+
+
+def _calls(function: Any) -> Any:
+    def call(*arguments: Any, out: Any = None, **options: Any) -> Any:
+        if out is not None:
+            options["out"] = plain(out)
+        found = np.asarray(function(*map(plain, arguments), **options))
+        return out if out is not None else Array(found)
+
+    return call
+
+
+class FakeArena:
+    """Takes the place of DeviceArena: a file a block, which is never used again."""
+
+    mapped: dict[tuple[str, int], int] = {}
+
+    def __init__(self, device: int) -> None:
+        self.device, self.name = device, f"halox-test-{uuid4().hex}"
+        self._files: list[str] = []
+        self._maps: list[Any] = []
+        self.retired = 0
+
+    def allocate(self, nbytes: int) -> DeviceBlock:
+        number = len(self._files)
+        path = f"/dev/shm/{self.name}-{number}"
+        with open(path, "wb") as file:
+            file.truncate(nbytes)
+        self._files.append(path)
+        return DeviceBlock(
+            DevicePlace(self.name, number), self._map((self.name, number), path), nbytes
+        )
+
+    def _map(self, segment: tuple[str, int], path: str) -> int:
+        with open(path, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        self._maps.append(memory)
+        self.mapped[segment] = np.frombuffer(memory, np.uint8).ctypes.data
+        return self.mapped[segment]
+
+    def handles(self, places: Any) -> dict[Any, bytes]:
+        return {(p.arena, p.segment): self._files[p.segment].encode() for p in places}
+
+    def open(self, handles: Any) -> None:
+        for segment, handle in handles.items():
+            if segment not in self.mapped:
+                self._map(segment, handle.decode())
+
+    def pointer(self, place: DevicePlace) -> int:
+        return self.mapped[place.arena, place.segment] + place.offset
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        return Array(np.zeros(shape, dtype), self.device)
+
+    def release(self, block: DeviceBlock) -> None:
+        pass
+
+    def retire(self, block: DeviceBlock) -> None:
+        self.retired += 1
+
+    def reclaim(self) -> None:
+        self.retired = 0
+
+    def unmap(self, names: Any) -> None:
+        pass
+
+    def free(self) -> None:
+        for path in self._files:
+            os.unlink(path)
+        self._files.clear()
+
+
+class FakeEvents:
+    """Takes the place of EventPool: the host's flags say all, where nothing is under way."""
+
+    def __init__(self, device: int) -> None:
+        self.taken = 0
+
+    def take(self, count: int) -> list[int]:
+        self.taken += count
+        return list(range(self.taken - count, self.taken))
+
+    def handles(self, numbers: Any) -> dict[int, bytes]:
+        return dict.fromkeys(numbers, b"")
+
+    def open(self, rank: int, handles: Any) -> None:
+        pass
+
+    def own(self, number: int) -> int:
+        return number
+
+    def opened(self, rank: int, number: int) -> int:
+        return number
+
+    def give_back(self, numbers: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class FakeMoves:
+    """Takes the place of DeviceMoves."""
+
+    def __init__(self, dtype: Any, op: str, elements: int, device: int) -> None:
+        self._operation, self._dtype, self._elements = find_operation(op, dtype), dtype, elements
+
+    def _at(self, pointer: int) -> np.ndarray:
+        nbytes = self._elements * self._dtype.itemsize
+        raw = (ctypes.c_char * nbytes).from_address(pointer)
+        return np.frombuffer(raw, self._dtype)
+
+    def begin(self, total: int, value: int, stream: int) -> None:
+        self._operation.begin(self._at(total), self._at(value))
+
+    def combine(self, total: int, value: int, stream: int) -> None:
+        self._operation.add(self._at(total), self._at(value))
+
+    def copy(self, target: int, source: int, stream: int) -> None:
+        self._at(target)[...] = self._at(source).copy()
+
+
+class Machine:
+    """The GPUs of a rank's machine; ``capturing`` says whether the current stream is captured."""
+
+    def __init__(self, rank: int, shared: bool) -> None:
+        self.capturing = False
+        self.launches = 0
+        self._stream = Stream(rank, "random", 1, 0, 0)
+        self._uuid = bytes(16) if shared else (rank + 1).to_bytes(16, "little")
+        self.stream = SimpleNamespace(
+            ptr=0, synchronize=lambda: None, wait_event=lambda event: None
+        )
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from halox.collectives import on_device
+        from halox.engine import capture, cuda
+        from halox.transports import allreduce, surroundings
+
+        module = self._cupy()
+        monkeypatch.setitem(sys.modules, "cupy", module)
+        monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
+        monkeypatch.setattr(cuda, "_cupy_types", set())
+        capture._query.cache_clear()
+        monkeypatch.setattr(surroundings, "DeviceArena", FakeArena)
+        monkeypatch.setattr(surroundings, "EventPool", FakeEvents)
+        monkeypatch.setattr(on_device, "DeviceMoves", FakeMoves)
+        for place in (on_device, allreduce):
+            monkeypatch.setattr(place, "pinned", _pinned)
+        monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
+        monkeypatch.setattr(
+            allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
+        )
+        monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
+
+    def _prepared(
+        self, function: Any, blocks: int, threads: int, arguments: Any, *, device: int
+    ) -> Any:
+        launch = Launch(function, blocks, threads, arguments)
+
+        def run(pointer: int) -> None:
+            self.launches += 1
+            launch.launch(self._stream)
+
+        return SimpleNamespace(launch=run)
+
+    def _cupy(self) -> ModuleType:
+        def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+            ctypes.memmove(target, source, nbytes)
+
+        @contextlib.contextmanager
+        def device(number: int = 0) -> Iterator[Any]:
+            yield
+
+        def at(number: int = 0) -> Any:
+            found: Any = device(number)
+            found.id, found.use, found.synchronize = number, lambda: None, lambda: None
+            return found
+
+        runtime = SimpleNamespace(
+            memset=ctypes.memset,
+            deviceSynchronize=lambda: None,
+            memcpyAsync=copy,
+            memcpyDefault=4,
+            getDeviceCount=lambda: 1,
+            getDeviceProperties=lambda number: {"uuid": self._uuid},
+            streamIsCapturing=lambda stream: self.capturing,
+            streamWaitEvent=lambda stream, event: None,
+            eventRecord=lambda event, stream: None,
+            CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
+        )
+        module: Any = ModuleType("cupy")
+        module.ndarray = Array
+        module.cuda = SimpleNamespace(
+            Device=at, runtime=runtime, get_current_stream=lambda: self.stream
+        )
+        module.empty = lambda shape, dtype="f8": Array(np.empty(shape, dtype))
+        module.asarray = lambda a, dtype=None: (
+            a if isinstance(a, Array) else Array(np.array(a, dtype))
+        )
+        for name in ("sum", "min", "max", "abs", "square", "conj", "sqrt"):
+            setattr(module, name, _calls(getattr(np, name)))
+        return module
+
+
+def _pinned(nbytes: int) -> Any:
+    array = aligned(nbytes)
+    return SimpleNamespace(array=array, device_pointer=array.ctypes.data, close=lambda: None)

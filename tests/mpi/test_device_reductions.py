@@ -1,0 +1,364 @@
+"""Reductions of arrays and fields on GPUs, from the public calls down to the kernels, on GPUs that the host plays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.collectives.algorithms import DEVICE_ALGORITHMS
+from halox.errors import (
+    DeviceError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
+from tests.mpi.conftest import agree
+from tests.mpi.fake_cupy import Array, Machine
+from tests.support import require
+from tests.unit.reduction_oracle import expected, same, sample
+
+require("cxx")
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+WAYS = ["own GPUs", "one GPU", "a node each", "two nodes"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    nodes = {"a node each": "rank", "two nodes": "second" if comm.rank % 3 == 1 else "first"}
+    if way in nodes:
+        monkeypatch.setenv("HALOX_NODE", nodes[way])
+    found = Machine(comm.rank, shared=way == "one GPU" and comm.size > 1)
+    found.install(monkeypatch)
+    return found
+
+
+def possible(way: str, ranks: int) -> set[str]:
+    """The algorithms that there should be."""
+    kernels, trees = {"oneshot", "reduce_scatter_allgather"}, {"shared_buffer", "binomial"}
+    found = {"hierarchical", "host"}
+    if way == "own GPUs" or ranks == 1:
+        found |= kernels
+    if way in ("own GPUs", "one GPU") and ranks > 1:
+        found |= trees
+    return found
+
+
+def wanted(algorithm: str, way: str, op: str, values: list[Any]) -> Any:
+    """What the ranks' values come to, in the order that the algorithm promises."""
+    if algorithm == "binomial":
+        parts = list(values)
+        while len(parts) > 1:
+            parts = [expected(op, parts[i : i + 2]) for i in range(0, len(parts), 2)]
+        return parts[0]
+    if algorithm == "hierarchical" and way == "two nodes":
+        groups = (
+            [values[i] for i in range(len(values)) if i % 3 != 1],
+            [values[i] for i in range(len(values)) if i % 3 == 1],
+        )
+        return expected(op, [expected(op, group) for group in groups if group])
+    return expected(op, values)
+
+
+def reduced(algorithm: str | None, comm: MPI.Intracomm, shape: Any, dtype: Any, op: str) -> Any:
+    return halox.Allreduce(comm, shape, dtype, op, algorithm, device="gpu")
+
+
+@pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
+def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    """The bits that NumPy gives in the order promised; or the reason on all ranks."""
+    if algorithm not in possible(way, comm.size):
+        reasons = {"one GPU": "shares its GPU", "own GPUs": "none"}
+        reason = reasons.get(way, "are on different nodes")
+        if comm.size == 1:
+            reason = "there is one rank"
+        with pytest.raises(FieldError, match=f"'{algorithm}' cannot be had: .*{reason}.*here are"):
+            reduced(algorithm, comm, 3, "f8", "sum")
+        return
+    for op, dtype, elements in (("sum", "f8", 700), ("max", "i2", 5), ("prod", "c16", 33)):
+        values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
+        with reduced(algorithm, comm, elements, dtype, op) as reduce:
+            assert reduce.algorithm == algorithm
+            assert reduce.captures == (algorithm in ("oneshot", "reduce_scatter_allgather"))
+            assert set(reduce.reasons) == set(DEVICE_ALGORITHMS) - possible(way, comm.size)
+            given = Array(values[comm.rank].copy())
+            found = reduce(given)
+            again = reduce(given, out=given)
+            assert isinstance(found, Array) and again is given
+        ok = same(found.get(), wanted(algorithm, way, op, values))
+        ok &= found.get().tobytes() == given.get().tobytes()
+        ok &= len(set(comm.allgather(found.get().tobytes()))) == 1
+        assert agree(ok, comm), (op, dtype)
+
+
+def test_the_choice(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    with reduced(None, comm, 3, "f8", "sum") as reduce:
+        assert reduce.algorithm in possible(way, comm.size)
+        if way == "own GPUs":
+            assert reduce.algorithm == "oneshot" and reduce.device == "gpu"
+    with reduced(None, comm, 1 << 21, "f8", "sum") as reduce:
+        found = reduce(Array(np.ones(1 << 21)))
+        assert (found.get() == comm.size).all()
+        if way == "own GPUs" and comm.size > 1:
+            assert reduce.algorithm == "reduce_scatter_allgather"
+
+
+def test_where_arrays_lie(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    base = np.arange(24).reshape(6, 4)
+    total = base * (comm.size * (comm.size + 1) // 2)
+    mine = base * (comm.rank + 1)
+    with reduced(None, comm, (6, 4), "i8", "sum") as reduce:
+        found = reduce(mine)
+        assert isinstance(found, np.ndarray) and np.array_equal(found, total)
+        around = np.zeros((6, 8), "i8")
+        around[:, 1::2] = mine
+        out = Array(np.full((12, 4), -1)[::2])
+        assert reduce(Array(around[:, 1::2]), out) is out
+        assert np.array_equal(out.get(), total)
+        memory = np.zeros(7 * 4, "i8")
+        memory[4:] = mine.ravel()
+        reduce(Array(memory[4:].reshape(6, 4)), out=Array(memory[:24].reshape(6, 4)))
+        assert np.array_equal(memory[:24].reshape(6, 4), total), "overlapping"
+        raw = np.zeros(200, np.uint8)
+        crooked = raw[3:195].view("i8").reshape(6, 4)
+        crooked[...] = mine
+        assert np.array_equal(reduce(Array(crooked)).get(), total), "not aligned"
+        host = np.zeros((6, 4), "i8")
+        assert reduce(Array(mine), out=host) is host and np.array_equal(host, total)
+    with reduced(None, comm, (), "f8", "max") as reduce:
+        found = reduce(float(comm.rank))
+        assert isinstance(found, np.float64) and found == comm.size - 1
+        zero = reduce(Array(np.array(1.0 + comm.rank)))
+        assert isinstance(zero, Array) and zero.shape == () and float(zero) == comm.size
+    with reduced(None, comm, (0, 3), "f8", "sum") as reduce:
+        assert reduce(Array(np.zeros((0, 3)))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("algorithm", ["shared_buffer", "host", "hierarchical"])
+def test_a_bad_array_on_one_rank(
+    algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm
+) -> None:
+    if algorithm not in possible(way, comm.size):
+        pytest.skip("cannot be had")
+    last = comm.rank == comm.size - 1
+    fixed = np.zeros(4)
+    fixed.flags.writeable = False
+    with reduced(algorithm, comm, 4, "f8", "sum") as reduce:
+        good = Array(np.ones(4))
+        for bad, out, kind, text in (
+            (Array(np.ones(5)), None, FieldError, r"array: got shape \(5,\)"),
+            (Array(np.ones(4, "f4")), None, FieldError, "float32"),
+            (Array(np.ones(4), device=3), None, DeviceError, "array lies on GPU 3"),
+            ("text", None, FieldError, "is no value of"),
+            (good, fixed, FieldError, "out is read-only"),
+        ):
+            with pytest.raises(kind, match=text):
+                reduce(bad if last else good, out=out if last else None)
+        assert (reduce(good).get() == comm.size).all()
+
+
+def test_bad_arguments(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    with pytest.raises(FieldError, match="algorithm must be one of 'oneshot'"):
+        reduced("fastest", comm, 3, "f8", "sum")
+    with pytest.raises(FieldError, match=r"it is for arrays on GPUs"):
+        halox.Allreduce(comm, 3, "f8", "sum", "oneshot", device="cpu")
+    if comm.size > 1:
+        first = comm.rank == 0
+        with pytest.raises(MismatchError, match="algorithm differs between ranks"):
+            reduced("host" if first else None, comm, 3, "f8", "sum")
+        with pytest.raises(MismatchError, match='device differs .*say device="cpu"'):
+            halox.Allreduce(comm, 3, "f8", "sum", "host", device="gpu" if first else "cpu")
+
+
+def test_captures(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    """What needs the host is refused before anything is done, by all ranks."""
+    machine.capturing = True
+    with pytest.raises(StateError, match="making a reduction needs the host"):
+        reduced(None, comm, 3, "f8", "sum")
+    machine.capturing = False
+    with reduced(None, comm, 3, "f8", "sum") as reduce:
+        array = Array(np.ones(3))
+        reduce(array)
+        machine.capturing = True
+        if reduce.captures:
+            reduce(array, out=array)
+        else:
+            with pytest.raises(StateError, match="needs the host in every call"):
+                reduce(array)
+        machine.capturing = False
+
+
+NUMBERS = {
+    "sum": lambda a: a.sum(),
+    "min": lambda a: a.min(),
+    "max": lambda a: a.max(),
+    "norm": lambda a: np.sqrt((np.abs(a.astype("c16")) ** 2).sum()),
+}
+
+
+class TestGrid:
+    @pytest.fixture
+    def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
+        shape = (5 * comm.size + 1, 7)
+        with halox.Grid(shape, halo=((1, 2), (1, 2)), comm=comm, device="gpu") as found:
+            yield found
+
+    @staticmethod
+    def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Array, np.ndarray]:
+        """A field with a halo of nonsense, and the whole of it."""
+        rng = np.random.default_rng(seed)
+        whole = rng.integers(-9, 9, grid.grid_shape) / 4
+        if np.dtype(dtype).kind == "c":
+            whole = whole + 1j * rng.integers(-9, 9, grid.grid_shape) / 4
+        whole = np.abs(whole).astype(dtype) if np.dtype(dtype).kind == "u" else whole.astype(dtype)
+        values = np.full(grid.padded_shape, 99).astype(dtype)
+        values[1:-2, 1:-2] = whole[grid.owned]
+        return Array(values), whole
+
+    @pytest.mark.parametrize("dtype", ["f8", "f2", "c8", "u1"])
+    def test_numbers(self, grid: halox.Grid, dtype: str, way: str, comm: MPI.Intracomm) -> None:
+        field, whole = self.field(grid, dtype)
+        for name, number in NUMBERS.items():
+            if dtype == "c8" and name in ("min", "max"):
+                with pytest.raises(FieldError, match=f"{name} has no meaning"):
+                    getattr(grid, name)(field)
+                continue
+            for repeat in range(2):
+                found = getattr(grid, name)(field)
+                assert isinstance(found, Array) and found.shape == ()
+            wide = {"f": "f8", "c": "c16", "u": "u8"}[whole.dtype.kind]
+            kind = {"norm": "f8", "sum": wide}.get(name, dtype)
+            assert found.dtype == np.dtype(kind)
+            value = number(whole.astype(wide))
+            ok = np.isclose(found.get(), value, rtol=1e-14)
+            out = Array(np.zeros((1, 1), kind))
+            assert getattr(grid, name)(field, out=out) is out
+            ok &= out.get().tobytes() == found.get().tobytes()
+            ok &= len(set(comm.allgather(found.get().tobytes()))) == 1
+            assert agree(bool(ok), comm), name
+        other, b = self.field(grid, dtype, 1)
+        found = grid.dot(field, other)
+        assert np.isclose(found.get(), np.vdot(whole.astype(wide), b.astype(wide)), rtol=1e-13)
+
+    def test_dots_of_unlike_dtypes(self, grid: halox.Grid) -> None:
+        (field, a), (other, b) = self.field(grid, "f4"), self.field(grid, "c16", 1)
+        assert np.isclose(grid.dot(field, other).get(), np.vdot(a, b))
+
+    def test_no_new_plan_for_other_addresses_and_strides(
+        self, grid: halox.Grid, machine: Machine, comm: MPI.Intracomm, monkeypatch: Any
+    ) -> None:
+        field, whole = self.field(grid, "f8")
+        grid.sum(field)
+
+        def none(*_: Any) -> None:
+            raise AssertionError("made anew")
+
+        monkeypatch.setattr(grid._numbers, "_make", none)
+        for other in (Array(field.get()), Array(np.asfortranarray(field.get()))):
+            before = machine.launches
+            found = grid.sum(other)
+            assert np.isclose(float(found), whole.sum())
+            assert machine.launches > before
+
+    def test_one_launch(self, grid: halox.Grid, way: str, machine: Machine) -> None:
+        field, _ = self.field(grid, "f8")
+        grid.norm(field)
+        before = machine.launches
+        grid.norm(field)
+        assert machine.launches == before + 1, "for the cells alone, or for all ranks too"
+
+    def test_cells_that_no_kernel_walks(
+        self, grid: halox.Grid, monkeypatch: Any, comm: MPI.Intracomm
+    ) -> None:
+        """On one rank: it forms its value by other means, and meets the others all the same."""
+        from halox.transports import allreduce
+
+        if comm.rank == 0:
+            monkeypatch.setattr(allreduce, "can_walk", lambda *_: False)
+        field, whole = self.field(grid, "f8")
+        for name, number in NUMBERS.items():
+            assert np.isclose(float(getattr(grid, name)(field)), number(whole))
+
+    def test_errors(self, grid: halox.Grid, comm: MPI.Intracomm, machine: Machine) -> None:
+        field, _ = self.field(grid, "f8")
+        last = comm.rank == comm.size - 1
+        with pytest.raises(FieldError, match="shape"):
+            grid.sum(Array(np.zeros((3, 99))) if last else field)
+        with pytest.raises(FieldError, match=r"out: got shape \(2,\)"):
+            grid.max(field, out=Array(np.zeros(2)) if last else None)
+        with pytest.raises(DeviceError, match="out lies on the host"):
+            grid.min(field, out=np.zeros(1) if last else None)
+        if comm.size > 1:
+            with pytest.raises(MismatchError, match="dtype differs between ranks"):
+                grid.norm(self.field(grid, "f4" if last else "f8")[0])
+        machine.capturing = True
+        with pytest.raises(StateError, match="first norm of a field of float64"):
+            grid.norm(field)
+        machine.capturing = False
+        assert float(grid.norm(field)) > 0
+
+    def test_captures(self, grid: halox.Grid, way: str, machine: Machine, comm: Any) -> None:
+        field, _ = self.field(grid, "f8")
+        out = Array(np.zeros(()))
+        grid.norm(field, out=out)
+        machine.capturing = True
+        if way == "own GPUs" or comm.size == 1:
+            grid.norm(field, out=out)
+            with pytest.raises(StateError, match="first norm of a field of this shape"):
+                grid.norm(Array(np.asfortranarray(field.get())))
+        else:
+            with pytest.raises(StateError, match="cannot be captured"):
+                grid.norm(field, out=out)
+        machine.capturing = False
+
+    def test_arrays(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        values = [sample("f8", "max", (3, 2), rank) for rank in range(comm.size)]
+        given = Array(values[comm.rank].copy())
+        for _ in range(3):
+            found = grid.allreduce(given, "max")
+            assert isinstance(found, Array) and same(found.get(), expected("max", values))
+        assert grid.allreduce(given, "max", out=given) is given
+        assert same(given.get(), expected("max", values))
+        assert grid.allreduce(2.0, "prod") == 2.0**comm.size
+        many = [Array(np.full(n, comm.rank + 1)) for n in range(1, 40)]
+        total = comm.size * (comm.size + 1) // 2
+        for _ in range(2):
+            assert all((grid.allreduce(one).get() == total).all() for one in many)
+        with pytest.raises(HaloxError, match="no meaning"):
+            grid.allreduce(Array(np.zeros(2, "c8")), "max")
+
+    def test_closed(self, machine: Machine, comm: MPI.Intracomm) -> None:
+        grid = halox.Grid((4 * comm.size,), comm=comm, device="gpu")
+        field = grid.ones("f8")
+        assert float(grid.sum(field)) == 4 * comm.size
+        grid.close()
+        with pytest.raises(HaloxError, match="closed"):
+            grid.sum(field)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("way", ["own GPUs", "one GPU"], indirect=True)
+def test_a_rank_that_does_not_come(
+    way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    reduce = reduced(None, comm.Dup(), 4, "f8", "sum")
+    array = Array(np.ones(4))
+    reduce(array)
+    if comm.rank:
+        with pytest.raises(ExchangeTimeoutError, match="has waited"):
+            for _ in range(2):
+                reduce(array)
+    comm.Barrier()
