@@ -147,9 +147,9 @@ class DeviceNumbers:
         number(cells, target)
         if out is None:
             return target
-        launch = number.bound(cells)
-        if launch is not None:
-            self._seen.keep(name, (*fields, out), (launch, target.data.ptr))
+        bound = number.bound(cells)
+        if bound is not None:
+            self._seen.keep(name, (*fields, out), (bound, target.data.ptr))
         return out
 
     def forget(self) -> None:

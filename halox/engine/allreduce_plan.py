@@ -263,7 +263,8 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
     if chunks > MOST_CHUNKS:
         most = MOST_CHUNKS * warps * TILE_DATA_BYTES // dtype.itemsize
         raise FieldError(
-            f"{elements} elements are too many for packets, at most {most} are not; reduce by 'scattered'"
+            f"{elements} elements are too many for packets, at most {most} are not; reduce by "
+            "'reduce_scatter_allgather'"
         )
     rank_bytes = chunks * warps * TILE_BYTES
     return ReductionPlan(

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from halox.engine.operations import find_operation
+from halox.engine.spares import Spares
 from halox.transports.device_arena import DeviceBlock, DevicePlace
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
@@ -220,8 +221,8 @@ class Machine:
         monkeypatch.setattr(surroundings, "DeviceArena", FakeArena)
         monkeypatch.setattr(surroundings, "EventPool", FakeEvents)
         monkeypatch.setattr(on_device, "DeviceMoves", FakeMoves)
-        for place in (on_device, allreduce):
-            monkeypatch.setattr(place, "pinned", _pinned)
+        monkeypatch.setattr(on_device, "pinned", _pinned)
+        monkeypatch.setattr(allreduce, "HOST_WORDS", Spares(lambda _: _pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
