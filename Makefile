@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: test lint types docs gpu-check gpu-check-several bench
+.PHONY: test lint types docs gpu-check gpu-check-several figures bench
 
 test:
 	$(PYTHON) -m pytest
@@ -21,6 +21,10 @@ gpu-check:
 # What several GPUs add to a check on one.
 gpu-check-several:
 	$(PYTHON) -m tests.gpu.check --several
+
+# The page of figures, from the files that the checks wrote.
+figures:
+	$(PYTHON) -m tests.gpu.figures
 
 bench:
 	cd asv_bench && $(PYTHON) -m asv machine --yes >/dev/null && \

@@ -31,7 +31,6 @@ FOLDER = "tests/gpu"
 RANKS_FOLDER = f"{FOLDER}/ranks"
 RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
-BENCHES = f"{RANKS_FOLDER}/test_bench_gpu_ranks.py"
 ON_FOUR_RANKS = tuple(
     f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in ("exchange", "paths", "typed")
 )
@@ -132,8 +131,9 @@ def one_process(scratch: Path) -> list[dict[str, Any]]:
 
 def several_ranks(scratch: Path) -> list[dict[str, Any]]:
     """Run the tests of several ranks, each alone: kernels that wait for one another need their GPUs."""
-    found = suite(RANKS_FOLDER, 2, scratch, (f"--ignore={BENCHES}",))
-    found += suite(BENCHES, 2, scratch)
+    found = []
+    for file in sorted((ROOT / RANKS_FOLDER).glob("test_*.py")):
+        found += suite(file.relative_to(ROOT).as_posix(), 2, scratch)
     for path in ON_FOUR_RANKS:
         found += suite(path, 4, scratch)
     return found + suite(FAILURES, None, scratch)

@@ -25,7 +25,7 @@ from tests.gpu.guarded import stall  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
-PLANS = int(os.environ.get("HALOX_PLANS", "1000"))
+PLANS = int(os.environ.get("HALOX_PLANS", "400"))
 WARM_UP = 200
 MIB = 1 << 20
 
