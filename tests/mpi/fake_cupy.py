@@ -6,6 +6,7 @@ Everything is done at once when it is put on a stream. Kernels are the real ones
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import mmap
@@ -13,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import numpy as np
@@ -89,13 +90,14 @@ def _calls(function: Any) -> Any:
 class FakeArena:
     """Takes the place of DeviceArena: a file a block, which is never used again."""
 
-    mapped: dict[tuple[str, int], int] = {}
+    mapped: ClassVar[dict[tuple[str, int], int]] = {}
 
     def __init__(self, device: int) -> None:
         self.device, self.name = device, f"halox-test-{uuid4().hex}"
         self._files: list[str] = []
         self._maps: list[Any] = []
         self.retired = 0
+        atexit.register(self.free)
 
     def allocate(self, nbytes: int) -> DeviceBlock:
         number = len(self._files)

@@ -1,4 +1,4 @@
-"""Reductions by one kernel among GPUs: the same bits as NumPy's in the order of the ranks, in streams and in graphs."""
+"""Allreduces of arrays on GPUs by every algorithm: NumPy's bits in the order promised, in streams and in graphs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.engine.allreduce_plan import plan_oneshot, plan_scattered, plan_wide
-from halox.engine.arrays import describe
-from halox.transports.allreduce import make_array_reduction, make_field_reduction
+from halox.collectives.algorithms import DEVICE_ALGORITHMS
+from halox.errors import (
+    DeviceError,
+    ExchangeTimeoutError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    StateError,
+)
 from tests.mpi.conftest import agree
 from tests.support import require
 from tests.unit.reduction_oracle import expected, same, sample
@@ -22,113 +28,243 @@ require("gpu")
 
 import cupy  # noqa: E402
 
+from tests.gpu.guarded import Guarded, stall  # noqa: E402
+
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4, 8)]
 
-PLANS = {"oneshot": plan_oneshot, "wide": plan_wide, "scattered": plan_scattered}
+KERNELS = ("oneshot", "reduce_scatter_allgather")
 REPLAYS = 1000
 
 
-@pytest.fixture
-def grid(comm: MPI.Intracomm) -> Iterator[halox.Grid]:
-    """A grid whose ranks have a GPU each and can signal to one another; skips where they cannot."""
-    with halox.Grid((8 * comm.size, 20, 12), halo=1, comm=comm, device="gpu") as found:
-        around = found._surroundings
-        around.use_device(found.device_id)
-        around.look_around()
-        pairs = [(a, b) for a in range(comm.size) for b in range(a)]
-        reasons = [around.topology.why_no_signals(a, b) for a, b in pairs]
-        if any(reasons):
-            pytest.skip(next(filter(None, reasons)))
-        yield found
+@pytest.fixture(params=["as it is", "a node each"])
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "a node each":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    return str(request.param)
 
 
-def made(grid: halox.Grid, algorithm: str, dtype: Any, op: str, elements: int) -> Any:
-    plan = PLANS[algorithm](np.dtype(dtype), op, elements, grid.size)
-    return make_array_reduction(grid._world, grid._surroundings.device_arena, plan)
+@pytest.fixture(params=DEVICE_ALGORITHMS)
+def algorithm(request: pytest.FixtureRequest, nodes: str, comm: MPI.Intracomm) -> Iterator[str]:
+    """An algorithm that can be had; skips where it cannot, and says why."""
+    name = str(request.param)
+    try:
+        halox.Allreduce(comm, 1, "f8", "sum", name, device="gpu").close()
+    except FieldError as error:
+        pytest.skip(str(error))
+    yield name
 
 
-@pytest.mark.parametrize("algorithm", PLANS)
-def test_all_operations(grid: halox.Grid, algorithm: str, comm: MPI.Intracomm) -> None:
-    elements = 3001
-    stream = cupy.cuda.get_current_stream()
+def made(comm: MPI.Intracomm, *arguments: Any) -> halox.Allreduce:
+    return halox.Allreduce(comm, *arguments, device="gpu")
+
+
+def wanted(algorithm: str, op: str, values: list[Any]) -> Any:
+    """What the values come to in the order promised."""
+    parts = list(values)
+    while algorithm == "binomial" and len(parts) > 1:
+        parts = [expected(op, parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    return expected(op, parts)
+
+
+def test_what_can_be_had(nodes: str, comm: MPI.Intracomm) -> None:
+    """On GPUs of one's own all algorithms, on a shared one those that need no signals, between nodes those by MPI."""
+    gpu = comm.rank % cupy.cuda.runtime.getDeviceCount()
+    uuid = bytes(cupy.cuda.runtime.getDeviceProperties(gpu)["uuid"])
+    shared = len(set(comm.allgather(uuid))) < comm.size
+    with made(comm, 1, "f8") as reduce:
+        found = set(DEVICE_ALGORITHMS) - set(reduce.reasons)
+        assert {"host", "hierarchical"} <= found
+        if nodes == "a node each":
+            assert found == {"host", "hierarchical"}
+            return
+        assert {"shared_buffer", "binomial"} <= found
+        assert found.isdisjoint(KERNELS) if shared else found.issuperset(KERNELS)
+        assert shared or reduce.algorithm == "oneshot"
+
+
+def test_all_operations(algorithm: str, comm: MPI.Intracomm) -> None:
     for op, dtype in PAIRS:
-        if algorithm == "wide" and np.dtype(dtype).itemsize > 8:
-            continue
-        values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
+        values = [sample(dtype, op, 3001, rank) for rank in range(comm.size)]
         array = cupy.asarray(values[comm.rank])
-        out = cupy.empty_like(array)
-        reduction = made(grid, algorithm, dtype, op, elements)
-        reduction(array.data.ptr, out.data.ptr, stream)
-        reduction(array.data.ptr, array.data.ptr, stream)
-        found = out.get()
-        wanted = expected(op, values)
+        with made(comm, 3001, dtype, op, algorithm) as reduce:
+            found = reduce(array)
+            assert reduce(array, out=array) is array
+        result, total = found.get(), wanted(algorithm, op, values)
         # A GPU rounds products of complex numbers by fused additions.
-        ok = same(found, wanted) or (op == "prod" and np.allclose(found, wanted, equal_nan=True))
-        ok &= array.get().tobytes() == found.tobytes()
-        ok &= len(set(comm.allgather(found.tobytes()))) == 1
+        ok = same(result, total) or (op == "prod" and np.allclose(result, total, equal_nan=True))
+        ok &= array.get().tobytes() == result.tobytes()
+        ok &= len(set(comm.allgather(result.tobytes()))) == 1
         assert agree(ok, comm), (op, dtype)
-        reduction.close()
 
 
-@pytest.mark.parametrize("elements", [1, 2, 255, 257, 40_000, (1 << 20) + 3])
-@pytest.mark.parametrize("algorithm", PLANS)
-def test_sizes_and_epochs(
-    grid: halox.Grid, algorithm: str, elements: int, comm: MPI.Intracomm
-) -> None:
-    """In place, and in calls that follow one another without the host."""
-    reduction = made(grid, algorithm, "f8", "max", elements)
-    stream = cupy.cuda.get_current_stream()
+@pytest.mark.parametrize("elements", [0, 1, 2, 255, 257, 40_000, (1 << 20) + 3])
+def test_sizes_and_calls_in_a_row(algorithm: str, elements: int, comm: MPI.Intracomm) -> None:
+    """In place, and in calls that follow one another without the host where they can."""
     base = cupy.arange(elements, dtype="f8")
-    array, wrong = cupy.empty(elements), cupy.zeros(1, "i8")
-    for epoch in range(200):
-        array[...] = base + (epoch + comm.rank)
-        reduction(array.data.ptr, array.data.ptr, stream)
-        wrong += (array != base + (epoch + comm.size - 1)).sum()
-    assert agree(int(wrong.get()[0]) == 0, comm)
-    reduction.close()
+    array, wrong = cupy.empty(elements), cupy.zeros((), "i8")
+    with made(comm, elements, "f8", "max", algorithm) as reduce:
+        for call in range(200 if algorithm in KERNELS else 20):
+            array[...] = base + (call + comm.rank)
+            reduce(array, out=array)
+            wrong += (array != base + (call + comm.size - 1)).sum()
+        assert agree(int(wrong) == 0, comm)
 
 
-@pytest.mark.parametrize("algorithm", PLANS)
-def test_in_a_graph(grid: halox.Grid, algorithm: str, comm: MPI.Intracomm) -> None:
-    elements = 5000
-    reduction = made(grid, algorithm, "i8", "sum", elements)
-    array, total = cupy.full(elements, comm.rank, "i8"), cupy.zeros(elements, "i8")
-    sums = cupy.zeros(elements, "i8")
+def test_the_same_bits_in_every_run(algorithm: str, comm: MPI.Intracomm) -> None:
+    values = cupy.asarray(sample("f4", "sum", 777, comm.rank))
+    with made(comm, 777, "f4", "sum", algorithm) as reduce:
+        first = reduce(values).get().tobytes()
+        runs = 1000 if algorithm in KERNELS else 50
+        assert agree(all(reduce(values).get().tobytes() == first for _ in range(runs)), comm)
+        assert len(set(comm.allgather(first))) == 1
+
+
+def test_behind_and_ahead_of_what_the_stream_holds(algorithm: str, comm: MPI.Intracomm) -> None:
+    """On streams that change, each of them busy."""
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    array = cupy.zeros(5000)
+    cupy.cuda.runtime.deviceSynchronize()
+    with made(comm, 5000, "f8", "sum", algorithm) as reduce:
+        for call in range(6):
+            with streams[call % 2]:
+                stall()
+                array[...] = comm.rank + call
+                reduce(array, out=array)
+                found = array + 0
+                ok = bool((found == sum(range(comm.size)) + comm.size * call).all())
+            assert agree(ok, comm), call
+            streams[call % 2].synchronize()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 12])
+def test_nothing_beside_the_array_is_written(
+    algorithm: str, offset: int, comm: MPI.Intracomm
+) -> None:
+    values = [np.arange(301, dtype="f4") * (rank + 1) for rank in range(comm.size)]
+    source, target = Guarded(4 * 301, offset), Guarded(4 * 301, offset)
+    source.array[...] = cupy.asarray(values[comm.rank].view(np.uint8))
+    with made(comm, 301, "f4", "sum", algorithm) as reduce:
+        reduce(source.array.view("f4"), out=target.array.view("f4"))
+    ok = np.array_equal(target.get().view("f4"), sum(values))
+    assert agree(ok and np.array_equal(source.get().view("f4"), values[comm.rank]), comm)
+
+
+def test_arrays_of_all_kinds(algorithm: str, comm: MPI.Intracomm) -> None:
+    total = comm.size * (comm.size + 1) // 2
+    with made(comm, (6, 4), "i8", "sum", algorithm) as reduce:
+        around = cupy.zeros((6, 8), "i8")
+        around[:, 1::2] = comm.rank + 1
+        out = cupy.full((12, 4), -1, "i8")
+        reduce(around[:, 1::2], out=out[::2])
+        ok = bool((out[::2] == total).all()) and bool((out[1::2] == -1).all())
+        found = reduce(np.full((6, 4), comm.rank + 1))
+        ok &= isinstance(found, np.ndarray) and bool((found == total).all())
+        memory = cupy.zeros(28, "i8")
+        memory[4:] = comm.rank + 1
+        reduce(memory[4:].reshape(6, 4), out=memory[:24].reshape(6, 4))
+        ok &= bool((memory[:24] == total).all())
+        raw = cupy.zeros(200, np.uint8)
+        crooked = raw[3:195].view("i8").reshape(6, 4)
+        bytes_of = np.full((6, 4), comm.rank + 1).view(np.uint8).ravel()
+        raw[3:195] = cupy.asarray(bytes_of)
+        ok &= bool((reduce(crooked) == total).all())
+        assert agree(ok, comm)
+    with made(comm, (), "f8", "max", algorithm) as reduce:
+        found = reduce(float(comm.rank))
+        assert isinstance(found, np.float64) and found == comm.size - 1
+        assert float(reduce(cupy.asarray(comm.rank + 1.0))) == comm.size
+
+
+def test_in_a_graph(algorithm: str, comm: MPI.Intracomm) -> None:
+    """Replayed with work before and behind it; or refused before the capture is broken."""
+    array, total = cupy.full(5000, comm.rank, "i8"), cupy.zeros(5000, "i8")
+    sums = cupy.zeros(5000, "i8")
     sums += total + 1 - 1  # compiled before the capture
     array += 1
-    cupy.cuda.runtime.deviceSynchronize()
+    with made(comm, 5000, "i8", "sum", algorithm) as reduce:
+        assert reduce.captures == (algorithm in KERNELS)
+        reduce(array, out=total)
+        cupy.cuda.runtime.deviceSynchronize()
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture()
+            if reduce.captures:
+                reduce(array, out=total)
+            else:
+                with pytest.raises(StateError, match="needs the host in every call"):
+                    reduce(array, out=total)
+            sums += total
+            array += 1
+            graph = stream.end_capture()
+            for _ in range(REPLAYS if reduce.captures else 0):
+                graph.launch(stream)
+            stream.synchronize()
+        if not reduce.captures:
+            return
+        ranks = comm.size * (comm.size + 1) // 2
+        value = REPLAYS * ranks + comm.size * REPLAYS * (REPLAYS - 1) // 2
+        assert agree(bool((sums == value).all()), comm)
+
+
+def test_not_made_in_a_capture(comm: MPI.Intracomm) -> None:
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
-        reduction(array.data.ptr, total.data.ptr, stream)
-        sums += total
-        array += 1
-        graph = stream.end_capture()
-        for _ in range(REPLAYS):
-            graph.launch(stream)
-        stream.synchronize()
-    ranks = comm.size * (comm.size + 1) // 2
-    wanted = REPLAYS * ranks + comm.size * REPLAYS * (REPLAYS - 1) // 2
-    assert agree(bool((sums == wanted).all()), comm)
-    reduction.close()
+        with pytest.raises(StateError, match="making a reduction needs the host"):
+            made(comm, 3, "f8")
+        stream.end_capture()
 
 
-@pytest.mark.parametrize("name", ["sum", "min", "max", "norm", "dot"])
-def test_numbers_of_a_field(grid: halox.Grid, name: str, comm: MPI.Intracomm) -> None:
-    """Against the grid's own reductions, by way of the host; the same bits 1000 times."""
-    rng = np.random.default_rng(comm.rank)
-    u, v = grid.zeros("f8"), grid.zeros("f8")
-    for field in (u, v):
-        field[...] = cupy.asarray(rng.normal(size=field.shape))
-    fields = (u, v) if name == "dot" else (u,)
-    cells = [describe(grid.interior(field)) for field in fields]
-    arena = grid._surroundings.device_arena
-    reduction = make_field_reduction(grid._world, arena, name, *cells)
-    stream, out = cupy.cuda.get_current_stream(), cupy.zeros(REPLAYS)
-    for call in range(REPLAYS):
-        reduction(0, out[call:].data.ptr, stream)
-    found = out.get()
-    ok = len({one.tobytes() for one in found}) == 1
-    ok &= bool(np.isclose(found[0], getattr(grid, name)(*fields), rtol=1e-13))
-    ok &= len(set(comm.allgather(found.tobytes()))) == 1
-    assert agree(ok, comm)
-    reduction.close()
+def test_a_bad_array_on_one_rank(algorithm: str, comm: MPI.Intracomm) -> None:
+    """One error on all ranks, where the host takes part."""
+    if algorithm in KERNELS:
+        pytest.skip("the hosts do not hear of one another")
+    good, last = cupy.ones(4), comm.rank == comm.size - 1
+    with made(comm, 4, "f8", "sum", algorithm) as reduce:
+        for bad, text in (
+            (cupy.ones(5), r"array: got shape \(5,\)"),
+            (cupy.ones(4, "f4"), "float32"),
+        ):
+            with pytest.raises(FieldError, match=text):
+                reduce(bad if last else good)
+        assert agree(bool((reduce(good) == comm.size).all()), comm)
+
+
+def test_an_array_on_another_gpu(algorithm: str, comm: MPI.Intracomm) -> None:
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip("there is one GPU")
+    own = cupy.cuda.Device().id
+    with made(comm, 4, "f8", "sum", algorithm) as reduce:
+        with cupy.cuda.Device((own + 1) % count):
+            elsewhere = cupy.ones(4)
+        with pytest.raises(DeviceError, match="array lies on GPU"):
+            reduce(elsewhere)
+
+
+def test_arguments_that_differ(comm: MPI.Intracomm) -> None:
+    first = comm.rank == 0
+    for bad, text in (
+        ((4, "f8", "sum"), "shape differs"),
+        ((3, "f4", "sum"), "dtype differs"),
+        ((3, "f8", "max"), "op differs"),
+        ((3, "f8", "sum", "host"), "algorithm differs"),
+    ):
+        with pytest.raises(MismatchError, match=text):
+            made(comm, *(bad if first else (3, "f8", "sum")))
+    with pytest.raises(FieldError, match="algorithm must be one of 'oneshot'"):
+        made(comm, 3, "f8", "sum", "fastest")
+    with pytest.raises(HaloxError, match="no meaning for dtype complex64"):
+        made(comm, 3, "c8", "max")
+
+
+def test_a_rank_that_does_not_come(
+    algorithm: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    reduce = made(comm.Dup(), 4, "f8", "sum", algorithm)
+    array = cupy.ones(4)
+    reduce(array).get()
+    if comm.rank:
+        with pytest.raises(ExchangeTimeoutError, match="has waited"):
+            for _ in range(2):
+                reduce(array).get()
+    comm.Barrier()

@@ -152,8 +152,8 @@ def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
             assert gathered is not None and np.array_equal(gathered, whole)
         assert grid.sum(u) == whole.sum(dtype="f8")
         assert (grid.min(u), grid.max(u)) == (whole.min(), whole.max())
-        assert np.isclose(grid.norm(u), np.linalg.norm(whole.astype("f8")), rtol=1e-12)
-        assert np.isclose(grid.dot(u, u), grid.norm(u) ** 2, rtol=1e-6)
+        assert np.isclose(float(grid.norm(u)), np.linalg.norm(whole.astype("f8")), rtol=1e-12)
+        assert np.isclose(float(grid.dot(u, u)), float(grid.norm(u)) ** 2, rtol=1e-6)
         assert float(grid.allreduce(cupy.asarray([1.0]))[0]) == comm.size
 
 

@@ -1,0 +1,186 @@
+"""Numbers of a GPU grid's fields: against NumPy, as arrays on the GPU, in streams and in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, MismatchError, StateError
+from tests.mpi.conftest import agree
+from tests.support import require
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+from tests.gpu.guarded import stall  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4, 8)]
+
+REPLAYS = 1000
+NUMBERS = {
+    "sum": lambda a: a.sum(),
+    "min": lambda a: a.min(),
+    "max": lambda a: a.max(),
+    "norm": lambda a: np.sqrt((np.abs(a.astype("c16")) ** 2).sum()),
+}
+
+
+@pytest.fixture(params=["as it is", "a node each"])
+def grid(
+    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[halox.Grid]:
+    if request.param == "a node each":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    shape = (16 * comm.size + 1, 21, 34)
+    with halox.Grid(shape, halo=((1, 2), (1, 1), (3, 0)), comm=comm, device="gpu") as found:
+        yield found
+
+
+def can_signal(grid: halox.Grid) -> bool:
+    with halox.Allreduce(grid.comm, 1, "f8", device="gpu") as reduce:
+        return reduce.captures
+
+
+def field(grid: halox.Grid, dtype: Any, seed: int = 0) -> tuple[Any, np.ndarray]:
+    """A field with a halo of nonsense, and the whole of it."""
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-90, 90, grid.grid_shape) / 4
+    dtype = np.dtype(dtype)
+    if dtype.kind == "c":
+        whole = whole + 1j * rng.integers(-90, 90, grid.grid_shape) / 4
+    whole = (np.abs(whole) if dtype.kind in "ub" else whole).astype(dtype)
+    found = grid.zeros(dtype)
+    found[...] = cupy.asarray(np.full(found.shape, 99).astype(dtype))
+    grid.interior(found)[...] = cupy.asarray(whole[grid.owned])
+    return found, whole
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "c8", "c16", "i1", "i8", "u2", "?"])
+def test_numbers(grid: halox.Grid, dtype: str, comm: MPI.Intracomm) -> None:
+    u, whole = field(grid, dtype)
+    wide = {"f": "f8", "c": "c16", "u": "u8"}.get(whole.dtype.kind, "i8")
+    for name, number in NUMBERS.items():
+        if whole.dtype.kind == "c" and name in ("min", "max"):
+            with pytest.raises(FieldError, match=f"{name} has no meaning"):
+                getattr(grid, name)(u)
+            continue
+        found = getattr(grid, name)(u)
+        kind = np.dtype({"norm": "f8", "sum": wide}.get(name, dtype))
+        assert isinstance(found, cupy.ndarray) and found.shape == () and found.dtype == kind
+        ok = np.isclose(found.get(), number(whole.astype(wide)), rtol=1e-13)
+        out = cupy.zeros(1, kind)
+        assert getattr(grid, name)(u, out=out) is out
+        ok &= out.get().tobytes() == found.get().tobytes()
+        ok &= len(set(comm.allgather(found.get().tobytes()))) == 1
+        assert agree(bool(ok), comm), name
+    v, other = field(grid, dtype, 1)
+    total = np.sum(np.conj(whole.astype(wide)) * other.astype(wide))
+    assert agree(bool(np.isclose(grid.dot(u, v).get(), total, rtol=1e-11)), comm)
+
+
+def test_nan_and_infinity(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u, _ = field(grid, "f8")
+    if comm.rank == comm.size - 1:
+        grid.interior(u)[0, 1, 2] = np.inf
+    assert agree(all(np.isposinf(float(getattr(grid, n)(u))) for n in ("sum", "max", "norm")), comm)
+    if comm.rank == 0:
+        grid.interior(u)[-1, 1, 2] = np.nan
+    assert agree(all(np.isnan(float(getattr(grid, n)(u))) for n in NUMBERS), comm)
+
+
+def test_the_same_bits_in_every_run(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros("f8")
+    u[...] = cupy.asarray(np.random.default_rng(comm.rank).normal(size=u.shape))
+    runs = REPLAYS if can_signal(grid) else 20
+    for name in NUMBERS:
+        first = getattr(grid, name)(u).get().tobytes()
+        ok = all(getattr(grid, name)(u).get().tobytes() == first for _ in range(runs))
+        assert agree(ok and len(set(comm.allgather(first))) == 1, comm), name
+
+
+def test_temporaries_and_strides(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    """Fields at other addresses, and of other strides on some ranks alone."""
+    u, whole = field(grid, "f8")
+    for _ in range(5):
+        assert np.isclose(float(grid.sum(u * 2.0 + u)), 3 * whole.sum())
+    turned = cupy.asfortranarray(u) if comm.rank else u
+    assert np.isclose(float(grid.norm(turned)), np.linalg.norm(whole))
+    assert np.isclose(float(grid.dot(turned, u)), (whole**2).sum())
+    both = grid.zeros("f4", components=2, components_after=(3,))
+    both[...] = 1
+    assert float(grid.sum(both)) == 6 * whole.size
+
+
+def test_behind_what_the_stream_holds(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros("f8")
+    cupy.cuda.runtime.deviceSynchronize()
+    cells = int(np.prod(grid.grid_shape))
+    for call in range(4):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            stall()
+            u[...] = call
+            found = grid.sum(u) * 2
+            stream.synchronize()
+        assert agree(float(found) == 2 * call * cells, comm), call
+
+
+def test_in_a_graph(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    """With the exchange and the user's work, replayed; or refused before the capture is broken."""
+    u = grid.zeros("f8")
+    u[...] = 1
+    out, sums = cupy.zeros(()), cupy.zeros(())
+    grid.sum(u, out=out)
+    sums += out * 0
+    u += 0
+    cupy.cuda.runtime.deviceSynchronize()
+    captures, cells = can_signal(grid), int(np.prod(grid.grid_shape))
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        if captures:
+            grid.sum(u, out=out)
+        else:
+            with pytest.raises(StateError, match="cannot be captured"):
+                grid.sum(u, out=out)
+        with pytest.raises(StateError, match=r"first max of a field|being captured"):
+            grid.max(u)
+        sums += out
+        u += 1
+        graph = stream.end_capture()
+        for _ in range(REPLAYS if captures else 0):
+            graph.launch(stream)
+        stream.synchronize()
+    if captures:
+        assert agree(float(sums) == cells * REPLAYS * (REPLAYS + 1) / 2, comm)
+    assert agree(float(grid.max(u)) == (REPLAYS + 1 if captures else 1), comm)
+
+
+def test_errors(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u, _ = field(grid, "f8")
+    last = comm.rank == comm.size - 1
+    with pytest.raises(FieldError, match="shape"):
+        grid.sum(cupy.zeros((3, 99)) if last else u)
+    with pytest.raises(FieldError, match=r"out: got shape \(2,\)"):
+        grid.max(u, out=cupy.zeros(2) if last else None)
+    with pytest.raises(MismatchError, match="dtype differs between ranks"):
+        grid.norm(u.astype("f4") if last else u)
+    with pytest.raises(FieldError, match="two fields of one layout"):
+        grid.dot(u, grid.zeros("f8", halo=2))
+    assert float(grid.norm(u)) > 0
+
+
+def test_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    total = comm.size * (comm.size + 1) // 2
+    many = [cupy.full(n, comm.rank + 1, "i4") for n in range(1, 40)]
+    for _ in range(2):
+        found = [grid.allreduce(one) for one in many]
+        assert agree(all(bool((one == total).all()) for one in found), comm)
+    one = cupy.asarray(2.0)
+    assert grid.allreduce(one, "prod", out=one) is one and float(one) == 2.0**comm.size
+    host = grid.allreduce(np.array([comm.rank]), "max")
+    assert isinstance(host, np.ndarray) and host.tolist() == [comm.size - 1]
