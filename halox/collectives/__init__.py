@@ -1,1 +1,1 @@
-"""Reductions over the owned cells of fields."""
+"""Reductions over the ranks: of arrays, and of the owned cells of fields."""

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox.errors import FieldError
 from tests.mpi.conftest import agree
 
 
@@ -145,6 +146,33 @@ def test_a_nan_is_seen_by_all(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     if comm.rank == comm.size - 1:
         grid.interior(u)[0, 0] = np.nan
     assert all(np.isnan(r) for r in (grid.min(u), grid.max(u), grid.sum(u), grid.norm(u)))
+
+
+def test_reductions_into_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    u = grid.zeros("f8")
+    u[...] = comm.rank + 1
+    for name in ("sum", "min", "max", "norm"):
+        found = getattr(grid, name)(u)
+        for out in (np.zeros(()), np.zeros((1, 1))):
+            assert getattr(grid, name)(u, out=out) is out
+            assert out.tobytes() == found.tobytes()
+    out = np.zeros(())
+    assert grid.dot(u, u, out=out) is out and out == grid.dot(u, u)
+    values = np.array([comm.rank, 1.0])
+    assert grid.allreduce(values, "max", out=values) is values
+    assert values.tolist() == [comm.size - 1, 1]
+    last = comm.rank == comm.size - 1
+    fixed = np.zeros(())
+    fixed.flags.writeable = False
+    for bad, text in (
+        (np.zeros(2), r"out: got shape \(2,\) of float64, the result is one element of float64"),
+        (np.zeros((), "i4"), "out: got shape .* of int32"),
+        (fixed, "out is read-only"),
+    ):
+        with pytest.raises(FieldError, match=text):
+            grid.norm(u, out=bad if last else None)
+        with pytest.raises(FieldError, match="out"):
+            grid.allreduce(1.0, out=bad if last else None)
 
 
 def test_allreduce(grid: halox.Grid, comm: MPI.Intracomm) -> None:
