@@ -24,7 +24,7 @@ from halox.engine.capture import is_capturing
 from halox.engine.cuda import cupy
 from halox.engine.memory import pinned
 from halox.engine.operations import Operation, find_operation
-from halox.engine.streams import order_after
+from halox.engine.streams import StreamOrder
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.transports.allreduce import make_array_reduction
 from halox.transports.surroundings import Ground
@@ -140,7 +140,7 @@ class _Pinned:
         self._nbytes = dtype.itemsize * elements
         self._buffer = pinned(self._nbytes)
         self.values = self._buffer.array.view(dtype)
-        self._last: Any = None
+        self._order = StreamOrder()
         self._runtime = cupy().cuda.runtime
 
     def fetch(self, source: int, stream: Any) -> None:
@@ -153,9 +153,7 @@ class _Pinned:
 
     def settle(self, stream: Any) -> None:
         """Order a stream after the last call's."""
-        if self._last is not stream:
-            order_after(self._last, stream)
-            self._last = stream
+        self._order.follow(stream)
 
     def bring(self, target: int, stream: Any) -> None:
         """Copy the array to the GPU; does not wait."""
@@ -165,9 +163,7 @@ class _Pinned:
 
     def close(self) -> None:
         """Wait for the last copy, and let go of the memory."""
-        if self._last is not None:
-            self._last.synchronize()
-            self._last = None
+        self._order.synchronize()
         self._buffer.close()
 
 

@@ -8,21 +8,43 @@ from halox.engine.capture import is_capturing
 from halox.engine.cuda import cupy
 
 
-def order_after(last: Any, stream: Any) -> None:
-    """Order a stream after all that another holds by now.
-
-    Parameters
-    ----------
-    last : cupy.cuda.Stream or None
-        None where nothing has gone to any stream before.
-    stream : cupy.cuda.Stream
+class StreamOrder:
+    """Keeps calls in the order in which they are made, whichever streams they go to.
 
     Notes
     -----
-    Not collective; does not block. Does nothing where either is being captured: a capture holds its own work alone.
+    Not collective. A capture holds its own work alone: calls in one are in the order of its stream, and in none with
+    others.
     """
-    if last is None or last.ptr == stream.ptr or is_capturing(stream) or is_capturing(last):
-        return
-    event = cupy().cuda.Event(disable_timing=True)
-    event.record(last)
-    stream.wait_event(event)
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._captured: Any = None
+
+    def follow(self, stream: Any) -> None:
+        """Order a stream after what the last call put on another; does not block.
+
+        Parameters
+        ----------
+        stream : cupy.cuda.Stream
+            Where the next call goes.
+        """
+        last = self._last
+        if last is stream:
+            return
+        if is_capturing(stream):
+            self._captured = stream
+            return
+        self._last = stream
+        if last is None or last.ptr == stream.ptr or is_capturing(last):
+            return
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(last)
+        stream.wait_event(event)
+
+    def synchronize(self) -> None:
+        """Wait for all calls; of replays, for those on the stream of the capture."""
+        streams = [stream for stream in (self._last, self._captured) if stream is not None]
+        self._last = self._captured = None
+        for stream in streams:
+            stream.synchronize()

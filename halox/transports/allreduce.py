@@ -39,7 +39,7 @@ from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import PinnedBuffer
 from halox.engine.packers.strided_plan import Row, fill_region, region_dtype
 from halox.engine.spares import HOST_WORDS
-from halox.engine.streams import order_after
+from halox.engine.streams import StreamOrder
 from halox.errors import (
     ExchangeTimeoutError,
     FieldError,
@@ -76,7 +76,7 @@ class _Meeting:
     def __init__(self, world: World, arena: DeviceArena, plan: ReductionPlan) -> None:
         self.plan = plan
         self._world, self._arena = world, arena
-        self._last: Any = None
+        self._order = StreamOrder()
         self._is_told = False
         self._failure: PinnedBuffer | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
@@ -140,9 +140,7 @@ class _Meeting:
         if self._failed[0]:
             self._is_told = True
             raise self._late()
-        if self._last is not stream:
-            order_after(self._last, stream)
-            self._last = stream
+        self._order.follow(stream)
 
     def _late(self) -> ExchangeTimeoutError:
         return ExchangeTimeoutError(
@@ -153,9 +151,7 @@ class _Meeting:
 
     def close(self) -> None:
         """Wait for the last launch, then give the memory back; warn if a reduction has failed since the last call."""
-        if self._last is not None:
-            self._last.synchronize()
-            self._last = None
+        self._order.synchronize()
         if self._failure is not None:
             if self._failed[0] and not self._is_told:
                 warnings.warn(str(self._late()), stacklevel=2)

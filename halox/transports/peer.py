@@ -49,7 +49,7 @@ from halox.engine.packers.peer_plan import (
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.engine.packers.strided_plan import Row
 from halox.engine.spares import HOST_WORDS, SIDE_STREAMS, SideStream
-from halox.engine.streams import order_after
+from halox.engine.streams import StreamOrder
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.messages import ALIGNMENT, Message, Part
 from halox.transports.base import Channel, Job
@@ -152,7 +152,7 @@ class PeerChannel(Channel):
         cp = cupy()
         self._runtime = cp.cuda.runtime
         self._current_stream = cp.cuda.get_current_stream
-        self._last: Any = None
+        self._order = StreamOrder()
         self._launch = draft.prepared()
         assert draft.failure is not None
         self._failure = draft.failure.array.data.cast("I")
@@ -191,9 +191,7 @@ class PeerChannel(Channel):
         if self._failure[0]:
             self._raise_failure()
         pointer = stream.ptr
-        if self._last is not stream:
-            order_after(self._last, stream)
-            self._last = stream
+        self._order.follow(stream)
         for part in self._before:
             part.launch(pointer)
         self._launch.launch(pointer)
@@ -217,9 +215,7 @@ class PeerChannel(Channel):
         """Wait for the last launch, then give the memory back; warn if an exchange has failed since the last call."""
         side, self._side = self._side, None
         assert side is not None
-        if self._last is not None:
-            self._last.synchronize()
-            side.stream.synchronize()
+        self._order.synchronize()
         if self._failure[0] and not self._is_told:
             warnings.warn(str(self._failed()), stacklevel=2)
         self._failure.release()

@@ -38,6 +38,7 @@ from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.ipc_events import EventPool
 from halox.engine.launch import PreparedLaunch
 from halox.engine.operations import ELEMENTS, find_operation
+from halox.engine.streams import StreamOrder
 from halox.errors import HaloxError
 from halox.transports.arena import SharedArena
 from halox.transports.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
@@ -158,7 +159,7 @@ class TreeReduction:
         self._block: DeviceBlock | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
         self._numbers = self._pool.take(1)
         self._epoch = 0
-        self._last: Any = None
+        self._order = StreamOrder()
 
     def offer(self) -> _Offer:
         """Return what the other ranks must know."""
@@ -220,11 +221,7 @@ class TreeReduction:
         """
         stream = self._current_stream()
         refuse_capture(stream.ptr, self._signature[0])
-        if self._last is not None and self._last.ptr != stream.ptr:
-            behind = cupy().cuda.Event(disable_timing=True)
-            behind.record(self._last)
-            stream.wait_event(behind)
-        self._last = stream
+        self._order.follow(stream)
         self._epoch += 1
         moves, at = self._moves, stream.ptr
         wait, record = self._runtime.streamWaitEvent, self._runtime.eventRecord
@@ -250,8 +247,7 @@ class TreeReduction:
         """Give memory and events back, when all ranks' GPUs have come to the end; collective."""
         if self._block is None:
             return
-        if self._last is not None:
-            self._last.synchronize()
+        self._order.synchronize()
         # Others may still copy rank 0's total.
         self._world.wait([self._world.comm.Ibarrier()], "in the closing of a reduction")
         self._link.close()

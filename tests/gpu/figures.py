@@ -12,8 +12,8 @@ RUNS = ("gpu-check.json", "gpu-check-one-gpu.json")
 
 _HEAD = """# Figures of the GPU check
 
-Written by `python3 -m tests.gpu.figures` from the files that `make gpu-check` leaves; a test holds this page against them. Each
-figure stands beside its baseline, measured in the same run. A target is "at most" unless it says otherwise.
+Written by `python3 -m tests.gpu.figures` from the files that `make gpu-check` leaves; a test holds this page against
+them. Each figure stands beside its baseline, measured in the same run. A target is "at most" unless it says otherwise.
 """
 
 

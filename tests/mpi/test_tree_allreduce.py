@@ -19,6 +19,7 @@ from halox.transports.arena import SharedArena
 from halox.transports.tree_allreduce import children, make_tree_reduction
 from halox.world import World
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Work, judge, waits
+from tests.unit.cpu_allreduce import AtOnce
 
 pytestmark = pytest.mark.ranks(2, 3, 4, 6, 8)
 
@@ -53,6 +54,7 @@ class Rig:
         self.gpu = FakeGpu(self.world, self.shared)
         self.gpu.install(monkeypatch)
         monkeypatch.setattr(tree_allreduce, "cupy", cuda.cupy)
+        monkeypatch.setattr(tree_allreduce, "StreamOrder", AtOnce)
         self.shape = shape
         self.arena, self.events = FakeArena(self.world), EventPool(0)
         self.source, self.target = (self.arena.field(ELEMENTS, True) for _ in range(2))
@@ -123,7 +125,6 @@ def rig(
 ) -> Iterator[Rig]:
     made = Rig(comm, monkeypatch, request.param)
     yield made
-    made.reduction._last = None  # there is no GPU to wait for
     made.reduction.close()
     comm.Barrier()
     made.shared.close()
