@@ -640,6 +640,11 @@ class Grid:
 
     def _number(self, name: str, local_number: Callable[..., Any], out: Any, *fields: Any) -> Any:
         """Reduce fields to a number: on the host by this function of their cells, and a sum or so of the ranks."""
+        if self._numbers is not None:
+            launch = self._numbers.seen.found.get((name, *map(id, fields), id(out)))
+            if launch is not None:
+                launch()
+                return out
         self._world.check_open()
         if self._numbers is not None:
             return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)

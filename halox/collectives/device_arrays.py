@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from halox.collectives.on_device import make_algorithm
+from halox.collectives.on_device import ByKernel, make_algorithm
 from halox.engine.arrays import Described, as_ndarray, describe, scalar_array
 from halox.engine.capture import is_capturing
 from halox.engine.cuda import cupy, is_cupy_array, is_device_array
@@ -38,6 +39,8 @@ class DeviceAllreduce:
         Why others cannot be had.
     captures : bool
         Whether a call may be captured in a CUDA graph.
+    seen : Seen
+        For an array and an ``out``, what a call with them does, where that is a launch and no more.
 
     Raises
     ------
@@ -63,7 +66,7 @@ class DeviceAllreduce:
         self.captures = self._do.captures
         self._nbytes = prod(shape) * dtype.itemsize
         self._part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-        self._seen: Seen[tuple[int, int]] = Seen()
+        self.seen: Seen[Callable[[], None]] = Seen()
         self._empty = cupy().empty
         self._current_stream = cupy().cuda.get_current_stream
 
@@ -84,10 +87,6 @@ class DeviceAllreduce:
             scalar.
         """
         stream = self._current_stream()
-        known = self._seen.find("", id(array), id(out))
-        if known is not None:
-            self._do.reduce(*known, stream, None)
-            return out
         error: Exception | None = None
         source = target = None
         try:
@@ -104,8 +103,8 @@ class DeviceAllreduce:
             self._do.reduce(0, 0, stream, error)
         assert source is not None and target is not None
         self._do.reduce(source.data.ptr, target.data.ptr, stream, None)
-        if self.captures and source is array and target is out:
-            self._seen.keep("", (array, out), (source.data.ptr, target.data.ptr))
+        if isinstance(self._do, ByKernel) and source is array and target is out:
+            self.seen.keep("", (array, out), self._do.bound(source.data.ptr, target.data.ptr))
         if out is None:
             if is_device_array(array):
                 return target
@@ -117,6 +116,7 @@ class DeviceAllreduce:
 
     def close(self) -> None:
         """Give back what it holds; collective."""
+        self.seen.clear()
         self._do.close()
 
     def _source(self, array: Any) -> Any:

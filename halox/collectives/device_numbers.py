@@ -43,18 +43,14 @@ class Cells:
     view: Callable[[], Any]
 
 
-Launch = Callable[[int, Any], None]
-"""Puts a number into an address, on a stream."""
-
-
 class Number(Protocol):
     """A number of fields of one dtype; collective to make, to call and to close."""
 
     def __call__(self, cells: Sequence[Cells], out: Any) -> Any:
         """Return ``out``, an array of one element, with the number of some cells."""
 
-    def bound(self, cells: Sequence[Cells]) -> Launch | None:
-        """Return what does the same as a call with these cells, None if nothing simpler does."""
+    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
+        """Return what does the same as a call with these cells and an address, None if nothing simpler does."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -92,14 +88,18 @@ class DeviceNumbers:
         The ranks.
     device : int
         This rank's GPU.
+
+    Attributes
+    ----------
+    seen : Seen
+        For a number's name, its fields and an ``out``, what a call does, where that is a launch and no more.
     """
 
     def __init__(self, ground: Ground, device: int) -> None:
         self._ground, self._world, self._device = ground, ground.world, device
         self._numbers: dict[tuple[str, ...], Number] = {}
         self._arrays: OrderedDict[tuple[Any, ...], DeviceAllreduce] = OrderedDict()
-        self._seen: Seen[tuple[Launch, int]] = Seen()
-        self._current_stream = cupy().cuda.get_current_stream
+        self.seen: Seen[Callable[[], None]] = Seen()
 
     def number(
         self, name: str, fields: Sequence[Any], find: Callable[[], Sequence[Cells]], out: Any
@@ -110,7 +110,7 @@ class DeviceNumbers:
         ----------
         name : {"sum", "min", "max", "norm", "dot"}
         fields : sequence of arrays
-            One, or two for "dot". Those seen before are not looked at again.
+            One, or two for "dot".
         find : callable
             Returns this rank's cells of them; may raise a `HaloxError`.
         out : array or None
@@ -125,11 +125,6 @@ class DeviceNumbers:
         -----
         Collective.
         """
-        known = self._seen.find(name, *map(id, fields), id(out))
-        if known is not None:
-            launch, at = known
-            launch(at, self._current_stream())
-            return out
         try:
             cells = find()
             dtypes = [one.described.dtype for one in cells]
@@ -147,14 +142,14 @@ class DeviceNumbers:
         number(cells, target)
         if out is None:
             return target
-        bound = number.bound(cells)
+        bound = number.bound(cells, target.data.ptr)
         if bound is not None:
-            self._seen.keep(name, (*fields, out), (bound, target.data.ptr))
+            self.seen.keep(name, (*fields, out), bound)
         return out
 
     def forget(self) -> None:
         """Look at all fields again at their next calls, since what belongs to them has changed; local."""
-        self._seen.clear()
+        self.seen.clear()
 
     def _target(self, out: Any, dtype: np.dtype[Any]) -> Any:
         found = describe(out, "out")
@@ -226,7 +221,7 @@ class DeviceNumbers:
             reduce.close()
         self._numbers.clear()
         self._arrays.clear()
-        self._seen.clear()
+        self.seen.clear()
 
 
 class InOneLaunch:
@@ -248,11 +243,13 @@ class InOneLaunch:
         self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
         return out
 
-    def bound(self, cells: Sequence[Cells]) -> Launch | None:
+    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
         """Return the launch for these cells, None if CuPy combines them first."""
         first = cells[0].described
         other = cells[1].described if len(cells) > 1 else None
-        return self._reduction.bound(first, other) if self._reduction.walks(first, other) else None
+        if not self._reduction.walks(first, other):
+            return None
+        return self._reduction.bound(first, other, target)
 
     def close(self) -> None:
         """Wait for the last launch."""
@@ -317,7 +314,7 @@ class InTwoSteps:
             out[...] = total.reshape(out.shape)
         return out
 
-    def bound(self, cells: Sequence[Cells]) -> Launch | None:
+    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
         """Return None: it takes two steps."""
         return None
 

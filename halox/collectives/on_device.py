@@ -102,6 +102,10 @@ class ByKernel:
             raise error
         self._launch(source, target, stream)
 
+    def bound(self, source: int, target: int) -> Callable[[], None]:
+        """Return what a call with these addresses on CuPy's current stream does, with less on the way."""
+        return self._launch.bound(source, target)
+
     def close(self) -> None:
         """Wait for the last launch; local."""
         self._launch.close()

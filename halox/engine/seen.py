@@ -16,31 +16,37 @@ class Seen(Generic[Found]):
     """What belongs to array objects, for as long as all of them live.
 
     Objects are told apart by their identity alone: neither their contents nor their shapes are looked at again.
+
+    Attributes
+    ----------
+    found : dict
+        What was kept, by a name and the ids of some arrays, one after the other in a tuple. To look at only.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Found]] = {}
-
-    def find(self, *key: Any) -> Found | None:
-        """Return what was kept under a name and the ids of some arrays, None if nothing was."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry[1]
+        self.found: dict[Hashable, Found] = {}
+        self._watched: dict[Hashable, tuple[weakref.ref[Any], ...]] = {}
 
     def keep(self, name: Hashable, arrays: Sequence[Any], found: Found) -> None:
         """Keep something for a name and some arrays or None; not where one of them cannot be watched."""
         key = (name, *map(id, arrays))
 
         def forget(_: object) -> None:
-            self._entries.pop(key, None)
+            self._drop(key)
 
         try:
             watched = tuple(weakref.ref(array, forget) for array in arrays if array is not None)
         except TypeError:
             return
-        while len(self._entries) >= CAPACITY:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = watched, found
+        while len(self.found) >= CAPACITY:
+            self._drop(next(iter(self.found)))
+        self.found[key], self._watched[key] = found, watched
+
+    def _drop(self, key: Hashable) -> None:
+        self.found.pop(key, None)
+        self._watched.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
+        self.found.clear()
+        self._watched.clear()

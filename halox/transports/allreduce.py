@@ -14,7 +14,6 @@ import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -142,6 +141,21 @@ class _Meeting:
             raise self._late()
         self._order.follow(stream)
 
+    def _bound(
+        self, launch: PreparedLaunch, values: Sequence[tuple[Any, int]]
+    ) -> Callable[[], None]:
+        """Return what sets some addresses and launches on CuPy's current stream."""
+        (first, a), (second, b), (third, c) = (*values, values[-1])[:3]
+        current_stream, enter, go = cupy().cuda.get_current_stream, self._enter, launch.launch
+
+        def call() -> None:
+            stream = current_stream()
+            enter(stream)
+            first.value, second.value, third.value = a, b, c
+            go(stream.ptr)
+
+        return call
+
     def _late(self) -> ExchangeTimeoutError:
         return ExchangeTimeoutError(
             f"rank {self._world.rank} has waited for rank {self._failed[0] - 1} in reduction {self._failed[1]} of a "
@@ -192,6 +206,10 @@ class KernelReduction(_Meeting):
         self._enter(stream)
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
+
+    def bound(self, source: int, target: int) -> Callable[[], None]:
+        """Return what a call with these addresses on CuPy's current stream does, with less on the way."""
+        return self._bound(self._launch, ((self._source, source), (self._target, target)))
 
 
 class FieldReduction(_Meeting):
@@ -292,12 +310,14 @@ class FieldReduction(_Meeting):
         -----
         Collective; does not block. Calls on different streams keep their order, but in captures.
         """
-        self.bound(cells, other)(target, stream)
-
-    def bound(self, cells: Described, other: Described | None) -> Callable[[int, Any], None]:
-        """Return what launches for these cells, given a target and a stream, as a call does."""
         found = self._find(cells, other)
-        return partial(self._go, found, cells.pointer, 0 if other is None else other.pointer)
+        self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
+
+    def bound(self, cells: Described, other: Described | None, target: int) -> Callable[[], None]:
+        """Return what a call with these cells on CuPy's current stream does, with less on the way."""
+        first, second, launch = self._find(cells, other)
+        values = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
+        return self._bound(launch, (*values, (self._target, target)))
 
     def of_value(self, value: int, target: int, stream: Any) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""

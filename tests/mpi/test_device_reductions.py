@@ -13,6 +13,7 @@ import halox
 from halox.collectives.algorithms import DEVICE_ALGORITHMS
 from halox.engine import capture
 from halox.errors import (
+    ClosedError,
     DeviceError,
     ExchangeTimeoutError,
     FieldError,
@@ -104,6 +105,22 @@ def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intrac
         ok &= found.get().tobytes() == given.get().tobytes()
         ok &= len(set(comm.allgather(found.get().tobytes()))) == 1
         assert agree(ok, comm), (op, dtype)
+
+
+def test_the_same_arrays_again(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+    """Arrays that are not looked at again, with other contents at each call; none after the end."""
+    reduce = reduced(None, comm, 5, "f8", "sum")
+    given, out = Array(np.zeros(5)), Array(np.zeros(5))
+    for call in range(4):
+        given[...] = comm.rank + call
+        assert reduce(given, out=out) is out
+        total = sum(range(comm.size)) + comm.size * call
+        assert agree(bool((out.get() == total).all()), comm), call
+        assert reduce(given, out=given) is given
+        assert agree(bool((given.get() == total).all()), comm), call
+    reduce.close()
+    with pytest.raises(ClosedError):
+        reduce(given, out=out)
 
 
 def test_the_choice(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
@@ -254,6 +271,19 @@ class TestGrid:
         other, b = self.field(grid, dtype, 1)
         found = grid.dot(field, other)
         assert np.isclose(found.get(), np.vdot(whole.astype(wide), b.astype(wide)), rtol=1e-13)
+
+    def test_the_same_fields_again(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Fields that are not looked at again, with other contents, and then with another layout."""
+        (field, whole), (other, b) = self.field(grid, "f8"), self.field(grid, "f8", 1)
+        out = Array(np.zeros(()))
+        for call in range(1, 4):
+            field[...] = field.get() * call
+            whole = whole * call
+            assert np.isclose(float(grid.norm(field, out=out)), np.linalg.norm(whole))
+            assert np.isclose(float(grid.dot(field, other, out=out)), np.vdot(whole, b))
+            assert np.isclose(float(grid.dot(other, field, out=out)), np.vdot(whole, b))
+        grid.declare(field)
+        assert np.isclose(float(grid.norm(field, out=out)), np.linalg.norm(whole))
 
     def test_dots_of_unlike_dtypes(self, grid: halox.Grid) -> None:
         (field, a), (other, b) = self.field(grid, "f4"), self.field(grid, "c16", 1)

@@ -13,27 +13,26 @@ def test_found_again_by_identity_alone():
     a, b = np.zeros(3), np.zeros(3)
     kept.keep("sum", (a, b), "both")
     kept.keep("sum", (a, None), "one")
-    assert kept.find("sum", id(a), id(b)) == "both"
-    assert kept.find("sum", id(a), id(None)) == "one"
-    assert kept.find("sum", id(b), id(a)) is None
-    assert kept.find("max", id(a), id(b)) is None
+    assert kept.found["sum", id(a), id(b)] == "both"
+    assert kept.found["sum", id(a), id(None)] == "one"
+    assert ("sum", id(b), id(a)) not in kept.found
+    assert ("max", id(a), id(b)) not in kept.found
     kept.clear()
-    assert kept.find("sum", id(a), id(b)) is None
+    assert not kept.found
 
 
 def test_gone_with_any_of_its_arrays():
     kept: Seen[str] = Seen()
     a, b = np.zeros(3), np.zeros(3)
     kept.keep("sum", (a, b), "both")
-    key = "sum", id(a), id(b)
     del b
-    assert kept.find(*key) is None
+    assert not kept.found
 
 
 def test_what_cannot_be_watched_is_not_kept():
     kept: Seen[str] = Seen()
     kept.keep("sum", (5,), "a number")
-    assert kept.find("sum", id(5)) is None
+    assert not kept.found
 
 
 def test_the_oldest_goes_first(monkeypatch):
@@ -42,4 +41,4 @@ def test_the_oldest_goes_first(monkeypatch):
     arrays = [np.zeros(1) for _ in range(3)]
     for number, array in enumerate(arrays):
         kept.keep("sum", (array,), number)
-    assert [kept.find("sum", id(array)) for array in arrays] == [None, 1, 2]
+    assert [kept.found.get(("sum", id(array))) for array in arrays] == [None, 1, 2]
