@@ -20,6 +20,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from halox.cli import launcher
@@ -31,9 +32,8 @@ FOLDER = "tests/gpu"
 RANKS_FOLDER = f"{FOLDER}/ranks"
 RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
-ON_FOUR_RANKS = tuple(
-    f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in ("exchange", "paths", "typed")
-)
+ON_FOUR_RANKS = ("exchange", "typed")
+ON_FOUR_GPUS = (*ON_FOUR_RANKS, "paths", "allreduce", "reductions")
 SHARDS = 4
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
@@ -79,14 +79,23 @@ def run(
 
 
 def suite(
-    folder: str, ranks: int | None, scratch: Path, options: tuple[str, ...] = (), shard: str = ""
+    folder: str,
+    ranks: int | None,
+    scratch: Path,
+    options: tuple[str, ...] = (),
+    shard: str = "",
+    **variables: str,
 ) -> list[dict[str, Any]]:
     """Run the tests in a folder or file and return the outcome of each."""
     report = scratch / f"{folder.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.junit", folder]
     status, said = run(
-        [*command, *options], ranks, HALOX_JUNIT=str(report), HALOX_RANDOM_SHARD=shard
+        [*command, *options],
+        ranks,
+        HALOX_JUNIT=str(report),
+        HALOX_RANDOM_SHARD=shard,
+        **variables,
     )
     where = f"{ranks or 1} rank(s)"
     outcomes: list[dict[str, Any]] = []
@@ -129,14 +138,31 @@ def one_process(scratch: Path) -> list[dict[str, Any]]:
         return [outcome for job in jobs for outcome in job.result()]
 
 
-def several_ranks(scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests of several ranks, each alone: kernels that wait for one another need their GPUs."""
-    found = []
-    for file in sorted((ROOT / RANKS_FOLDER).glob("test_*.py")):
-        found += suite(file.relative_to(ROOT).as_posix(), 2, scratch)
-    for path in ON_FOUR_RANKS:
-        found += suite(path, 4, scratch)
-    return found + suite(FAILURES, None, scratch)
+def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
+    """Run the tests of several ranks: those of two in as many processes as there are pairs of GPUs.
+
+    Kernels that wait for one another need their GPUs for themselves.
+    """
+    pairs: Queue[str] = Queue()
+    for first in range(0, max(gpus - 1, 1), 2):
+        pairs.put(",".join(str(gpu) for gpu in range(first, min(first + 2, gpus))))
+    lanes = pairs.qsize()
+
+    def on_a_pair(path: str, ranks: int | None) -> list[dict[str, Any]]:
+        visible = pairs.get()
+        try:
+            return suite(path, ranks, scratch, CUDA_VISIBLE_DEVICES=visible)
+        finally:
+            pairs.put(visible)
+
+    files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
+    with ThreadPoolExecutor(lanes) as pool:
+        jobs = [pool.submit(on_a_pair, FAILURES, None)]
+        jobs += [pool.submit(on_a_pair, f.relative_to(ROOT).as_posix(), 2) for f in files]
+        found = [outcome for job in jobs for outcome in job.result()]
+    for name in ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS:
+        found += suite(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4, scratch)
+    return found
 
 
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
@@ -235,15 +261,16 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         tests = one_process(scratch) if whole else []
-        tests += several_ranks(scratch)
+        gpus = len(result["machine"]["gpus"])
+        tests += several_ranks(scratch, gpus)
         figures = []
         if whole:
             figures += measure("tests.gpu.bench_strided", None, scratch)
             figures += measure("halox.cli.bench.headlines", None, scratch)
-        for ranks in sorted({2, min(4, max(2, len(result["machine"]["gpus"])))}):
+        for ranks in sorted({2, min(4, max(2, gpus))}):
             figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
             figures += measure("halox.cli.bench.allreduce_headlines", ranks, scratch)
-        ran = apps(len(result["machine"]["gpus"]))
+        ran = apps(gpus)
         figures += multigrid_figures(ran)
     # A test that needs a second GPU says so where there is one only; the reason is on record.
     skipped = [t for t in tests if t["outcome"] == "skipped"]
