@@ -126,7 +126,7 @@ class TestHeadlines:
             n: found[f"six faces of {n}^3 float64, 8 ranks, in a stream"] for n in (64, 256, 512)
         }
         assert [one["target"] for one in six.values()] == [12.0, 22.0, 55.0]
-        assert found["both x-faces of 64^3 float64, 8 ranks, in a stream"]["target"] is None
+        assert not any("x-faces" in name for name in found)  # those are for two
 
     def test_a_wrong_result_leaves_no_figures(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures(failed="peer")
