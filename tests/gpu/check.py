@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -139,30 +140,32 @@ def one_process(scratch: Path) -> list[dict[str, Any]]:
 
 
 def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
-    """Run the tests of several ranks: those of two in as many processes as there are pairs of GPUs.
+    """Run the tests of several ranks, and those that start ranks themselves."""
+    files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
+    of_two = [(FAILURES, None), *((file.relative_to(ROOT).as_posix(), 2) for file in files)]
+    names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
+    of_four = [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
+    return side_by_side(of_two, 2, gpus, scratch) + side_by_side(of_four, 4, gpus, scratch)
 
-    Kernels that wait for one another need their GPUs for themselves.
-    """
-    pairs: Queue[str] = Queue()
-    for first in range(0, max(gpus - 1, 1), 2):
-        pairs.put(",".join(str(gpu) for gpu in range(first, min(first + 2, gpus))))
-    lanes = pairs.qsize()
 
-    def on_a_pair(path: str, ranks: int | None) -> list[dict[str, Any]]:
-        visible = pairs.get()
+def side_by_side(
+    suites: Sequence[tuple[str, int | None]], width: int, gpus: int, scratch: Path
+) -> list[dict[str, Any]]:
+    """Run suites, each with as many GPUs for itself, or all there are: kernels that wait for one another need that."""
+    lanes: Queue[str] = Queue()
+    for first in range(0, max(gpus - width, 0) + 1, width):
+        lanes.put(",".join(str(gpu) for gpu in range(first, min(first + width, gpus))))
+
+    def in_a_lane(path: str, ranks: int | None) -> list[dict[str, Any]]:
+        visible = lanes.get()
         try:
             return suite(path, ranks, scratch, CUDA_VISIBLE_DEVICES=visible)
         finally:
-            pairs.put(visible)
+            lanes.put(visible)
 
-    files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
-    with ThreadPoolExecutor(lanes) as pool:
-        jobs = [pool.submit(on_a_pair, FAILURES, None)]
-        jobs += [pool.submit(on_a_pair, f.relative_to(ROOT).as_posix(), 2) for f in files]
-        found = [outcome for job in jobs for outcome in job.result()]
-    for name in ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS:
-        found += suite(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4, scratch)
-    return found
+    with ThreadPoolExecutor(lanes.qsize()) as pool:
+        jobs = [pool.submit(in_a_lane, path, ranks) for path, ranks in suites]
+        return [outcome for job in jobs for outcome in job.result()]
 
 
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
@@ -267,7 +270,7 @@ def main(arguments: list[str]) -> int:
         if whole:
             figures += measure("tests.gpu.bench_strided", None, scratch)
             figures += measure("halox.cli.bench.headlines", None, scratch)
-        for ranks in sorted({2, min(4, max(2, gpus))}):
+        for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
             figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
             figures += measure("halox.cli.bench.allreduce_headlines", ranks, scratch)
         ran = apps(gpus)
