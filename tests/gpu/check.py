@@ -36,6 +36,11 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange", "typed")
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "paths", "allreduce", "reductions")
 SHARDS = 4
+UNBOUND = {
+    "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # Open MPI 5
+}
+"""Suites side by side must not be bound to the same cores."""
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 APP_LIMIT_S = 120
@@ -159,7 +164,7 @@ def side_by_side(
     def in_a_lane(path: str, ranks: int | None) -> list[dict[str, Any]]:
         visible = lanes.get()
         try:
-            return suite(path, ranks, scratch, CUDA_VISIBLE_DEVICES=visible)
+            return suite(path, ranks, scratch, CUDA_VISIBLE_DEVICES=visible, **UNBOUND)
         finally:
             lanes.put(visible)
 
