@@ -1,7 +1,8 @@
 """The algorithms of allreduce by name, what they are expected to take, and the choice among them.
 
 The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs joined by NVLink;
-processes that share a GPU take turns of it, a quarter of a millisecond each, and pay that at every step.
+processes that share a GPU take turns of it, a quarter of a millisecond each, and their kernels pay that at every step.
+Copies to and from the host need no turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from halox.collectives.in_shared_memory import SMALL_BYTES
 from halox.collectives.ordered import GATHERED_BYTES
 from halox.errors import FieldError
 
@@ -45,7 +47,10 @@ class Link:
 
 
 WITHIN, BETWEEN = Link(1.0, 8.0), Link(5.0, 10.0)
-"""Shared memory of a node, and a network: orders of magnitude, which is all that the choice below needs."""
+"""MPI within a node, and over a network: orders of magnitude, which is all that the choice below needs."""
+
+SHARED = Link(2.0, 60.0)
+"""A meeting of a node's ranks in shared memory, and what they read and write there together; measured on two."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,13 @@ OWN_GPU = DeviceCosts()
 """Where each rank has a GPU."""
 
 SHARED_GPU = DeviceCosts(
-    tree_us=50.0,
-    step_us=250.0,
-    copy_gb_per_s=600.0,
-    host_us=550.0,
-    host_gb_per_s=13.0,
+    tree_us=20.0,
+    step_us=150.0,
+    copy_gb_per_s=490.0,
+    host_us=30.0,
+    host_gb_per_s=12.5,
 )
-"""Where ranks share one, so that they take turns."""
+"""Where ranks share one, so that their kernels take turns, and their copies to and from the host share its link."""
 
 
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
@@ -154,7 +159,9 @@ def predict_device_us(
     each = math.ceil(ranks / nodes)
     within = min(
         predict_device_us(one, nbytes, each, 1, shared_gpu=shared_gpu)
-        for one in (("shared_buffer",) if shared_gpu else ("oneshot", "reduce_scatter_allgather"))
+        for one in (
+            ("shared_buffer", "host") if shared_gpu else ("oneshot", "reduce_scatter_allgather")
+        )
     )
     if nodes == 1:
         return within + through_host
@@ -167,13 +174,17 @@ def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:
 
 
 def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
-    """Cost of an `OrderedReduction`."""
-    link = BETWEEN if nodes > 1 else WITHIN
+    """Cost of a `SharedReduction` on one node, of an `OrderedReduction` between nodes."""
+    if nodes == 1:
+        if nbytes <= SMALL_BYTES:
+            return SHARED.us(ranks, ranks**2 * nbytes)
+        # Each rank writes, combines and reads about as many bytes as its array has.
+        return 2 * SHARED.us(ranks, 1.5 * ranks * nbytes)
     each = math.ceil(ranks / nodes)
-    far = ranks - each if nodes > 1 else ranks - 1
+    far = ranks - each
     if nbytes <= GATHERED_BYTES:
-        return link.us(ranks, each * far * nbytes)
-    return 2 * link.us(ranks, each * far / ranks * nbytes)
+        return BETWEEN.us(ranks, each * far * nbytes)
+    return 2 * BETWEEN.us(ranks, each * far / ranks * nbytes)
 
 
 def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
@@ -213,6 +224,8 @@ def rank_algorithms(
     --------
     >>> rank_algorithms(DEVICE_ALGORITHMS, 8, 2, 1, shared_gpu=False)[0]
     'oneshot'
+    >>> [rank_algorithms(DEVICE_ALGORITHMS[2:], n << 10, 2, 1, shared_gpu=True)[0] for n in (1, 512, 4096)]
+    ['host', 'host', 'shared_buffer']
     """
     return sorted(
         (name for name in DEVICE_ALGORITHMS if name in possible),

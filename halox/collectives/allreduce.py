@@ -141,7 +141,7 @@ class Allreduce:
         assert wish is not None
         self.algorithm = wish
         operation = find_operation(op, self.dtype)
-        self._algorithm = HOST[wish](world, operation, self.dtype, prod(self.shape))
+        self._algorithm = HOST[wish](self._ground, operation, self.dtype, prod(self.shape))
 
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Combine the ranks' arrays.
@@ -186,6 +186,15 @@ class Allreduce:
         if self._on_gpu is not None:
             return self._on_gpu(array, out)
         assert self._algorithm is not None
+        if self._is_plain(array) and (
+            out is None
+            or out is array
+            or (self._is_plain(out) and not np.may_share_memory(array, out))
+        ):
+            # What is given most often, with less on the way.
+            result = np.empty_like(array) if out is None else out
+            self._algorithm.reduce(array.reshape(-1), result.reshape(-1), None)
+            return result
         source: npt.NDArray[Any] | None = None
         target: npt.NDArray[Any] | None = None
         error: Exception | None = None
@@ -207,6 +216,15 @@ class Allreduce:
         elif not np.may_share_memory(held, target):
             held[...] = result
         return out
+
+    def _is_plain(self, array: Any) -> bool:
+        """Whether an array is NumPy's own, fits, and is a run that can be read and written as it is."""
+        return (
+            type(array) is np.ndarray
+            and array.dtype == self.dtype
+            and array.shape == self.shape
+            and array.flags.carray
+        )
 
     def _source(self, array: Any) -> npt.NDArray[Any]:
         """Return a rank's values as a contiguous run on the host."""

@@ -2,7 +2,8 @@
 
 ``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`halox.transports.allreduce`),
 ``shared_buffer`` and ``binomial`` are trees of events (`halox.transports.tree_allreduce`). ``host`` goes through
-page-locked memory and MPI, ``hierarchical`` does so between the nodes, when the GPUs of each node have combined::
+page-locked memory, which the ranks share or between which MPI carries; ``hierarchical`` goes through it between the
+nodes, when the GPUs of each node have combined::
 
     node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
     node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'
@@ -16,8 +17,10 @@ from itertools import combinations
 from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
+from halox.collectives.in_shared_memory import SharedReduction, make_shared_reduction
 from halox.collectives.on_host import HostAlgorithm, InRankOrder, Leaders
 from halox.engine.allreduce_plan import plan_oneshot, plan_scattered
 from halox.engine.capture import is_capturing
@@ -171,27 +174,66 @@ class _Pinned:
         self._buffer.close()
 
 
+class _Copies:
+    """`Moves` between a GPU and the host, on a stream."""
+
+    def __init__(self, source: int, target: int, stream: Any) -> None:
+        self._source, self._target, self._stream = source, target, stream
+        self._runtime = cupy().cuda.runtime
+
+    def fetch(self, values: npt.NDArray[Any], start: int) -> None:
+        """Copy a piece of the array to the host; does not wait."""
+        self._copy(values.ctypes.data, self._source + start * values.itemsize, values.nbytes)
+
+    def settle(self) -> None:
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+    def bring(self, values: npt.NDArray[Any], start: int) -> None:
+        """Copy a piece of the result to the GPU; does not wait."""
+        self._copy(self._target + start * values.itemsize, values.ctypes.data, values.nbytes)
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        runtime = self._runtime
+        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, self._stream.ptr)
+
+
 class ThroughHost:
-    """``host``."""
+    """``host``: through memory that all ranks share if they are on one node. Collective to make."""
 
     captures = False
 
     def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, ground: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
-        self._host: HostAlgorithm = InRankOrder(world, operation, dtype, elements)
+        world, what = ground.world, (operation, dtype, elements)
+        self._order = StreamOrder()
+        self._shared: SharedReduction | None = None
+        if world.node_comm.size == world.size:
+            self._shared = make_shared_reduction(world, ground.arena, *what, page_locked=True)
+        if self._shared is None:
+            self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
+            self._host: HostAlgorithm = InRankOrder(ground, *what)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
+        if self._shared is not None:
+            error = error or _failure(lambda: self._order.follow(stream))
+            self._shared.reduce(None if error else _Copies(source, target, stream), error)
+            return
         error = error or _failure(lambda: self._pinned.fetch(source, stream))
         values = None if error else self._pinned.values
         self._host.reduce(values, values, error)
         self._pinned.bring(target, stream)
 
     def close(self) -> None:
-        """Give the memory back."""
-        self._pinned.close()
+        """Wait for the last copy, and give the memory back."""
+        if self._shared is not None:
+            self._order.synchronize()
+            self._shared.close()
+        else:
+            self._pinned.close()
+            self._host.close()
 
 
 class AcrossNodes:
@@ -404,5 +446,5 @@ def _made(
         return ByTree(ground, cast(Shape, name), op, dtype, elements)
     operation = find_operation(op, dtype)
     if name == "host":
-        return ThroughHost(ground.world, operation, dtype, elements)
+        return ThroughHost(ground, operation, dtype, elements)
     return AcrossNodes(ground, operation, dtype, elements, device)

@@ -1,7 +1,8 @@
 """The algorithms of allreduce for NumPy arrays.
 
-``host``: all ranks alike, in the order of the ranks. ``hierarchical``: the ranks of each node first, then the first
-ranks of the nodes, in the order of the nodes; these tell the others of theirs::
+``host``: all ranks alike, in the order of the ranks; in shared memory if they are on one node. ``hierarchical``: the
+ranks of each node first, then the first ranks of the nodes, in the order of the nodes; these tell the others of
+theirs::
 
     node 0   rank 0 <- 1, 2, 3      rank 0 <-> rank 4      rank 0 -> 1, 2, 3
     node 1   rank 4 <- 5, 6, 7                             rank 4 -> 5, 6, 7
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from halox.collectives.in_shared_memory import HostMoves, make_shared_reduction
 from halox.collectives.ordered import PIECE_BYTES, OrderedReduction
 from halox.engine.operations import Operation
+from halox.transports.surroundings import Ground
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -55,13 +58,16 @@ class HostAlgorithm(Protocol):
 
 
 class InRankOrder:
-    """``host``: see the module."""
+    """``host``: see the module. Collective to make."""
 
     def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, ground: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        self._world = world
-        self._all = OrderedReduction(world.comm, world.wait, operation, dtype, elements)
+        world = self._world = ground.world
+        what = operation, dtype, elements
+        is_one_node = world.node_comm.size == world.size
+        self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
+        self._all = None if self._shared else OrderedReduction(world.comm, world.wait, *what)
 
     def reduce(
         self,
@@ -70,13 +76,20 @@ class InRankOrder:
         error: Exception | None,
     ) -> None:
         """Combine: see `HostAlgorithm`."""
+        if self._shared is not None:
+            moves = None if source is None or target is None else HostMoves(source, target)
+            self._shared.reduce(moves, error)
+            return
+        assert self._all is not None
         if not self._all.carries_errors:
             self._world.agree(error, _DOING)
         if not self._all(source, target):
             self._world.agree(error, _DOING)
 
     def close(self) -> None:
-        """Do nothing: the communicators are the world's."""
+        """Give the shared memory back; the communicators are the world's."""
+        if self._shared is not None:
+            self._shared.close()
 
 
 class Leaders:
@@ -126,11 +139,13 @@ class Hierarchical:
     """``hierarchical``: see the module. Collective to make."""
 
     def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, ground: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        self._world = world
-        self._node = OrderedReduction(world.node_comm, world.wait, operation, dtype, elements)
-        self._leaders = Leaders(world, operation, dtype, elements)
+        world = self._world = ground.world
+        what = operation, dtype, elements
+        self._shared = make_shared_reduction(world, ground.arena, *what)
+        self._node = None if self._shared else OrderedReduction(world.node_comm, world.wait, *what)
+        self._leaders = Leaders(world, *what)
 
     def reduce(
         self,
@@ -141,11 +156,17 @@ class Hierarchical:
         """Combine: see `HostAlgorithm`."""
         self._world.agree(error, _DOING)
         assert source is not None and target is not None
-        self._node(source, target)
+        if self._shared is not None:
+            self._shared.reduce(HostMoves(source, target), None)
+        else:
+            assert self._node is not None
+            self._node(source, target)
         self._leaders.combine(target)
 
     def close(self) -> None:
-        """Give the leaders' communicator back; collective."""
+        """Give memory and the leaders' communicator back; collective."""
+        if self._shared is not None:
+            self._shared.close()
         self._leaders.close()
 
 

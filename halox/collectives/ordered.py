@@ -154,9 +154,7 @@ class OrderedReduction:
 
     def _combined(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         total = self._total[: len(values[0])]
-        self._operation.begin(total, values[0])
-        for other in values[1:]:
-            self._operation.add(total, other)
+        self._operation.fold(total, values)
         return total
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,24 @@ class Operation:
         """Set a total to what the first rank's values count for."""
         total[...] = values != 0 if self.of_truth else values
 
+    @np.errstate(all="ignore")
     def add(self, total: Array, values: Array) -> None:
         """Combine the next rank's values into what all before it came to."""
-        with np.errstate(all="ignore"):
-            # A logical function gives bools, which are 1 or 0 in any dtype.
-            casting: Any = "unsafe" if self.of_truth else "same_kind"
-            self.combine(total, values, out=total, casting=casting)
+        # A logical function gives bools, which are 1 or 0 in any dtype.
+        casting: Any = "unsafe" if self.of_truth else "same_kind"
+        self.combine(total, values, out=total, casting=casting)
+
+    @np.errstate(all="ignore")
+    def fold(self, total: Array, values: Sequence[Array]) -> None:
+        """Set a total to what all ranks' values come to; it may lie where the first rank's are."""
+        if self.of_truth or len(values) == 1:
+            self.begin(total, values[0])
+            for other in values[1:]:
+                self.add(total, other)
+            return
+        self.combine(values[0], values[1], out=total)
+        for other in values[2:]:
+            self.combine(total, other, out=total)
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -204,6 +204,7 @@ class Machine:
     def __init__(self, rank: int, shared: bool) -> None:
         self.capturing = False
         self.launches = 0
+        self.registered: list[np.ndarray] = []
         self._stream = Stream(rank, "random", 1, 0, 0)
         self._uuid = bytes(16) if shared else (rank + 1).to_bytes(16, "little")
         self.stream = SimpleNamespace(
@@ -212,7 +213,7 @@ class Machine:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from halox.collectives import on_device
-        from halox.engine import capture, cuda
+        from halox.engine import capture, cuda, memory
         from halox.transports import allreduce, surroundings
 
         module = self._cupy()
@@ -224,12 +225,19 @@ class Machine:
         monkeypatch.setattr(surroundings, "EventPool", FakeEvents)
         monkeypatch.setattr(on_device, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(on_device, "pinned", _pinned)
+        monkeypatch.setattr(memory, "register", self._register)
         monkeypatch.setattr(allreduce, "HOST_WORDS", Spares(lambda _: _pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         )
         monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
+
+    def _register(self, array: np.ndarray) -> Any:
+        self.registered.append(array)
+        return SimpleNamespace(
+            device_pointer=array.ctypes.data, close=lambda: self.registered.pop()
+        )
 
     def _prepared(
         self, function: Any, blocks: int, threads: int, arguments: Any, *, device: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives import ordered
+from halox.collectives import in_shared_memory, ordered
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
+from halox.engine.operations import find_operation
 from halox.errors import (
     ClosedError,
     ExchangeTimeoutError,
@@ -21,6 +23,8 @@ from halox.errors import (
     HaloxError,
     MismatchError,
 )
+from halox.transports import arena
+from halox.transports.surroundings import Ground
 from tests.mpi.conftest import agree
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
@@ -29,7 +33,8 @@ World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 GATHERED = ordered.GATHERED_BYTES // 8
-SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001]
+SMALL = in_shared_memory.SMALL_BYTES // 8
+SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
 
 
 @pytest.fixture(params=["one node", "two nodes", "a node each"])
@@ -45,7 +50,17 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ordered, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(in_shared_memory, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(in_shared_memory, "DEVICE_PIECE_BYTES", 4096)
     yield
+
+
+@pytest.fixture(params=["shared memory", "too little of it"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether there is enough shared memory."""
+    if request.param == "too little of it":
+        monkeypatch.setattr(arena, "_shared_memory_left", lambda: 0)
+    return bool(request.param == "shared memory")
 
 
 def node_of(rank: int, nodes: str) -> int:
@@ -316,3 +331,87 @@ def test_of_the_grid(comm: World) -> None:
         flags = np.array([comm.rank == 0, True, False])
         assert grid.allreduce(flags, op="logical_and").tolist() == [comm.size == 1, True, False]
         assert grid.allreduce(1 << comm.rank, op="bitwise_or") == (1 << comm.size) - 1
+
+
+def is_shared(reduce: halox.Allreduce) -> bool:
+    found: Any = reduce._algorithm
+    return found._shared is not None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_where_ranks_meet(algorithm: str, memory: bool, comm: World) -> None:
+    """In shared memory where there is enough; with the same bits, errors, and waits where there isn't."""
+    for elements in (3, 20000):
+        values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
+        with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:
+            assert is_shared(reduce) == (memory and comm.size > 1)
+            for _ in range(3):
+                found = reduce(values[comm.rank])
+                assert same(found, expected("sum", values)) and same_everywhere(found, comm)
+                with pytest.raises(FieldError, match="array: got shape"):
+                    reduce(only_on(comm, 1, np.zeros(1), values[comm.rank]))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("elements", [3, 4096, 5000, 4096 + 512])
+def test_many_calls_in_a_row(elements: int, comm: World) -> None:
+    """Of ranks that hurry and lag in turns; the slots of one call are those of calls before."""
+    rng = np.random.default_rng(comm.rank)
+    base = np.arange(elements)
+    ok = True
+    with Allreduce(comm, elements, "i8", "sum", "host") as reduce:
+        array = np.empty(elements, "i8")
+        for call in range(300):
+            array[:] = base * call + comm.rank
+            if rng.random() < 0.1:
+                time.sleep(rng.random() * 2e-3)
+            reduce(array, out=array)
+            total = base * call * comm.size + sum(range(comm.size))
+            ok = ok and np.array_equal(array, total)
+    assert agree(ok, comm)
+
+
+@pytest.mark.parametrize("first", ["small", "large"])
+def test_memory_that_was_used_before(first: str, comm: World) -> None:
+    """By another reduction, by fields, after errors: flags count on from what they find."""
+    ground = Ground(halox.world.World(comm))
+    sizes = [5, 9000] if first == "small" else [9000, 5]
+    for turn in range(4):
+        field = ground.arena.array((40000,), np.dtype("u1"))
+        if field is not None:
+            field[:] = 255 if comm.rank % 2 else 7 + comm.rank
+        del field
+        for elements in sizes:
+            what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
+            made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+            assert (made is None) == (comm.size == 1)
+            if made is None:
+                continue
+            for call in range(1, 4):
+                values = np.full(elements, comm.rank + call + turn)
+                made.reduce(in_shared_memory.HostMoves(values, values), None)
+                total = sum(range(comm.size)) + (call + turn) * comm.size
+                assert agree(bool((values == total).all()), comm)
+                bad = ValueError("none") if comm.rank == comm.size - 1 else None
+                moves = None if bad else in_shared_memory.HostMoves(values, values)
+                with pytest.raises(HaloxError, match="none"):
+                    made.reduce(moves, bad)
+            made.close()
+    ground.close()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("elements", [4, 5000])
+def test_the_rank_that_does_not_come_is_named(
+    elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    reduce = Allreduce(comm.Dup(), elements, "f8", "sum", "host")
+    last = comm.size - 1
+    reduce(np.ones(elements))
+    if comm.rank != last:
+        with pytest.raises(ExchangeTimeoutError, match=f"waited in an allreduce for rank {last} "):
+            reduce(np.ones(elements))
+        with pytest.raises(ExchangeTimeoutError, match="an earlier call of this"):
+            reduce(np.ones(elements))
+    comm.Barrier()

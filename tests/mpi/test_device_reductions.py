@@ -10,8 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox.collectives import in_shared_memory
 from halox.collectives.algorithms import DEVICE_ALGORITHMS
-from halox.engine import capture
+from halox.engine import capture, memory
 from halox.errors import (
     ClosedError,
     DeviceError,
@@ -105,6 +106,35 @@ def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intrac
         ok &= found.get().tobytes() == given.get().tobytes()
         ok &= len(set(comm.allgather(found.get().tobytes()))) == 1
         assert agree(ok, comm), (op, dtype)
+
+
+@pytest.mark.parametrize("elements", [5, 5000, 12288])
+@pytest.mark.parametrize("refused", [False, True])
+def test_through_the_host(
+    elements: int, refused: bool, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: Any
+) -> None:
+    """In pieces through shared memory, which is let go in the end; by MPI if one rank cannot page-lock it."""
+    monkeypatch.setattr(in_shared_memory, "DEVICE_PIECE_BYTES", 4096)
+    if refused and comm.rank == comm.size - 1:
+
+        def register(_: Any) -> Any:
+            raise DeviceError("cannot register 1 bytes of host memory")
+
+        monkeypatch.setattr(memory, "register", register)
+    is_one_node = way in ("own GPUs", "one GPU") and comm.size > 1
+    values = [sample("f8", "sum", elements, rank) for rank in range(comm.size)]
+    with reduced("host", comm, elements, "f8", "sum") as reduce:
+        through: Any = reduce._on_gpu._do
+        assert (through._shared is not None) == (is_one_node and not refused)
+        registered = len(machine.registered)
+        for _ in range(5):
+            given = Array(values[comm.rank].copy())
+            reduce(given, out=given)
+            assert agree(same(given.get(), expected("sum", values)), comm)
+        assert len(machine.registered) == registered, "once is enough"
+        if is_one_node and not refused:
+            assert registered == (1 if elements == 5 or comm.rank == 0 else 2)
+    assert not machine.registered
 
 
 def test_the_same_arrays_again(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
