@@ -49,7 +49,7 @@ class Link:
 WITHIN, BETWEEN = Link(1.0, 8.0), Link(5.0, 10.0)
 """MPI within a node, and over a network: orders of magnitude, which is all that the choice below needs."""
 
-SHARED = Link(2.0, 60.0)
+SHARED = Link(2.0, 80.0)
 """A meeting of a node's ranks in shared memory, and what they read and write there together; measured on two."""
 
 

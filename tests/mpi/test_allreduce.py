@@ -371,6 +371,54 @@ def test_many_calls_in_a_row(elements: int, comm: World) -> None:
     assert agree(ok, comm)
 
 
+class LateMoves:
+    """Moves as late as a GPU's stream may make them: when they are waited for."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Any, Any]] = []
+
+    def of(self, array: Any) -> LateMoves:
+        self._array = array
+        return self
+
+    def fetch(self, values: Any, start: int) -> None:
+        self._pending.append((values, self._array[start : start + len(values)]))
+
+    def settle(self) -> None:
+        for target, source in self._pending:
+            target[...] = source
+        self._pending.clear()
+
+    def bring(self, values: Any, start: int) -> None:
+        self._pending.append((self._array[start : start + len(values)], values))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
+def test_moves_that_end_late(elements: int, comm: World) -> None:
+    """A slot is written again only when what was on its way out of it has ended."""
+    ground = Ground(halox.world.World(comm))
+    what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
+    made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+    assert made is not None
+    moves, rng, base = LateMoves(), np.random.default_rng(comm.rank), np.arange(elements)
+    arrays = [base * call + comm.rank for call in range(200)]
+    for call, array in enumerate(arrays):
+        if rng.random() < 0.1:
+            time.sleep(rng.random() * 2e-3)
+        if call % 7 == 3:
+            bad = ValueError("none") if comm.rank == call % comm.size else None
+            with pytest.raises(HaloxError, match="none"):
+                made.reduce(None if bad else moves.of(array.copy()), bad)
+        made.reduce(moves.of(array), None)
+    moves.settle()
+    totals = (base * call * comm.size + sum(range(comm.size)) for call in range(200))
+    assert agree(all(map(np.array_equal, arrays, totals)), comm)
+    made.close()
+    ground.close()
+
+
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_memory_that_was_used_before(first: str, comm: World) -> None:
     """By another reduction, by fields, after errors: flags count on from what they find."""
