@@ -420,10 +420,9 @@ def make_algorithm(
         )
     if not elements:
         return Nothing(), wish or "oneshot", reasons
-    shared_gpu = any(topology.sharers(rank) for rank in range(world.size))
-    ranked = rank_algorithms(
-        possible, nbytes, world.size, len(set(world.nodes)), shared_gpu=shared_gpu
-    )
+    sharers = 1 + max(len(topology.sharers(rank)) for rank in range(world.size))
+    nodes = len(set(world.nodes))
+    ranked = rank_algorithms(possible, nbytes, world.size, nodes, sharers=sharers)
     for name in [wish] if wish is not None else ranked:
         try:
             return _made(ground, device, name, what), name, reasons
