@@ -132,11 +132,10 @@ def suite(
 
 
 def one_process(scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests of one process, beside them the random datatypes in processes of their own, and one rank's."""
+    """Run the tests of one process, beside them the random datatypes in processes of their own."""
     others = tuple(f"--ignore={path}" for path in (RANKS_FOLDER, RANDOM_TYPES, FAILURES))
-    with ThreadPoolExecutor(SHARDS + 2) as pool:
+    with ThreadPoolExecutor(SHARDS + 1) as pool:
         jobs = [pool.submit(suite, FOLDER, None, scratch, others)]
-        jobs += [pool.submit(suite, RANKS_FOLDER, 1, scratch)]
         jobs += [
             pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
             for k in range(SHARDS)
@@ -145,9 +144,10 @@ def one_process(scratch: Path) -> list[dict[str, Any]]:
 
 
 def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
-    """Run the tests of several ranks, and those that start ranks themselves."""
+    """Run the tests of one rank and of several, and those that start ranks themselves."""
     files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
-    of_two = [(FAILURES, None), *((file.relative_to(ROOT).as_posix(), 2) for file in files)]
+    of_two = [(RANKS_FOLDER, 1), (FAILURES, None)]
+    of_two += [(file.relative_to(ROOT).as_posix(), 2) for file in files]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     of_four = [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
     return side_by_side(of_two, 2, gpus, scratch) + side_by_side(of_four, 4, gpus, scratch)
