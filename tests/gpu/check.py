@@ -34,7 +34,7 @@ RANKS_FOLDER = f"{FOLDER}/ranks"
 RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
-ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions", "paths")
+ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
 UNBOUND = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
