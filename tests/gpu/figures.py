@@ -34,9 +34,16 @@ def target(figure: dict[str, Any]) -> str:
     return f"{least}{number(figure['target'])}: {'met' if figure['met'] else '**not met**'}"
 
 
+def failures(tests: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each test that neither passed nor was skipped."""
+    bad = [one for one in tests if one["outcome"] not in ("passed", "skipped")]
+    lines = [f"- `{one['test']}` on {one['ranks']} rank(s): {one['outcome']}" for one in bad]
+    return [*lines, ""] if lines else []
+
+
 def table(found: list[dict[str, Any]]) -> list[str]:
     """Return the rows of a table of figures."""
-    rows = ["| figure | value | beside | target |", "| --- | --- | --- | --- |"]
+    rows = ["| figure | value | beside | target |", "| --- | --- | --- | --- |"] if found else []
     for one in found:
         if "failed" in one:
             rows.append(f"| {one['name']} | {one['failed']} | | |")
@@ -64,8 +71,10 @@ def page(folder: Path = FOLDER) -> str:
             f"{run['made']}; CUDA {machine['cuda_runtime']}, driver {machine['cuda_driver']}, CuPy {machine['cupy']}, "
             f"mpi4py {machine['mpi4py']}, {machine['mpi']}, {machine['cores']} cores. Tests: {run['passed']} passed, "
             f"{run['failed']} failed, {run.get('skipped', 0)} need what this machine has not. "
+            f"{'' if run.get('ended', True) else 'The run was cut short: what is missing was not measured. '}"
             f"Sources `{run['sources_sha256'][:16]}`.",
             "",
+            *failures(run["tests"]),
             *table(run["benchmarks"]),
             "",
         ]

@@ -27,7 +27,8 @@ def test_a_figure_is_written_with_its_baseline_and_target(tmp_path):
             "cores": 5,
         },
         "passed": 7,
-        "failed": 0,
+        "failed": 1,
+        "tests": [{"test": "t", "ranks": 2, "outcome": "failed"}],
         "benchmarks": [
             {
                 "name": "a",
@@ -46,4 +47,5 @@ def test_a_figure_is_written_with_its_baseline_and_target(tmp_path):
         (tmp_path / file).write_text(json.dumps(run))
     text = figures.page(tmp_path)
     assert "| a | 1.235 us | 4,321 us by hand | 1: **not met** |" in text
+    assert "- `t` on 2 rank(s): failed" in text
     assert "| b | exit status 1 | | |" in text
