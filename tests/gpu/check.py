@@ -13,15 +13,15 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 from halox.cli import launcher
@@ -36,13 +36,9 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
-UNBOUND = {
-    "OMPI_MCA_hwloc_base_binding_policy": "none",  # Open MPI 4
-    "PRTE_MCA_hwloc_default_binding_policy": "none",  # Open MPI 5
-}
-"""Suites side by side must not be bound to the same cores."""
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
+DUMPING_S = 2
 APP_LIMIT_S = 120
 
 
@@ -68,20 +64,38 @@ def run(
         command = launcher.command(launcher.find(), ranks, command)
     else:
         command = [sys.executable, *command]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as started:
+        try:
+            said, _ = started.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            # On SIGABRT each rank's pytest dumps its stacks. And no rank is left behind.
+            ranks_of_it = descendants(started.pid)
+            for signalled in (signal.SIGABRT, signal.SIGKILL):
+                for pid in ranks_of_it:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signalled)
+                time.sleep(DUMPING_S)
+            started.kill()
+            said, _ = started.communicate()
+            return 124, said + f"\ntook longer than {limit_s} s"
+    return started.returncode, said
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else ""
-        return 124, said + f"\ntook longer than {limit_s} s"
-    return done.returncode, done.stdout + done.stderr
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [one for child in map(int, children) for one in (child, *descendants(child))]
 
 
 def suite(
@@ -90,18 +104,18 @@ def suite(
     scratch: Path,
     options: tuple[str, ...] = (),
     shard: str = "",
-    **variables: str,
 ) -> list[dict[str, Any]]:
     """Run the tests in a folder or file and return the outcome of each."""
     report = scratch / f"{folder.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.gpu.junit", folder]
+    # After a few failures it ends, and tells of them before its time is up.
+    command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.gpu.junit", folder]
     status, said = run(
         [*command, *options],
         ranks,
         HALOX_JUNIT=str(report),
         HALOX_RANDOM_SHARD=shard,
-        **variables,
     )
     where = f"{ranks or 1} rank(s)"
     outcomes: list[dict[str, Any]] = []
@@ -144,33 +158,16 @@ def one_process(scratch: Path) -> list[dict[str, Any]]:
 
 
 def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
-    """Run the tests of one rank and of several, and those that start ranks themselves."""
+    """Run the tests of one rank and of several, and those that start ranks themselves.
+
+    One suite at a time: kernels that wait for one another need their GPUs for themselves.
+    """
     files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
-    of_two = [(RANKS_FOLDER, 1), (FAILURES, None)]
-    of_two += [(file.relative_to(ROOT).as_posix(), 2) for file in files]
+    suites: list[tuple[str, int | None]] = [(RANKS_FOLDER, 1), (FAILURES, None)]
+    suites += [(file.relative_to(ROOT).as_posix(), 2) for file in files]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
-    of_four = [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
-    return side_by_side(of_two, 2, gpus, scratch) + side_by_side(of_four, 4, gpus, scratch)
-
-
-def side_by_side(
-    suites: Sequence[tuple[str, int | None]], width: int, gpus: int, scratch: Path
-) -> list[dict[str, Any]]:
-    """Run suites, each with as many GPUs for itself, or all there are: kernels that wait for one another need that."""
-    lanes: Queue[str] = Queue()
-    for first in range(0, max(gpus - width, 0) + 1, width):
-        lanes.put(",".join(str(gpu) for gpu in range(first, min(first + width, gpus))))
-
-    def in_a_lane(path: str, ranks: int | None) -> list[dict[str, Any]]:
-        visible = lanes.get()
-        try:
-            return suite(path, ranks, scratch, CUDA_VISIBLE_DEVICES=visible, **UNBOUND)
-        finally:
-            lanes.put(visible)
-
-    with ThreadPoolExecutor(lanes.qsize()) as pool:
-        jobs = [pool.submit(in_a_lane, path, ranks) for path, ranks in suites]
-        return [outcome for job in jobs for outcome in job.result()]
+    suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
+    return [outcome for path, ranks in suites for outcome in suite(path, ranks, scratch)]
 
 
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
