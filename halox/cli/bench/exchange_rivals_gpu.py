@@ -217,12 +217,7 @@ class GpuAware(_ByMpi):
 
 
 class NcclWire:
-    """NCCL through CuPy, between the ranks of a communicator; made once a run.
-
-    Notes
-    -----
-    Making it is collective. Two ranks must not share a GPU.
-    """
+    """NCCL through CuPy, between the ranks of a communicator; made by :func:`nccl_between`."""
 
     def __init__(self, comm: Any) -> None:
         self.nccl: Any = import_module("cupy.cuda.nccl")
@@ -230,6 +225,25 @@ class NcclWire:
         self.comm: Any = self.nccl.NcclCommunicator(comm.size, unique, comm.rank)
         # Not destroyed: that waits for every graph that holds a send or receive, however long it lives.
         weakref.finalize(self, self.comm.abort)
+
+
+_wires: dict[tuple[int, ...], NcclWire] = {}
+
+
+def nccl_between(comm: Any) -> NcclWire:
+    """Return NCCL between the GPUs that are current on the ranks of a communicator.
+
+    Notes
+    -----
+    Collective. Two ranks must not share a GPU. Made once, and there until the process ends: ranks that let go of it at
+    different times, whenever Python's garbage is collected, would wait for one another in the middle of other work.
+    """
+    world = load_mpi().COMM_WORLD.group
+    ranks = comm.group.Translate_ranks(list(range(comm.size)), world)
+    key = (*ranks, cupy().cuda.Device().id)
+    if key not in _wires:
+        _wires[key] = NcclWire(comm)
+    return _wires[key]
 
 
 class WithNccl(_Packed):

@@ -263,7 +263,7 @@ class PingPongBench:
                 why = "NCCL refuses ranks that share a GPU"
             if why:
                 raise PathError(why)
-            self._wire = gpu.NcclWire(self._comm)
+            self._wire = gpu.nccl_between(self._comm)
         return self._wire
 
     def _check(self, way: _Way, oracle: PingPongOracle, array: Any) -> None:

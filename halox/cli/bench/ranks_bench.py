@@ -61,7 +61,7 @@ class RanksBench:
             why = "NCCL refuses ranks that share a GPU" if self.shared_gpu else max(whys)
             if why:
                 raise PathError(why)
-            self._wire = gpu.NcclWire(self.comm)
+            self._wire = gpu.nccl_between(self.comm)
         return self._wire
 
     def free(self) -> None:
