@@ -61,6 +61,7 @@ WIDE_BYTES = 1 << 17
 """Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
 
 _NOTHING = Row(0, 0, 16, ())
+_LEAST_WORD = 4  # of packets
 _LINE = 128
 _ALIGNMENT = 256
 _MAKING = "the making of a plan"
@@ -261,8 +262,9 @@ class _Draft:
                 break
             copies += [Copy(a, b) if is_send else Copy(b, a) for a, b in pairs]
         if buffered:
-            whole = contiguous_side(0, message.packed_bytes)
-            copies = [Copy(whole, whole)]
+            runs = [(0, message.packed_bytes)] if is_send else _waited_for(message)
+            sides = [contiguous_side(start, nbytes) for start, nbytes in runs]
+            copies = [Copy(side, side) for side in sides]
         # Packets hold 8 bytes of a word at most.
         max_word = 8 if way == "ll" else 16
         found = stretches(copies, packed=int(is_send), max_word=max_word)
@@ -528,6 +530,22 @@ class _Draft:
     def _place(self, key: Any) -> DevicePlace:
         assert self._block is not None
         return self._block.place.at(self._memory.at[key])
+
+
+def _waited_for(message: Message) -> list[tuple[int, int]]:
+    """Return where the bytes of a message that every sender sends are, once packed: first byte, and length.
+
+    A sender that packs straight from its arrays does not send what lies between the parts. Where a part ends within a
+    word of 4 bytes, it goes in packets only if its sender sends a packed message as a whole.
+    """
+    runs: list[tuple[int, int]] = []
+    for part, start in zip(message.parts, message.offsets, strict=True):
+        padded = -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        nbytes = padded if part.nbytes % _LEAST_WORD else part.nbytes
+        if runs and sum(runs[-1]) == start:
+            start, nbytes = runs[-1][0], runs.pop()[1] + nbytes
+        runs.append((start, nbytes))
+    return runs
 
 
 EXCHANGE = np.dtype(

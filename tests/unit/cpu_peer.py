@@ -40,7 +40,7 @@ from halox.engine.packers.peer_plan import (
 from halox.engine.spares import Spares
 from halox.messages import Message, Part
 from halox.transports import peer
-from halox.transports.base import Job
+from halox.transports.base import Job, Operation
 from halox.transports.device_arena import DeviceBlock, DevicePlace
 from halox.transports.exported import exported_parts
 from tests.unit.cpu_kernels import FLAGS, aligned, build
@@ -217,6 +217,8 @@ class Rank:
     number: int
     flows: Sequence[Flow]
     multiprocessors: int
+    operation: Operation = "copy"
+    """With "add", what comes is collected in buffers; here it is then copied from there all the same."""
     arena: HostArena = field(default_factory=HostArena)
     arrays: list[Array] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -243,9 +245,8 @@ class Rank:
                 [message for flow, message in found if (flow.way == "copy") == is_copy]
                 for found in messages.values()
             ]
-            return Job(
-                self.arrays, *(tuple(sorted(m, key=lambda m: (m.peer, m.tag))) for m in chosen)
-            )
+            sends, receives = (tuple(sorted(m, key=lambda m: (m.peer, m.tag))) for m in chosen)
+            return Job(self.arrays, sends, receives, operation=self.operation)
 
         self.job, self.copies = job(False), job(True)
         everything = [pair for found in messages.values() for pair in found]
@@ -465,10 +466,11 @@ def connect(
     multiprocessors: int = 1,
     limit_s: float = LIMIT_S,
     adapt: Callable[..., Launch] = few_kernels,
+    operation: Operation = "copy",
 ) -> list[Rank]:
     """Make the ranks of some messages, and their launches."""
     n = 1 + max(max(flow.sender, flow.receiver) for flow in flows)
-    ranks = [Rank(number, flows, multiprocessors) for number in range(n)]
+    ranks = [Rank(number, flows, multiprocessors, operation) for number in range(n)]
     exported = [rank.exported() for rank in ranks]
     with _without_gpu(sms, adapt):
         drafts = []

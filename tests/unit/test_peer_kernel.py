@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from math import gcd
 from unittest.mock import patch
 
 import numpy as np
@@ -72,6 +73,13 @@ WORDS = [
 ]
 
 
+def only_regular(paired):
+    """Stands in for `paired`: as if only strided blocks were walked."""
+    return lambda pointer, datatype, count, *rest: (
+        None if datatype.items(count).strided is None else paired(pointer, datatype, count, *rest)
+    )
+
+
 @pytest.fixture
 def wide_if_asked(request):
     """Packets of all messages are wide if the test's way says so."""
@@ -102,6 +110,30 @@ class TestWays:
         ranks = connect(there_and_back(way, *runs))
         assert 0 in ranks[0].planned.legs["region"]["word_bytes"]
         exchange(ranks, order=order)
+
+    @pytest.mark.parametrize("lengths", [(12,), (12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
+    @pytest.mark.parametrize("way", ["ll", "wide", "staging"])
+    def test_parts_of_odd_lengths_that_are_collected(self, way, lengths):
+        """The bytes between the parts of a message are sent by nobody, and waited for by nobody."""
+        word = gcd(*lengths)
+        if way != "staging" and word < 4:
+            return  # such messages do not go in packets
+        dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
+        parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
+        flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
+        exchange(connect(flows, operation="add", limit_s=5))
+
+    @pytest.mark.parametrize("way", ["ll", "staging"])
+    def test_types_that_only_the_receiver_collects(self, way):
+        """Irregular ones there, regular ones at the sender."""
+        starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
+        irregular = scattered([4] * 5, starts)
+        flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
+        with patch.object(peer, "paired", only_regular(peer.paired)):
+            ranks = connect(flows, limit_s=5)
+        assert all(rank.draft._takes[0].buffered for rank in ranks)
+        assert not any(rank.draft._sends[0].buffered for rank in ranks)
+        exchange(ranks)
 
     @pytest.mark.parametrize("levels", [1, 2, 3, 4, 5])
     @pytest.mark.parametrize("way", SENT)
