@@ -18,7 +18,7 @@ from halox.transports.arena import SharedArena
 from halox.transports.device_arena import DeviceArena
 from halox.transports.direct import Window, window_of
 from halox.transports.exported import Exported, exported_parts
-from halox.transports.peer import shortest_word
+from halox.transports.peer import PACKET_WORD, shortest_word
 from halox.transports.topology import Topology
 
 PATHS = ("local", "peer", "ipc", "staged", "cuda_aware", "host")
@@ -26,9 +26,6 @@ PATHS = ("local", "peer", "ipc", "staged", "cuda_aware", "host")
 
 MOST_PIECES = 16
 """Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
-
-PACKET_WORD = 4
-"""Bytes of data in the smallest packet of the peer path: shorter words do not travel in packets."""
 
 DIRECT_BYTES = 256
 """Runs at least this long are read in place from a neighbour's window; shorter ones travel packed.

@@ -60,8 +60,10 @@ from halox.world import World
 WIDE_BYTES = 1 << 17
 """Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
 
+PACKET_WORD = 4
+"""Bytes of data in the smallest packet: shorter words do not travel in packets."""
+
 _NOTHING = Row(0, 0, 16, ())
-_LEAST_WORD = 4  # of packets
 _LINE = 128
 _ALIGNMENT = 256
 _MAKING = "the making of a plan"
@@ -535,13 +537,13 @@ class _Draft:
 def _waited_for(message: Message) -> list[tuple[int, int]]:
     """Return where the bytes of a message that every sender sends are, once packed: first byte, and length.
 
-    A sender that packs straight from its arrays does not send what lies between the parts. Where a part ends within a
-    word of 4 bytes, it goes in packets only if its sender sends a packed message as a whole.
+    A sender that packs straight from its arrays does not send what lies between the parts. A part that ends within a
+    PACKET_WORD goes in packets only if its sender sends a packed message as a whole.
     """
     runs: list[tuple[int, int]] = []
     for part, start in zip(message.parts, message.offsets, strict=True):
         padded = -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-        nbytes = padded if part.nbytes % _LEAST_WORD else part.nbytes
+        nbytes = padded if part.nbytes % PACKET_WORD else part.nbytes
         if runs and sum(runs[-1]) == start:
             start, nbytes = runs[-1][0], runs.pop()[1] + nbytes
         runs.append((start, nbytes))

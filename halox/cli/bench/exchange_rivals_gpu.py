@@ -22,6 +22,7 @@ from halox.cli.bench.kernels import defines, source
 from halox.engine.compiler import OPTIONS, preamble
 from halox.engine.cuda import cupy, multiprocessors
 from halox.engine.memory import pinned
+from halox.errors import PathError
 from halox.world import load_mpi
 
 NCCL = "pack + NCCL + unpack"
@@ -230,14 +231,29 @@ class NcclWire:
 _wires: dict[tuple[int, ...], NcclWire] = {}
 
 
-def nccl_between(comm: Any) -> NcclWire:
+def nccl_between(comm: Any, *, shared_gpu: bool) -> NcclWire:
     """Return NCCL between the GPUs that are current on the ranks of a communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    shared_gpu : bool
+        Whether two of the ranks use one GPU; the same on all of them.
+
+    Raises
+    ------
+    PathError
+        On all ranks, if there is none.
 
     Notes
     -----
-    Collective. Two ranks must not share a GPU. Made once, and there until the process ends: ranks that let go of it at
-    different times, whenever Python's garbage is collected, would wait for one another in the middle of other work.
+    Collective. Made once, and there until the process ends: ranks that let go of it at different times, whenever
+    Python's garbage is collected, would wait for one another in the middle of other work.
     """
+    whys = comm.allgather(why_no_nccl())
+    why = "NCCL refuses ranks that share a GPU" if shared_gpu else max(whys)
+    if why:
+        raise PathError(why)
     world = load_mpi().COMM_WORLD.group
     ranks = comm.group.Translate_ranks(list(range(comm.size)), world)
     key = (*ranks, cupy().cuda.Device().id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from halox.cli import launcher, run
@@ -18,6 +19,7 @@ from halox.cli.bench.pingpong_run import (
     header,
     line,
 )
+from halox.cli.bench.ranks_command import drawn
 from halox.cli.bench.surroundings import machines
 from halox.cli.progress import TerminalProgress
 from halox.engine.cuda import why_no_gpu
@@ -144,9 +146,11 @@ def _play(
                 say(line(row))
             progress(place, number + 1, len(cases))
         progress.clear()
-    if args.plot and comm.rank == 0:
+
+    def draw(folder: Path) -> Sequence[Path]:
         from halox.cli.bench import exchange_plots
 
-        for path in exchange_plots.draw_pingpong(found, args.plot):
-            print(f"wrote {path}")
+        return exchange_plots.draw_pingpong(found, folder)
+
+    drawn(args.plot, comm, draw)
     return any(row.failed for row in found)

@@ -159,7 +159,6 @@ class PingPongBench:
         self._comm, self._place, self._options = comm, place, options
         self._stage = Stage(devices(comm, place))
         self._clock = RanksClock(comm, self._stage, options.timing)
-        self._wire: Any = None
 
     def run(self, cases: Sequence[PingPong]) -> Iterator[list[PingPongRow]]:
         """Measure cases; yields the rows of each, the same on both ranks; collective."""
@@ -257,14 +256,7 @@ class PingPongBench:
     def _nccl(self) -> Any:
         from halox.cli.bench import exchange_rivals_gpu as gpu
 
-        if self._wire is None:
-            why = max(self._comm.allgather(gpu.why_no_nccl()))
-            if self._place == "1gpu":
-                why = "NCCL refuses ranks that share a GPU"
-            if why:
-                raise PathError(why)
-            self._wire = gpu.nccl_between(self._comm)
-        return self._wire
+        return gpu.nccl_between(self._comm, shared_gpu=self._place == "1gpu")
 
     def _check(self, way: _Way, oracle: PingPongOracle, array: Any) -> None:
         """Send it there and look, send it back and look; both with empty targets.

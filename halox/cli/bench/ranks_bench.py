@@ -6,7 +6,7 @@ from typing import Any
 
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing
 from halox.engine.cuda import why_no_gpu
-from halox.errors import DeviceError, PathError
+from halox.errors import DeviceError
 from halox.grid import Grid
 
 
@@ -37,7 +37,6 @@ class RanksBench:
             self.stage = Stage(grid.device_id)
         self.clock = RanksClock(comm, self.stage, timing)
         self.shared_gpu = len(set(comm.allgather(self._place()))) < comm.size
-        self._wire: Any = None
 
     def _place(self) -> Any:
         """Return what tells this rank's GPU from those of others."""
@@ -56,13 +55,7 @@ class RanksBench:
         """
         from halox.cli.bench import exchange_rivals_gpu as gpu
 
-        if self._wire is None:
-            whys = self.comm.allgather(gpu.why_no_nccl())
-            why = "NCCL refuses ranks that share a GPU" if self.shared_gpu else max(whys)
-            if why:
-                raise PathError(why)
-            self._wire = gpu.nccl_between(self.comm)
-        return self._wire
+        return gpu.nccl_between(self.comm, shared_gpu=self.shared_gpu)
 
     def free(self) -> None:
         """Give device memory that nothing uses any more back."""

@@ -1,4 +1,4 @@
-"""What the commands ``halox bench exchange`` and ``allreduce`` do alike."""
+"""What the commands ``halox bench exchange``, ``allreduce`` and ``pingpong`` do alike."""
 
 from __future__ import annotations
 
