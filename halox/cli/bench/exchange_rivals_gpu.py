@@ -6,8 +6,8 @@ puts where the unpacking kernel expects it.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from math import gcd
@@ -224,8 +224,9 @@ class NcclWire:
         self.nccl: Any = import_module("cupy.cuda.nccl")
         unique = comm.bcast(self.nccl.get_unique_id() if comm.rank == 0 else None)
         self.comm: Any = self.nccl.NcclCommunicator(comm.size, unique, comm.rank)
-        # Not destroyed: that waits for every graph that holds a send or receive, however long it lives.
-        weakref.finalize(self, self.comm.abort)
+        # Kept for ever, also by the interpreter as it ends: destroying or aborting waits for every graph that holds a
+        # send or receive, and those may live as long.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.comm))
 
 
 _wires: dict[tuple[int, ...], NcclWire] = {}
@@ -247,8 +248,7 @@ def nccl_between(comm: Any, *, shared_gpu: bool) -> NcclWire:
 
     Notes
     -----
-    Collective. Made once, and there until the process ends: ranks that let go of it at different times, whenever
-    Python's garbage is collected, would wait for one another in the middle of other work.
+    Collective. Made once, and there until the process ends.
     """
     whys = comm.allgather(why_no_nccl())
     why = "NCCL refuses ranks that share a GPU" if shared_gpu else max(whys)
