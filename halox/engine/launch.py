@@ -60,8 +60,13 @@ class PreparedLaunch:
         self._call = driver.launchKernel
         self._current_context = driver.ctxGetCurrent
         self._runtime = runtime
-        self._before_stream = (function.ptr, *_three(grid), *_three(block), shared_bytes)
-        self._after_stream = (ctypes.addressof(self._addresses), 0)
+        self._before_stream: tuple[Any, ...] = (
+            function.ptr,
+            *three(grid),
+            *three(block),
+            shared_bytes,
+        )
+        self._after_stream: tuple[Any, ...] = (ctypes.addressof(self._addresses), 0)
 
     def launch(self, stream_ptr: int) -> None:
         """Launch on a stream.
@@ -137,6 +142,7 @@ def check_max_blocks(max_blocks: int | None) -> None:
         raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
 
 
-def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+def three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the three dimensions of a launch shape."""
     given = (shape,) if isinstance(shape, int) else tuple(shape)
     return given + (1,) * (3 - len(given))

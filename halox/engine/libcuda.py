@@ -30,6 +30,7 @@ _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE)
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], str]] = {
     "cuDriverGetVersion": ((_POINTER,), ""),
     "cuGetErrorName": ((ctypes.c_int, _POINTER), ""),
+    "cuLaunchKernelEx": ((_POINTER, _POINTER, _POINTER, _POINTER), "11.8"),
     "cuMemGetAddressRange_v2": ((_POINTER, _POINTER, _ADDRESS), ""),
     "cuMemcpy2DAsync_v2": ((_POINTER, _POINTER), ""),
     "cuMemcpy3DAsync_v2": ((_POINTER, _POINTER), ""),
@@ -152,10 +153,11 @@ def make_context(device: int | None = None) -> None:
 
 def failure(name: str, code: int) -> DeviceError:
     """Return the error for what a function of the driver returned."""
-    return DeviceError(f"{name}: {_error_name(code)}; {_REMEDIES.get(code, _OTHERWISE)}")
+    return DeviceError(f"{name}: {error_name(code)}; {_REMEDIES.get(code, _OTHERWISE)}")
 
 
-def _error_name(code: int) -> str:
+def error_name(code: int) -> str:
+    """Return the driver's name of an error."""
     text = ctypes.c_char_p()
     if function("cuGetErrorName")(code, ctypes.byref(text)) or text.value is None:
         return f"CUDA error {code}"

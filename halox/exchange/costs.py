@@ -101,11 +101,11 @@ Chosen = TypeVar("Chosen", bound=Choosable)
 #                        latency  message    GB/s in runs of 8 B, 32 B, 128 B, 1 KiB and more
 DEFAULT_WAYS: Mapping[str, WayCost] = {
     # One kernel on each side; data and epoch in one store, so no flag, but up to twice the bytes.
-    "peer/ll": WayCost(5.0, 0.2, (160.0, 230.0, 290.0, 305.0)),
+    "peer/ll": WayCost(3.9, 0.2, (200.0, 250.0, 290.0, 305.0)),
     # Packed into the peer's memory, a flag a chunk, unpacked there.
-    "peer/staging": WayCost(7.3, 0.3, (146.0, 220.0, 290.0, 320.0)),
+    "peer/staging": WayCost(4.8, 0.3, (160.0, 225.0, 290.0, 315.0)),
     # Stored into the halo itself, once its owner has said that it may be: short runs are short remote stores.
-    "peer/direct": WayCost(8.0, 0.3, (73.0, 180.0, 330.0, 350.0)),
+    "peer/direct": WayCost(5.0, 0.3, (73.0, 180.0, 330.0, 352.0)),
     # Kernels and copies ordered by the host, events and host flags.
     "ipc/staging": WayCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
     "ipc/into": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 350.0)),
@@ -144,7 +144,7 @@ class Costs:
     --------
     >>> costs = Costs.default()
     >>> costs.predict("peer", "staging", 0, 8)
-    7.3
+    4.8
     >>> costs.predict("peer", "ll", 1 << 12, 8) < costs.predict("peer", "staging", 1 << 12, 8)
     True
     >>> Costs.from_dict(costs.to_dict()) == costs

@@ -34,6 +34,7 @@ from halox.engine.arrays import Described
 from halox.engine.capture import is_capturing
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors
+from halox.engine.early_launch import EarlyLaunch
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import PinnedBuffer
 from halox.engine.packers.strided_plan import Row, fill_region, region_dtype
@@ -126,7 +127,7 @@ class _Meeting:
         self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
-        return PreparedLaunch(
+        return EarlyLaunch(
             kernel(plan.kernel, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from halox.engine.compiler import kernel
 from halox.engine.cuda import cupy, multiprocessors
+from halox.engine.early_launch import EarlyLaunch
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import PinnedBuffer
 from halox.engine.packers.device import Zeroing, launch_add, launch_pack, launch_unpack
@@ -39,6 +40,7 @@ from halox.engine.packers.peer_plan import (
     Leg,
     PeerPlan,
     Stretch,
+    in_even_chunks,
     in_packets,
     in_tiles,
     least_word,
@@ -242,6 +244,7 @@ class _Draft:
         self._copies = copies
         self._sends = [self._side(m, ways[m.key], exported.get((m.peer, m.tag))) for m in job.sends]
         self._takes = [self._side(m, ways[m.key], None) for m in job.receives]
+        self._cut_evenly()
         self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
         self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
@@ -253,7 +256,7 @@ class _Draft:
         is_send = message.direction == "send"
         if way == "direct":
             copies = self._straight(message, exported) if is_send else []
-            found = stretches(copies, packed=1, is_direct=True)
+            found = stretches(copies, packed=1)
             return _Side(message, way, found, False)
         copies = []
         buffered = not is_send and self.job.operation == "add"
@@ -271,6 +274,14 @@ class _Draft:
         max_word = 8 if way == "ll" else 16
         found = stretches(copies, packed=int(is_send), max_word=max_word)
         return _Side(message, way, found, buffered)
+
+    def _cut_evenly(self) -> None:
+        """Cut what is sent direct into chunks, of which each block has as many as the others."""
+        sides = [side for side in self._sends if side.way == "direct"]
+        total = sum(stretch.row.nbytes for side in sides for stretch in side.stretches)
+        for side in sides:
+            sms = multiprocessors(self.device)
+            side.stretches = [in_even_chunks(s, total, sms) for s in side.stretches]
 
     def _straight(self, message: Message, exported: Exported | None) -> list[Copy]:
         """Return the copies from this rank's array into the peer's."""
@@ -473,7 +484,7 @@ class _Draft:
         for name in ("send_chunks", "chunks", "send_blocks"):
             exchange[name] = getattr(planned, name)
         exchange["legs"] = len(planned.legs)
-        return PreparedLaunch(
+        return EarlyLaunch(
             kernel("peer", "peer_exchange", self.device, planned.defines),
             planned.blocks,
             planned.threads,

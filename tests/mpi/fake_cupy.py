@@ -231,7 +231,7 @@ class Machine:
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         )
-        monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
+        monkeypatch.setattr(allreduce, "EarlyLaunch", self._prepared)
 
     def _register(self, array: np.ndarray) -> Any:
         self.registered.append(array)

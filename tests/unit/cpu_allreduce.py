@@ -125,7 +125,7 @@ class ThreadWorld:
 
 
 class Launch:
-    """Takes the place of PreparedLaunch: runs the blocks here, and returns when they have ended."""
+    """Takes the place of EarlyLaunch: runs the blocks here, and returns when they have ended."""
 
     def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
         self.kernel, self.function, self.defines = function
@@ -218,7 +218,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         ),
         patch.object(allreduce, "multiprocessors", lambda device: sms),
-        patch.object(allreduce, "PreparedLaunch", prepared),
+        patch.object(allreduce, "EarlyLaunch", prepared),
     ):
         yield
 

@@ -202,7 +202,7 @@ class Array:
 
 @dataclass
 class Launch:
-    """What PreparedLaunch is given."""
+    """What EarlyLaunch is given."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
@@ -435,7 +435,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         patch.object(peer, "HOST_WORDS", Spares(word)),
         patch.object(peer, "kernel", lambda name, function, device, defines: defines),
         patch.object(peer, "multiprocessors", lambda device: sms),
-        patch.object(peer, "PreparedLaunch", prepared),
+        patch.object(peer, "EarlyLaunch", prepared),
         patch.object(peer, "_Memory", _Memory),
     ):
         yield

@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from halox.engine import cuda
+from halox.engine import cuda, early_launch, libcuda
+from halox.engine.early_launch import EarlyLaunch
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import pinned, register
 from halox.engine.packers.device_arrays import DeviceArray, extent
@@ -158,6 +159,78 @@ class TestPreparedLaunch:
                 launch.launch(0)
             assert not calls
             assert bool(woken) == (context == 0), "a thread's device is left alone"
+
+
+class TestEarlyLaunch:
+    """With the driver's functions replaced, and a GPU that can begin early or not."""
+
+    @pytest.fixture
+    def prepare(self, monkeypatch):
+        plain, early = [], []
+
+        def launch_kernel_ex(config, function, params, extra):
+            found = early_launch._Config.from_address(config)
+            attribute = early_launch._Attribute.from_address(found.attributes)
+            address = ctypes.c_void_p.from_address(params).value
+            number = ctypes.c_uint32.from_address(address).value
+            early.append((function, list(found.shape), found.stream, number))
+            assert (attribute.id, attribute.value, found.count, extra) == (6, 1, 1, None)
+            return self.codes.pop(0) if self.codes else 0
+
+        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        api = sys.modules["cupy_backends.cuda.api"]
+        api.driver = SimpleNamespace(
+            launchKernel=lambda *given: plain.append(given), ctxGetCurrent=lambda: self.context
+        )
+        api.runtime = SimpleNamespace(setDevice=self.woken.append, free=self.woken.append)
+        monkeypatch.setattr(libcuda, "function", {"cuLaunchKernelEx": launch_kernel_ex}.get)
+        monkeypatch.setattr(libcuda, "error_name", "error {}".format)
+
+        def made(can_begin_early=True):
+            monkeypatch.setattr(early_launch, "can_begin_early", lambda device: can_begin_early)
+            args = (ctypes.c_uint32(7),)
+            return EarlyLaunch(SimpleNamespace(ptr=99), 5, (32, 4), args, device=1)
+
+        return made, plain, early
+
+    def setup_method(self):
+        self.codes, self.context, self.woken = [], 5, []
+
+    def test_the_driver_is_told_that_it_may_begin_early(self, prepare):
+        made, plain, early = prepare
+        launch = made()
+        launch.launch(1234)
+        launch.args[0].value = 8
+        launch.launch(0)
+        shape = [5, 1, 1, 32, 4, 1]
+        assert early == [(99, shape, 1234, 7), (99, shape, None, 8)] and not plain
+
+    def test_a_gpu_that_cannot_is_not_told(self, prepare):
+        made, plain, early = prepare
+        made(False).launch(1234)
+        assert len(plain) == 1 and not early
+
+    def test_errors(self, prepare):
+        made, _, early = prepare
+        self.codes = [700]
+        with pytest.raises(DeviceError, match="kernel launch on device 1: error 700"):
+            made().launch(0)
+        self.codes, self.context = [201], 0
+        made().launch(0)
+        assert self.woken == [1, 0] and len(early) == 3
+
+    @pytest.mark.parametrize(
+        ("capability", "driver", "can"),
+        [("90", 13000, True), ("89", 13000, False), ("90", 12020, False), ("120", 12080, True)],
+    )
+    def test_which_can(self, monkeypatch, capability, driver, can):
+        cuda = SimpleNamespace(
+            Device=lambda _: SimpleNamespace(compute_capability=capability),
+            runtime=SimpleNamespace(driverGetVersion=lambda: driver),
+        )
+        monkeypatch.setattr(early_launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
+        assert early_launch.can_begin_early.__wrapped__(0) == can
 
 
 class TestBounds:

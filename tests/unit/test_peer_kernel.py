@@ -183,17 +183,23 @@ class TestWays:
 
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("where", ["launch", "memory"])
-    @pytest.mark.parametrize("way", ["staging", "direct"])
-    def test_more_chunks_than_threads(self, way, where, order):
+    @pytest.mark.parametrize(
+        ("way", "ends"),
+        [
+            ("staging", faces(8)),
+            ("direct", [box((90, 9, 9), (88, 8, 8), (1, 1, start)) for start in (0, 1)]),
+        ],
+    )
+    def test_more_chunks_than_threads(self, way, ends, where, order):
         """So that a block that helps looks for chunks several times."""
         with (
             patch.object(peer_plan, "CHUNK_BYTES", (32, 64)),
-            patch.object(peer_plan, "LONG_CHUNK_BYTES", 64),
+            patch.object(peer_plan, "DIRECT_CHUNK_BYTES", (64, 64)),
             IN_MEMORY if where == "memory" else nullcontext(),
         ):
-            ranks = connect(there_and_back(way, *faces(8)))
+            ranks = connect(there_and_back(way, *ends))
             assert bool(ranks[0].planned.inline) == (where == "launch")
-        assert ranks[0].planned.send_chunks == 189 > ranks[0].launch.threads
+        assert ranks[0].planned.send_chunks > ranks[0].launch.threads
         exchange(ranks, 2, order=order)
 
     @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 20000])

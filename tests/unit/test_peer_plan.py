@@ -13,6 +13,7 @@ from halox.datatypes import StridedBlocks
 from halox.engine.packers import peer_plan
 from halox.engine.packers.peer_plan import (
     CHUNK_BYTES,
+    DIRECT_CHUNK_BYTES,
     EPOCH_SHIFT,
     INLINE_CHUNKS,
     LONG_CHUNK_BYTES,
@@ -24,6 +25,7 @@ from halox.engine.packers.peer_plan import (
     Leg,
     Stretch,
     chunk_bytes,
+    in_even_chunks,
     in_packets,
     in_tiles,
     least_word,
@@ -271,6 +273,23 @@ class TestStretches:
         assert all(size & (size - 1) == 0 and size >= CHUNK_BYTES[0] for size in sizes)
         chunks = [-(-nbytes // size) for nbytes, size in zip(stretch_bytes, sizes, strict=True)]
         assert max(chunks) <= MOST_CHUNKS
+
+    @pytest.mark.parametrize("sms", [3, 132])
+    @pytest.mark.parametrize(
+        "nbytes", [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,)]
+    )
+    def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
+        total = sum(nbytes)
+        for n in nbytes:
+            stretch = in_even_chunks(
+                Stretch(Row(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms
+            )
+            size = 16 * stretch.chunk_words
+            assert size % 512 == 0 and size <= DIRECT_CHUNK_BYTES[1]
+            rounds = total / (sms * size)
+            # The last of several rounds is nearly full.
+            assert rounds <= 1 or rounds > np.ceil(rounds) * (1 - 512 / size) - 1e-9
+            assert stretch.chunks == -(-n // size)
 
     @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
     def test_lanes_of_a_run_share_a_chunk(self, lanes):

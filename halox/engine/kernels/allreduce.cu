@@ -132,6 +132,7 @@ __device__ __forceinline__ bool reduce_packets(const Allreduce& p, const Unit<EL
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(const __grid_constant__ Allreduce p)
 {
+    wait_for_earlier();
     if (p.chunks == 1 && gridDim.x == 1) {
         const State state = load_state(p.state);
         const Unit<ELEMENT> mine = load_unit(p, threadIdx.x);
@@ -194,6 +195,7 @@ struct LaneOfTile {
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_wide(const __grid_constant__ Allreduce p)
 {
+    wait_for_earlier();
     for (;;) {
         const Turn turn = take_turn(p, turns_of(p));
         if (turn.number >= p.chunks)
@@ -331,6 +333,7 @@ struct Scattered {
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_scattered(const __grid_constant__ Allreduce p)
 {
+    wait_for_earlier();
     for (;;) {
         const Turn turn = take_turn(p, turns_of(p));
         if (turn.number >= p.chunks || !Scattered{p, turn.epoch, turn.number}.run() || p.chunks == gridDim.x)

@@ -147,6 +147,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_field(
     const __grid_constant__ Region region, const __grid_constant__ Partials partials,
     const __grid_constant__ Allreduce p)
 {
+    wait_for_earlier();
     Unit<Accumulator> identity;
 #pragma unroll
     for (u32 i = 0; i < unit_words<Accumulator>; ++i)

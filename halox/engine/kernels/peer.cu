@@ -411,6 +411,7 @@ struct Worker {
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) peer_exchange(
     const __grid_constant__ Legs legs, const __grid_constant__ Exchange exchange)
 {
+    wait_for_earlier();
     const State state = load_state(exchange.state);
     const u32 epoch = u32(state.count >> EPOCH_SHIFT) + 1;
     Worker worker{legs, exchange, Round{epoch, epoch & 1}};

@@ -70,13 +70,19 @@ CHUNK_BYTES = (2048, 8192)
 """Least and most bytes of a chunk that is flagged."""
 
 LONG_CHUNK_BYTES = 32768
-"""Most bytes where runs are long: a flag costs more than their bytes then."""
+"""Most bytes where words are long: a flag costs more than their bytes then."""
+
+DIRECT_CHUNK_BYTES = (2048, 1 << 16)
+"""Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
 
 MOST_CHUNKS = 1 << 15
 """Chunks of a leg, more or less, from which they grow beyond that."""
 
 CHUNKS = 64
 """Chunks of a leg that is neither so small nor so large that CHUNK_BYTES says otherwise."""
+
+
+_WARP = 32
 
 
 class Kind(IntEnum):
@@ -102,26 +108,23 @@ class Stretch(NamedTuple):
         Loops over words; packed addresses count from the start of the packed message.
     packed : int
         First packed byte; -1 if its bytes do not lie there one after the other.
-    is_direct : bool
-        Whether the other side is not a packed message but the peer's array.
+    direct_words : int
+        Words of a chunk of what goes direct, which only its sender needs to know; else 0.
     """
 
     row: Row
     packed: int
-    is_direct: bool = False
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of a chunk that is flagged: the same for both ends of equally long stretches."""
-        has_long_runs = self.is_direct or self.row.word_bytes == 16
-        return chunk_bytes(self.row.nbytes, LONG_CHUNK_BYTES if has_long_runs else CHUNK_BYTES[1])
+    direct_words: int = 0
 
     @property
     def chunk_words(self) -> int:
-        """Words of such a chunk."""
-        if self.row.word_bytes:
-            return self.chunk_bytes // self.row.word_bytes
-        return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
+        """Words of a chunk that is flagged: as many bytes for both ends of equally long stretches."""
+        if not self.row.word_bytes:
+            return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
+        if self.direct_words:
+            return self.direct_words
+        most = LONG_CHUNK_BYTES if self.row.word_bytes == 16 else CHUNK_BYTES[1]
+        return chunk_bytes(self.row.nbytes, most) // self.row.word_bytes
 
     @property
     def chunks(self) -> int:
@@ -137,6 +140,25 @@ class Stretch(NamedTuple):
     def tile_bytes(self) -> int:
         """Bytes of the wide packets of all its words."""
         return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
+
+
+def in_even_chunks(stretch: Stretch, total: int, sms: int) -> Stretch:
+    """Return a stretch that goes direct, in chunks such that each block has as many as the others.
+
+    Parameters
+    ----------
+    stretch : Stretch
+    total : int
+        Bytes of all stretches that go direct in the same launch.
+    sms : int
+        Multiprocessors of the GPU.
+    """
+    least, most = DIRECT_CHUNK_BYTES
+    blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
+    rounds = -(-total // (blocks * most))
+    nbytes = max(least, -(-total // (blocks * rounds)))
+    word = stretch.row.word_bytes or 1
+    return stretch._replace(direct_words=-(-nbytes // (word * _WARP)) * _WARP)
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
@@ -158,9 +180,7 @@ def chunk_bytes(nbytes: int, most: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def stretches(
-    copies: Sequence[Copy], *, packed: int, max_word: int = 16, is_direct: bool = False
-) -> list[Stretch]:
+def stretches(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Stretch]:
     """Rows of the copies of one message.
 
     Parameters
@@ -171,14 +191,12 @@ def stretches(
         Which side of the copies is packed, 1 for what is sent.
     max_word : int
         Widest word in bytes.
-    is_direct : bool
-        Whether that side is the peer's array.
     """
     found = []
     for copy in copies:
         for row in rows_of(copy, 1, MAX_WORDS, max_word):
             start = row.target if packed else row.source
-            found.append(Stretch(row, start if _is_contiguous(row, packed) else -1, is_direct))
+            found.append(Stretch(row, start if _is_contiguous(row, packed) else -1))
     return found
 
 

@@ -1,0 +1,102 @@
+"""Launches that may begin while the kernel ahead of them in their stream ends: programmatic dependent launch.
+
+Offered by the driver, not by CuPy; see the section of that name in the CUDA programming guide.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from halox.engine import libcuda
+from halox.engine.cuda import cupy
+from halox.engine.launch import PreparedLaunch, three
+
+_CAPABILITY, _DRIVER = 90, 12030  # from which graphs have it too
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute with a number as its value."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("shape", ctypes.c_uint * 6),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+class EarlyLaunch(PreparedLaunch):
+    """A launch whose blocks come onto the GPU as soon as those of the kernel ahead have ended.
+
+    There they wait until what that kernel has stored is seen, which hides part of the time that a launch takes. The
+    kernel must call ``wait_for_earlier`` (``kernels/signals.cu``) before it looks at any memory. What follows in the
+    stream begins after it as ever.
+
+    Parameters
+    ----------
+    function, grid, block, args, device
+        As for :class:`PreparedLaunch`.
+
+    Notes
+    -----
+    Not collective. On GPUs of compute capability 9 and drivers of CUDA 12.3 on; elsewhere a `PreparedLaunch`.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        args: Sequence[Any],
+        *,
+        device: int = 0,
+    ) -> None:
+        super().__init__(function, grid, block, args, device=device)
+        if not can_begin_early(device):
+            return
+        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        self._config = _Config(
+            (*three(grid), *three(block)), attributes=ctypes.addressof(self._attribute), count=1
+        )
+        self._config_lock = Lock()
+        self._entry = libcuda.function("cuLaunchKernelEx")
+        self._fixed = (
+            ctypes.addressof(self._config),
+            function.ptr,
+            ctypes.addressof(self._addresses),
+            None,
+        )
+        self._call = self._launch_early
+        self._before_stream = self._after_stream = ()
+
+    def _launch_early(self, stream_ptr: int) -> None:
+        with self._config_lock:
+            self._config.stream = stream_ptr
+            code = self._entry(*self._fixed)
+        if code:
+            raise RuntimeError(libcuda.error_name(code))
+
+
+@cache
+def can_begin_early(device: int) -> bool:
+    """Whether a GPU and its driver have such launches."""
+    cuda = cupy().cuda
+    capability = int(cuda.Device(device).compute_capability)
+    return capability >= _CAPABILITY and cuda.runtime.driverGetVersion() >= _DRIVER
