@@ -18,7 +18,7 @@ from halox.transports.arena import SharedArena
 from halox.transports.device_arena import DeviceArena
 from halox.transports.direct import Window, window_of
 from halox.transports.exported import Exported, exported_parts
-from halox.transports.peer import PACKET_WORD, shortest_word
+from halox.transports.peer_ends import PACKET_WORD, shortest_word
 from halox.transports.topology import Topology
 
 PATHS = ("local", "peer", "ipc", "staged", "cuda_aware", "host")

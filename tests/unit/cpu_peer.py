@@ -1,6 +1,6 @@
 """Whole exchanges by ``peer.cu`` on the CPU: its plans made as on GPUs, its memory the host's, a thread for each rank.
 
-Everything but the machine is real: ``transports.peer`` lays out the memory and makes the legs, ``peer_plan`` the
+Everything but the machine is real: ``transports.peer_draft`` lays out the memory and makes the legs, ``peer_plan`` the
 table, the kernel runs it. A rank has one multiprocessor or more, each of which runs blocks one after another.
 """
 
@@ -39,7 +39,7 @@ from halox.engine.packers.peer_plan import (
 )
 from halox.engine.spares import Spares
 from halox.messages import Message, Part
-from halox.transports import peer
+from halox.transports import peer_draft
 from halox.transports.base import Job, Operation
 from halox.transports.device_arena import DeviceBlock, DevicePlace
 from halox.transports.exported import exported_parts
@@ -267,14 +267,16 @@ class Rank:
 
     def prepare(self, draft: Any) -> None:
         self.draft = draft
-        with patch.object(peer, "plan", self._plan):
+        with patch.object(peer_draft, "plan", self._plan):
             self.launch: Launch = draft.prepared()
         self.parameters = []
         for argument in self.launch.arguments:
             memory = aligned(ctypes.sizeof(argument))
             memory[:] = np.frombuffer(argument, np.uint8)
             self.parameters.append(memory)
-        self.exchange = self.parameters[1].view(peer.EXCHANGE)[0]  # a view: what is set in it holds
+        self.exchange = self.parameters[1].view(peer_draft.EXCHANGE)[
+            0
+        ]  # a view: what is set in it holds
         self.own = self.arena.bytes_of(draft._own).copy()
         gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
         for gap in gaps:
@@ -391,7 +393,7 @@ class Rank:
         assert (own[:first] == self.own[:first]).all() and (own[last:] == self.own[last:]).all()
 
 
-class _Memory(peer._Memory):
+class _Memory(peer_draft._Memory):
     """Tells where its parts end."""
 
     def __init__(self) -> None:
@@ -431,12 +433,12 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         return adapt(defines, blocks, threads, arguments)
 
     with (
-        patch.object(peer, "cupy", lambda: fake),
-        patch.object(peer, "HOST_WORDS", Spares(word)),
-        patch.object(peer, "kernel", lambda name, function, device, defines: defines),
-        patch.object(peer, "multiprocessors", lambda device: sms),
-        patch.object(peer, "EarlyLaunch", prepared),
-        patch.object(peer, "_Memory", _Memory),
+        patch.object(peer_draft, "cupy", lambda: fake),
+        patch.object(peer_draft, "HOST_WORDS", Spares(word)),
+        patch.object(peer_draft, "kernel", lambda name, function, device, defines: defines),
+        patch.object(peer_draft, "multiprocessors", lambda device: sms),
+        patch.object(peer_draft, "EarlyLaunch", prepared),
+        patch.object(peer_draft, "_Memory", _Memory),
     ):
         yield
 
@@ -477,7 +479,9 @@ def connect(
         for rank in ranks:
             world: Any = SimpleNamespace(rank=rank.number, limit_s=limit_s)
             theirs = {(m.peer, m.tag): exported[m.peer][rank.number, m.tag] for m in rank.job.sends}
-            drafts.append(peer._Draft(world, rank.arena, rank.job, rank.copies, rank.ways, theirs))
+            drafts.append(
+                peer_draft.Draft(world, rank.arena, rank.job, rank.copies, rank.ways, theirs)
+            )
         announced = _swapped(drafts, [draft.announced() for draft in drafts])
         granted = [draft.grant(told) for draft, told in zip(drafts, announced, strict=True)]
         for draft, answers in zip(drafts, _swapped(drafts, granted), strict=True):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from halox.engine.packers import peer_plan
 from halox.engine.packers.peer_plan import Kind
 from halox.messages import Message, Part
-from halox.transports import peer
+from halox.transports import peer_ends
 from tests.support import require
 from tests.unit.cpu_peer import (
     ORDERS,
@@ -34,7 +34,7 @@ from tests.unit.cpu_peer import (
 
 require("cxx")
 
-ALWAYS_WIDE = patch.object(peer, "WIDE_BYTES", 1)
+ALWAYS_WIDE = patch.object(peer_ends, "WIDE_BYTES", 1)
 IN_MEMORY = patch.object(peer_plan, "INLINE_CHUNKS", 0)
 
 
@@ -129,7 +129,7 @@ class TestWays:
         starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
         irregular = scattered([4] * 5, starts)
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
-        with patch.object(peer, "paired", only_regular(peer.paired)):
+        with patch.object(peer_ends, "paired", only_regular(peer_ends.paired)):
             ranks = connect(flows, limit_s=5)
         assert all(rank.draft._takes[0].buffered for rank in ranks)
         assert not any(rank.draft._sends[0].buffered for rank in ranks)
@@ -265,7 +265,7 @@ class TestEnds:
     @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
     @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
     def test_packets_stay_narrow(self, ends, order, wide_bytes):
-        with patch.object(peer, "WIDE_BYTES", wide_bytes):
+        with patch.object(peer_ends, "WIDE_BYTES", wide_bytes):
             ranks = connect(there_and_back("ll", *ends))
         assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
         exchange(ranks, order=order)
@@ -326,7 +326,7 @@ class TestRanks:
             for tag, way in enumerate(ways if a < b else ways[1:]):
                 flows.append(Flow(a, b, way, [faces(8), faces(4)], tag))
         flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
-        with patch.object(peer, "WIDE_BYTES", 20000):
+        with patch.object(peer_ends, "WIDE_BYTES", 20000):
             ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
         assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
         exchange(ranks, 6, order=orders, delays=2)
@@ -422,7 +422,7 @@ class TestWaiting:
         """A receiver that comes alone finds the flags and packets of the epochs before, and takes none for its own."""
         for way in ("staging", "ll"):
             for wide_bytes in (1, 1 << 30):
-                with patch.object(peer, "WIDE_BYTES", wide_bytes):
+                with patch.object(peer_ends, "WIDE_BYTES", wide_bytes):
                     ranks = connect([Flow(0, 1, way, [faces(8)])])
                 exchange(ranks, 3)
                 ranks[1].limit(0.2)
@@ -437,7 +437,7 @@ def widths(way: str, ends: tuple[Layout, Layout]) -> int:
     found = 16
     for layout in ends:
         message = Message(0, "send", (Part(0, layout.datatype),))
-        found = min(found, peer.shortest_word(message, [Array(np.empty(0), layout.offset)]))
+        found = min(found, peer_ends.shortest_word(message, [Array(np.empty(0), layout.offset)]))
     return found
 
 
@@ -485,7 +485,7 @@ def messages(draw) -> list[Flow]:
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())
     with (
-        patch.object(peer, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
+        patch.object(peer_ends, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
         patch.object(peer_plan, "INLINE_CHUNKS", data.draw(st.sampled_from([0, 600]))),
         patch.object(peer_plan, "SMALL_WORDS", data.draw(st.sampled_from([0, 1 << 16]))),
     ):

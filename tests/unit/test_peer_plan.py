@@ -36,7 +36,7 @@ from halox.engine.packers.peer_plan import (
 )
 from halox.engine.packers.refine import Copy, Level, Side, contiguous_side, paired
 from halox.engine.packers.strided_plan import LEVEL, Row, region_dtype
-from halox.transports.peer import EXCHANGE
+from halox.transports.peer_draft import EXCHANGE
 from tests.support import require
 from tests.unit.cpu_peer import built
 
