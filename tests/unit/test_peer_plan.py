@@ -181,12 +181,28 @@ class TestChunks:
     def test_legs_take_turns(self):
         """Equally long ones chunk by chunk; a shorter one spread over a longer one's time."""
         planned = plan(
-            legs_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)), sms=4
+            legs_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)), sms=4
         )
         assert planned.order[:16].tolist() == [[leg, n] for n in range(8) for leg in (0, 1)]
         assert planned.order[16:].tolist() == [[2, n] for n in range(8)]
-        planned = plan(legs_of((Kind.COPY, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
+        planned = plan(legs_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
         assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
+
+    def test_copies_wait_until_all_is_sent(self):
+        planned = plan(
+            legs_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10)), sms=4
+        )
+        assert planned.legs["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
+        assert planned.order[:, 0].tolist() == [0] * 2 + [1] * 8 + [2] * 2
+
+    @pytest.mark.parametrize(
+        ("tiles", "blocks"), [(300, 150), (792, 396), (1000, 264), (2640, 264), (2642, 528)]
+    )
+    def test_blocks_of_wide_packets_follow_what_there_is_to_do(self, tiles, blocks):
+        words = tiles * TILE_DATA_BYTES // 8
+        planned = plan(legs_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
+        assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
+        assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -56,11 +57,18 @@ MANY_THREADS = 256
 WIDE_THREADS = 64
 """The same in larger ones where something goes in wide packets: each thread has seven loads under way."""
 
-BLOCKS_PER_SM = {WIDE_THREADS: 3, THREADS: 2, MANY_THREADS: 1}
+BLOCKS_PER_SM = {THREADS: 2, MANY_THREADS: 1}
 """Most blocks a multiprocessor that send, and as many that take, by their threads.
 
-A thread has at most 128 registers, so that a multiprocessor holds 8, 4 or 2 of them. What is taken thus never fills a
-GPU by itself: another exchange, on another stream, finds room to send what others wait for.
+A thread has at most 128 registers, so that a multiprocessor holds 4 or 2 of them, or 8 of WIDE_THREADS. What is taken
+thus never fills a GPU by itself: another exchange, on another stream, finds room to send what others wait for.
+"""
+
+WIDE_BLOCKS_PER_SM = ((3, 3), (10, 2), (inf, 4))
+"""The same for blocks of WIDE_THREADS: up to so many chunks a multiprocessor, so many blocks.
+
+One chunk a block while three a multiprocessor suffice. Then two, which all run at once on half of a GPU as well; four
+where there is much to do, as for six faces.
 """
 
 SMALL_WORDS = 1 << 16
@@ -329,14 +337,15 @@ class PeerPlan:
         """Leg and number of each chunk, shape (chunks, 2): what is sent first, the legs taking turns.
 
         Opposite faces lie in the same cache lines: the high end of a row of cells beside the low end of the next.
-        In turns, a line is fetched once for both.
+        In turns, a line is fetched once for both. Copies are made when everything is sent.
         """
         first = self.legs["region"]["first_chunk"].astype(np.int64)
         counts = np.append(first[1:], self.chunks) - first
         leg = np.repeat(np.arange(len(self.legs)), counts)
         number = np.arange(self.chunks) - first[leg]
         is_taken = leg >= np.searchsorted(first, self.send_chunks)
-        turn = np.lexsort((leg, number / counts[leg], is_taken))
+        is_copy = (self.legs["kind"] == Kind.COPY)[leg]
+        turn = np.lexsort((leg, number / counts[leg], is_copy, is_taken))
         return np.stack([leg[turn], number[turn]], axis=1).astype(np.uint32)
 
     @property
@@ -384,7 +393,8 @@ def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
     -----
     Not collective; touches no device. See BLOCKS_PER_SM for what is left to others.
     """
-    ordered = sorted(legs, key=lambda leg: leg.kind >= Kind.TAKE_STAGED)
+    # Copies last of what is not taken: nobody waits for them.
+    ordered = sorted(legs, key=lambda leg: (leg.kind >= Kind.TAKE_STAGED, leg.kind == Kind.COPY))
     words = [0, 0]
     for leg in ordered:
         words[leg.kind >= Kind.TAKE_STAGED] += leg.row.words
@@ -409,7 +419,8 @@ def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
             send_chunks = chunk
     words_of = {leg.row.word_bytes for leg in ordered if leg.kind != Kind.TAKE_DIRECT}
     common = words_of.pop() if len(words_of) == 1 else 0
-    most = min(BLOCKS_PER_SM[threads] * sms, 2 ** (EPOCH_SHIFT - 1) - 1)
+    per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
+    most = min(per_sm * sms, 2 ** (EPOCH_SHIFT - 1) - 1)
     send_blocks = min(send_chunks, most)
     return PeerPlan(
         legs=table,
@@ -422,3 +433,9 @@ def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
         word_bytes=common if common > 2 else 0,
         levels=levels,
     )
+
+
+def _blocks_per_sm(threads: int, chunks: int, sms: int) -> int:
+    if threads != WIDE_THREADS:
+        return BLOCKS_PER_SM[threads]
+    return next(blocks for most, blocks in WIDE_BLOCKS_PER_SM if chunks <= most * sms)
