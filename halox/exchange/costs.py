@@ -105,7 +105,7 @@ DEFAULT_WAYS: Mapping[str, WayCost] = {
     # Packed into the peer's memory, a flag a chunk, unpacked there.
     "peer/staging": WayCost(4.8, 0.3, (160.0, 225.0, 290.0, 315.0)),
     # Stored into the halo itself, once its owner has said that it may be: short runs are short remote stores.
-    "peer/direct": WayCost(5.0, 0.3, (73.0, 180.0, 305.0, 320.0)),
+    "peer/direct": WayCost(7.4, 0.3, (73.0, 180.0, 330.0, 352.0)),
     # Kernels and copies ordered by the host, events and host flags.
     "ipc/staging": WayCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
     "ipc/into": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 350.0)),

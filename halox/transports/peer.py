@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halox.engine.cuda import cupy
+from halox.engine.launch import PreparedLaunch
 from halox.engine.packers.device import Zeroing
 from halox.engine.spares import SIDE_STREAMS, SideStream
 from halox.engine.streams import StreamOrder
@@ -47,7 +48,7 @@ class PeerChannel(Channel):
         self._runtime = cp.cuda.runtime
         self._current_stream = cp.cuda.get_current_stream
         self._order = StreamOrder()
-        self._launch = draft.prepared()
+        self._launch, self._launch_aside = draft.prepared()
         assert draft.failure is not None
         self._failure = draft.failure.array.data.cast("I")
         job = draft.job
@@ -61,7 +62,7 @@ class PeerChannel(Channel):
 
     def start_at_once(self) -> None:
         """Put the whole exchange on the current stream."""
-        self._enter(self._current_stream())
+        self._enter(self._current_stream(), self._launch)
 
     def start(self) -> None:
         """Put the whole exchange on a stream of its own, after what the current one holds by now."""
@@ -70,7 +71,7 @@ class PeerChannel(Channel):
         aside = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
         runtime.streamWaitEvent(aside, side.before.ptr)
-        self._enter(side.stream)
+        self._enter(side.stream, self._launch_aside)
         runtime.eventRecord(side.after.ptr, aside)
         self._is_aside = True
 
@@ -81,14 +82,14 @@ class PeerChannel(Channel):
             assert self._side is not None
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
-    def _enter(self, stream: Any) -> None:
+    def _enter(self, stream: Any, launch: PreparedLaunch) -> None:
         if self._failure[0]:
             self._raise_failure()
         pointer = stream.ptr
         self._order.follow(stream)
         for part in self._before:
             part.launch(pointer)
-        self._launch.launch(pointer)
+        launch.launch(pointer)
         for part in self._after:
             part.launch(pointer)
 

@@ -163,8 +163,8 @@ class Draft:
         for answer in granted.values():
             self.arena.open(answer.handles)
 
-    def prepared(self) -> PreparedLaunch:
-        """Return the launch; memory that its table needs is allocated here."""
+    def prepared(self) -> tuple[PreparedLaunch, PreparedLaunch]:
+        """Return the launch, and that for beside other work; memory that its table needs is allocated here."""
         legs = [*self._copy_legs(), *self._send_legs(), *self._take_legs()]
         planned = plan(legs, sms=multiprocessors(self.device))
         return self._prepare(planned)
@@ -261,7 +261,7 @@ class Draft:
                     flags += 4 * stretch.chunks
         return legs
 
-    def _prepare(self, planned: PeerPlan) -> PreparedLaunch:
+    def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
         runtime = cupy().cuda.runtime
         parameter = planned.table
         table_bytes = 0 if planned.inline else -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -286,19 +286,23 @@ class Draft:
         assert self.failure is not None
         exchange["failure"] = self.failure.device_pointer
         exchange["limit_ns"] = int(self.world.limit_s * 1e9)
-        for name in ("send_chunks", "chunks", "send_blocks"):
-            exchange[name] = getattr(planned, name)
+        exchange["send_chunks"], exchange["chunks"] = planned.send_chunks, planned.chunks
         exchange["legs"] = len(planned.legs)
-        return EarlyLaunch(
-            kernel("peer", "peer_exchange", self.device, planned.defines),
-            planned.blocks,
-            planned.threads,
-            [
-                (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
-                for data in (parameter, exchange)
-            ],
-            device=self.device,
-        )
+
+        def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
+            exchange["send_blocks"] = send_blocks
+            return EarlyLaunch(
+                kernel("peer", "peer_exchange", self.device, planned.defines),
+                blocks,
+                planned.threads,
+                [
+                    (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
+                    for data in (parameter, exchange)
+                ],
+                device=self.device,
+            )
+
+        return launch(planned.send_blocks, planned.blocks), launch(*planned.aside)
 
     @staticmethod
     def _upload(pointer: int, data: npt.NDArray[Any]) -> None:

@@ -219,6 +219,8 @@ class Rank:
     multiprocessors: int
     operation: Operation = "copy"
     """With "add", what comes is collected in buffers; here it is then copied from there all the same."""
+    aside: bool = False
+    """Whether its launches are those for beside other work."""
     arena: HostArena = field(default_factory=HostArena)
     arrays: list[Array] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -268,7 +270,7 @@ class Rank:
     def prepare(self, draft: Any) -> None:
         self.draft = draft
         with patch.object(peer_draft, "plan", self._plan):
-            self.launch: Launch = draft.prepared()
+            self.launch: Launch = draft.prepared()[self.aside]
         self.parameters = []
         for argument in self.launch.arguments:
             memory = aligned(ctypes.sizeof(argument))
@@ -469,10 +471,13 @@ def connect(
     limit_s: float = LIMIT_S,
     adapt: Callable[..., Launch] = few_kernels,
     operation: Operation = "copy",
+    aside: Sequence[int] = (),
 ) -> list[Rank]:
-    """Make the ranks of some messages, and their launches."""
+    """Make the ranks of some messages, and their launches; of those aside, for beside other work."""
     n = 1 + max(max(flow.sender, flow.receiver) for flow in flows)
-    ranks = [Rank(number, flows, multiprocessors, operation) for number in range(n)]
+    ranks = [
+        Rank(number, flows, multiprocessors, operation, number in aside) for number in range(n)
+    ]
     exported = [rank.exported() for rank in ranks]
     with _without_gpu(sms, adapt):
         drafts = []

@@ -338,6 +338,23 @@ class TestRanks:
         ranks = connect([Flow(0, 1, "ll" if way == "wide" else way, [faces(itemsize)])])
         exchange(ranks, 4, delays=40)
 
+    @pytest.mark.parametrize("aside", [(0, 1), (0,)])
+    def test_beside_other_work(self, aside):
+        """With fewer blocks; also while the other rank's exchange is not."""
+        with patch.object(peer_plan, "SMALL_WORDS", 0), ALWAYS_WIDE:
+            ranks = connect(
+                there_and_back(
+                    "ll",
+                    box((40, 30, 30), (40, 30, 29), (0, 0, 0)),
+                    box((40, 30, 30), (40, 30, 29), (0, 0, 1)),
+                ),
+                aside=aside,
+            )
+        planned = ranks[0].planned
+        assert planned.aside == (2, 4) and (planned.send_blocks, planned.blocks) == (4, 8)
+        assert [rank.launch.blocks for rank in ranks] == [4 if n in aside else 8 for n in (0, 1)]
+        exchange(ranks, 4)
+
     def test_arrays_are_not_written_twice(self):
         """A rank whose blocks that take run first has sent all when those that send come to it."""
         ranks = connect(there_and_back("direct", *faces(16)), sms=2)

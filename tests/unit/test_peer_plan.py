@@ -203,6 +203,8 @@ class TestChunks:
         planned = plan(legs_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
         assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
         assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
+        beside = min(blocks, 264)
+        assert planned.aside == (beside, 2 * beside)
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):

@@ -71,6 +71,9 @@ One chunk a block while three a multiprocessor suffice. Then two, which all run 
 where there is much to do, as for six faces.
 """
 
+WIDE_BLOCKS_ASIDE = 2
+"""Most of them in an exchange beside other work, which they leave half of each multiprocessor."""
+
 SMALL_WORDS = 1 << 16
 """Words, of what is sent or taken, up to which an exchange is small."""
 
@@ -301,6 +304,8 @@ class PeerPlan:
         Chunks of what is sent, and of all legs.
     send_blocks, blocks : int
         Thread blocks for what is sent, and all.
+    aside : tuple of int
+        The same two for a launch beside other work.
     threads, in_flight, word_bytes, levels : int
     """
 
@@ -309,6 +314,7 @@ class PeerPlan:
     chunks: int
     send_blocks: int
     blocks: int
+    aside: tuple[int, int]
     threads: int
     in_flight: int
     word_bytes: int
@@ -420,14 +426,15 @@ def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
     words_of = {leg.row.word_bytes for leg in ordered if leg.kind != Kind.TAKE_DIRECT}
     common = words_of.pop() if len(words_of) == 1 else 0
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
-    most = min(per_sm * sms, 2 ** (EPOCH_SHIFT - 1) - 1)
-    send_blocks = min(send_chunks, most)
+    send_blocks, blocks = _shape(send_chunks, chunk, per_sm * sms)
+    fewer = min(per_sm, WIDE_BLOCKS_ASIDE) if threads == WIDE_THREADS else per_sm
     return PeerPlan(
         legs=table,
         send_chunks=send_chunks,
         chunks=chunk,
         send_blocks=send_blocks,
-        blocks=send_blocks + min(chunk - send_chunks, most),
+        blocks=blocks,
+        aside=_shape(send_chunks, chunk, fewer * sms),
         threads=threads,
         in_flight=in_flight,
         word_bytes=common if common > 2 else 0,
@@ -439,3 +446,10 @@ def _blocks_per_sm(threads: int, chunks: int, sms: int) -> int:
     if threads != WIDE_THREADS:
         return BLOCKS_PER_SM[threads]
     return next(blocks for most, blocks in WIDE_BLOCKS_PER_SM if chunks <= most * sms)
+
+
+def _shape(send_chunks: int, chunks: int, most: int) -> tuple[int, int]:
+    """Blocks that send, and all, of which each has a chunk."""
+    most = min(most, 2 ** (EPOCH_SHIFT - 1) - 1)
+    send_blocks = min(send_chunks, most)
+    return send_blocks, send_blocks + min(chunks - send_chunks, most)
