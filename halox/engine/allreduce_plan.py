@@ -42,6 +42,9 @@ WIDE_THREADS, WIDE_BLOCKS = 64, 512
 BLOCKS = 256
 """Most blocks that exchange: more would only wait. Alike on all ranks, since it decides on the chunks."""
 
+KNOWN_RANKS = 8
+"""Most ranks for whose number packets have a kernel of their own, in which every loop over ranks is unrolled."""
+
 PART_BYTES = (2048, 65536)
 """Least and most bytes of a rank's part of a chunk; more only where there would be more than MOST_CHUNKS."""
 
@@ -230,7 +233,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     return ReductionPlan(
         "allreduce",
         "allreduce_oneshot",
-        _defines(dtype, operation),
+        _defines(dtype, operation, ranks),
         ranks,
         elements,
         chunks,
@@ -270,7 +273,7 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
     return ReductionPlan(
         "allreduce",
         "allreduce_wide",
-        _defines(dtype, operation),
+        _defines(dtype, operation, ranks),
         ranks,
         elements,
         chunks,
@@ -552,8 +555,11 @@ def _element(dtype: np.dtype[Any]) -> str:
     return ELEMENTS[f"{dtype.kind}{dtype.itemsize}"]
 
 
-def _defines(dtype: np.dtype[Any], operation: Operation) -> tuple[tuple[str, str], ...]:
+def _defines(
+    dtype: np.dtype[Any], operation: Operation, ranks: int = 0
+) -> tuple[tuple[str, str], ...]:
     return (
+        ("RANKS", str(ranks if ranks <= KNOWN_RANKS else 0)),
         ("ELEMENT", _element(dtype)),
         ("ELEMENT_BYTES", str(dtype.itemsize)),
         ("OP", operation.kernel_name),

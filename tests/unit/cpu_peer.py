@@ -453,7 +453,7 @@ def as_planned(defines: Any, blocks: int, threads: int, arguments: Any) -> Launc
 def few_kernels(defines: Any, blocks: int, threads: int, arguments: Any) -> Launch:
     """The launch with parameters of which there are few, so that few kernels are compiled."""
     found = dict(defines)
-    found.update(WORD_BYTES="0", IN_FLIGHT="2")
+    found.update(WORD_BYTES="0", IN_FLIGHT="2", KINDS="0x1ff")
     if found["TABLE_LEGS"] != "0":
         item = leg_dtype(int(found["MAX_LEVELS"])).itemsize
         most = TABLE_BYTES // item

@@ -87,25 +87,35 @@ __device__ __forceinline__ void combine_unit(Unit<ELEMENT>& all, const Unit<ELEM
 // The `i`th of the other ranks, beginning with the next one.
 __device__ __forceinline__ u32 other_rank(const Allreduce& p, u32 i)
 {
-    return p.rank + i < p.ranks ? p.rank + i : p.rank + i - p.ranks;
+    return p.rank + i < ranks_of(p) ? p.rank + i : p.rank + i - ranks_of(p);
 }
 
-// Sends a chunk's units and combines what comes; false if something did not come. All threads of the block.
-__device__ __forceinline__ bool reduce_packets(const Allreduce& p, const Unit<ELEMENT>& mine, u64 unit, u32 epoch)
+// Where a unit's packets are in the memory of the rank that gets them, but for what tells the senders apart.
+__device__ __forceinline__ u64 place_of(const Allreduce& p, u64 unit, u32 epoch)
+{
+    return (epoch & 1) * p.slot_bytes + unit * unit_bytes<ELEMENT>;
+}
+
+__device__ __forceinline__ void send_packets(const Allreduce& p, const Unit<ELEMENT>& mine, u64 unit, u32 epoch)
+{
+    if (unit * unit_elements<ELEMENT> < p.elements)
+        for (u32 i = 1; i < ranks_of(p); ++i)
+            send_unit(p.memory[other_rank(p, i)] + place_of(p, unit, epoch) + p.rank * p.rank_bytes, mine, epoch);
+}
+
+// Combines what comes, and this rank's own; false if something did not come. All threads of the block.
+__device__ __forceinline__ bool combine_packets(const Allreduce& p, const Unit<ELEMENT>& mine, u64 unit, u32 epoch)
 {
     const bool has = unit * unit_elements<ELEMENT> < p.elements;
-    const u64 at = (epoch & 1) * p.slot_bytes + unit * unit_bytes<ELEMENT>;
-    if (has)
-        for (u32 i = 1; i < p.ranks; ++i)
-            send_unit(p.memory[other_rank(p, i)] + at + p.rank * p.rank_bytes, mine, epoch);
+    const u64 at = place_of(p, unit, epoch);
     Unit<ELEMENT> all = {};
-    for (u32 some = 0; some < p.ranks; some += BATCH) {
+    for (u32 some = 0; some < ranks_of(p); some += BATCH) {
         Unit<ELEMENT> came[BATCH];
         u32 missing = 0;
 #pragma unroll
         for (u32 i = 0; i < BATCH; ++i) {
             came[i] = mine;
-            missing |= u32(has && some + i < p.ranks && some + i != p.rank) << i;
+            missing |= u32(has && some + i < ranks_of(p) && some + i != p.rank) << i;
         }
         const bool complete = wait(p, epoch, [&] {
             u32 late = 0;
@@ -123,7 +133,7 @@ __device__ __forceinline__ bool reduce_packets(const Allreduce& p, const Unit<EL
             return false;
 #pragma unroll
         for (u32 i = 0; i < BATCH; ++i)
-            if (some + i < p.ranks)
+            if (some + i < ranks_of(p))
                 combine_unit(all, came[i], some + i);
     }
     store_unit(p, unit, all);
@@ -138,9 +148,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(cons
         const Unit<ELEMENT> mine = load_unit(p, threadIdx.x);
         if (state.failed)
             return;
-        reduce_packets(p, mine, threadIdx.x, u32(state.count >> EPOCH_SHIFT) + 1);
-        if (threadIdx.x == 0)  // behind a barrier, so that all threads have seen the old one
+        const u32 epoch = u32(state.count >> EPOCH_SHIFT) + 1;
+        send_packets(p, mine, threadIdx.x, epoch);
+        __syncthreads();  // all threads have seen the old count
+        if (threadIdx.x == 0)
             add_count(p.state, 1u << EPOCH_SHIFT);
+        combine_packets(p, mine, threadIdx.x, epoch);
         return;
     }
     for (;;) {
@@ -148,7 +161,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(cons
         if (turn.number >= p.chunks)
             return;
         const u64 unit = u64(turn.number) * blockDim.x + threadIdx.x;
-        if (!reduce_packets(p, load_unit(p, unit), unit, turn.epoch) || p.chunks == gridDim.x)
+        const Unit<ELEMENT> mine = load_unit(p, unit);
+        send_packets(p, mine, unit, turn.epoch);
+        if (!combine_packets(p, mine, unit, turn.epoch) || p.chunks == gridDim.x)
             return;
     }
 }
@@ -207,10 +222,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_wide(const _
         const u64 at = (epoch & 1) * p.slot_bytes + tile * TILE_BYTES + 16 * lane;
         const Wide mine = words.load(p);
         if (has)
-            for (u32 i = 1; i < p.ranks; ++i)
+            for (u32 i = 1; i < ranks_of(p); ++i)
                 mine.send(p.memory[other_rank(p, i)] + at + p.rank * p.rank_bytes, epoch);
         Wide all = {};
-        for (u32 from = 0; from < p.ranks; ++from) {
+        for (u32 from = 0; from < ranks_of(p); ++from) {
             Wide one = mine;
             const bool came = wait(p, epoch, [&] {
                 const bool waits = has && from != p.rank;

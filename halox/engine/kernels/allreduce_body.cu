@@ -19,9 +19,10 @@
 #ifndef POLLS
 #define POLLS 64  // looks of a thread between two looks of its block at the clock
 #endif
-#ifndef BATCH
-#define BATCH 8  // ranks whose packets a thread loads at once
+#ifndef RANKS
+#define RANKS 0  // where it is not 0: how many there are, known to the compiler
 #endif
+#define BATCH (RANKS && RANKS < 8 ? RANKS : 8)  // ranks whose packets a thread loads at once
 
 #include "strided_body.cu"
 #include "signals.cu"
@@ -44,6 +45,8 @@ struct Allreduce {
     u32 chunks, chunk_elements;
     u64 memory[MOST_RANKS];  // addresses here of the ranks' memory
 };
+
+__device__ __forceinline__ u32 ranks_of(const Allreduce& p) { return RANKS ? RANKS : p.ranks; }
 
 struct Turn {
     u32 epoch, number;

@@ -38,6 +38,9 @@
 #ifndef TABLE_LEGS
 #define TABLE_LEGS 1
 #endif
+#ifndef KINDS
+#define KINDS 0x1ff  // bit k: there are legs of kind k
+#endif
 #ifndef POLLS
 #define POLLS 64  // looks of a thread between two looks of its block at the clock
 #endif
@@ -72,6 +75,14 @@ struct __align__(16) Leg {
     u32 lag;          // how many epochs `begun` may be behind
     u32 unused;
     Region region;
+
+    // Whether it is of a kind: known to the compiler where all legs that are sent, or taken, are of one kind.
+    template <u32 KIND>
+    __device__ __forceinline__ bool is() const
+    {
+        constexpr u32 side = KINDS & (KIND < TAKE_STAGED ? (1u << TAKE_STAGED) - 1 : ~0u << TAKE_STAGED);
+        return side == 1u << KIND || ((side >> KIND & 1) && kind == KIND);
+    }
 };
 
 // A chunk of a leg: in a table in device memory they stand in the order in which they are worked on.
@@ -207,7 +218,7 @@ struct Worker {
             }
         }
         const u64 mark = exchange.begun_chunk + 4 * u64(chunk);
-        if (leg.kind == SEND_DIRECT) {
+        if (leg.is<SEND_DIRECT>()) {
             bool taken = false;
             if (threadIdx.x == 0)
                 taken = atomicExch((u32*)mark, round.epoch) == round.epoch;
@@ -220,7 +231,7 @@ struct Worker {
         const u32 left = region.words - first;
         const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
         const u64 base = round.slot * leg.slot_bytes;
-        if (leg.kind == SEND_LL) {
+        if (leg.is<SEND_LL>()) {
             switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
             case 16: send_packets<Word16>(region, base, first, last, round.epoch); break;
             case 8: send_packets<u64>(region, base, first, last, round.epoch); break;
@@ -228,7 +239,7 @@ struct Worker {
             }
             return true;
         }
-        if (leg.kind == SEND_WIDE) {
+        if (leg.is<SEND_WIDE>()) {
             if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
                 send_wide<u64>(region, base, first, last, round.epoch);
             else
@@ -236,7 +247,7 @@ struct Worker {
             return true;
         }
         CopyWork{0, base}(region, first, last);
-        if (leg.kind != COPY) {
+        if (!leg.is<COPY>()) {
             __syncthreads();
             if (threadIdx.x == 0)
                 store_flag(leg.flags + 4 * u64(number), round.epoch);
@@ -255,14 +266,14 @@ struct Worker {
         const u32 left = region.words - first;
         const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
         const u64 base = round.slot * leg.slot_bytes;
-        if (leg.kind == TAKE_LL) {
+        if (leg.is<TAKE_LL>()) {
             switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
             case 16: return take_packets<Packets16, Word16>(leg, base, first, last);
             case 8: return take_packets<Packets8, u64>(leg, base, first, last);
             default: return take_packets<Packets4, u32>(leg, base, first, last);
             }
         }
-        if (leg.kind == TAKE_WIDE) {
+        if (leg.is<TAKE_WIDE>()) {
             if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
                 return take_wide<u64>(leg, base, first, last);
             return take_wide<u32>(leg, base, first, last);
@@ -274,7 +285,7 @@ struct Worker {
                 flag += blockDim.x;
             return flag >= flags;
         });
-        if (came && leg.kind == TAKE_STAGED)
+        if (came && leg.is<TAKE_STAGED>())
             CopyWork{base, 0}(region, first, last);
         return came;
     }

@@ -363,6 +363,7 @@ class PeerPlan:
             ("IN_FLIGHT", str(self.in_flight)),
             ("MAX_THREADS", str(MANY_THREADS)),
             ("TABLE_LEGS", str(self.inline)),
+            ("KINDS", str(sum({1 << int(kind) for kind in self.legs["kind"]}))),
         )
 
 
