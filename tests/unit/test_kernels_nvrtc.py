@@ -10,7 +10,7 @@ import pytest
 
 from halox.engine.allreduce_plan import field_row, plan_field, plan_oneshot, plan_scattered
 from halox.engine.compiler import OPTIONS, preamble, source
-from halox.engine.packers.peer_plan import MANY_THREADS
+from halox.engine.packers.peer_plan import MANY_THREADS, Kind
 from halox.engine.packers.strided import _ELEMENTS
 from tests.support import require
 
@@ -138,6 +138,29 @@ class TestPeer:
             assert f"{access}.global.u32" in ptx
         for access in ("ld.relaxed.sys", "st.relaxed.sys"):
             assert f"{access}.global.b128" in ptx
+
+
+class TestKindsOfLegs:
+    def test_what_is_not_there_is_not_compiled(self):
+        everything = peer(3, 8, 1, 4)
+        packets = (*everything, ("KINDS", str(1 << Kind.SEND_LL | 1 << Kind.TAKE_LL)))
+        whole, part = (compiled("peer", d, "compute_90") for d in (everything, packets))
+        assert b".b128" in whole and b".b128" not in part
+        assert len(part) < len(whole) / 2
+
+
+@pytest.mark.parametrize("name", ["peer", "allreduce", "allreduce_field"])
+class TestEarlyLaunches:
+    def test_wait_for_the_kernel_ahead_before_memory_is_looked_at(self, name):
+        ptx = compiled(name, (), "compute_90").decode()
+        entries = ptx.split(".entry ")[1:]
+        access = re.compile(r"\b(ld|st|atom|red)\.(?!param|shared|const|local)")
+        for entry in entries:
+            first = access.search(entry)
+            assert first and 0 < entry.find("griddepcontrol.wait") < first.start()
+
+    def test_gpus_that_have_none_do_not_wait(self, name):
+        assert "griddepcontrol" not in compiled(name, (), "compute_80").decode()
 
 
 REDUCTIONS = [

@@ -331,6 +331,17 @@ class TestRanks:
         assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
         exchange(ranks, 6, order=orders, delays=2)
 
+    @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])
+    def test_a_kernel_of_some_kinds(self, ways):
+        """What a GPU would run: compiled for the kinds that there are, which the ranks do not share."""
+        flows = [Flow(0, 0, "copy", [faces(8)])]
+        flows += [Flow(0, 1, ways[0], [faces(8)]), Flow(1, 0, ways[1], [faces(8)])]
+        ranks = connect(flows, adapt=as_planned)
+        kinds = [int(dict(rank.launch.defines)["KINDS"]) for rank in ranks]
+        assert kinds == [sum(1 << kind for kind in rank.kinds) for rank in ranks]
+        assert kinds[0] != kinds[1]
+        exchange(ranks, 4)
+
     @pytest.mark.parametrize("itemsize", [8, 16])
     @pytest.mark.parametrize("way", ["ll", "wide"])
     def test_packets_that_come_slowly(self, way, itemsize):
