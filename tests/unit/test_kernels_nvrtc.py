@@ -18,6 +18,8 @@ require("nvrtc")
 
 ARCHITECTURES = [80, 90]
 WAYS = ("pack", "unpack")
+FEW = 64
+"""Bytes of registers in memory that do no harm: compilers differ in a few."""
 
 
 def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 256):
@@ -42,6 +44,23 @@ KERNELS = [
 @cache
 def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> bytes:
     """PTX or machine code of a kernel file for ``compute_NN`` or ``sm_NN``."""
+    code, log = compile_with(name, defines, f"--gpu-architecture={target}")
+    assert not log.strip("\0\n "), f"compiler warnings:\n{log}"
+    return code
+
+
+def spilled(name: str, defines: tuple[tuple[str, str], ...]) -> list[int]:
+    """Bytes of registers that each function of a kernel file keeps in memory, on compute capability 9."""
+    _, log = compile_with(name, defines, "--gpu-architecture=sm_90", "--ptxas-options=-v")
+    found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert found
+    return [int(stores) + int(loads) for stores, loads in found]
+
+
+def compile_with(
+    name: str, defines: tuple[tuple[str, str], ...], *options: str
+) -> tuple[bytes, str]:
+    """Machine code, or PTX, of a kernel file, and what the compiler says."""
     from cuda.bindings import nvrtc
 
     def call(result):
@@ -51,17 +70,16 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> by
 
     text = preamble(defines) + source(name)
     program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
-    options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={target}")]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    encoded = [option.encode() for option in (*OPTIONS, *options)]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
     call(nvrtc.nvrtcGetProgramLog(program, log))
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    assert not log.strip(b"\0\n "), f"compiler warnings:\n{log.decode()}"
-    kind = "CUBIN" if target.startswith("sm_") else "PTX"
+    kind = "CUBIN" if "=sm_" in options[0] else "PTX"
     code = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
     call(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
     call(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(code)
+    return bytes(code), log.decode()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -148,6 +166,15 @@ class TestKindsOfLegs:
         assert b".b128" in whole and b".b128" not in part
         assert len(part) < len(whole) / 2
 
+    @pytest.mark.parametrize("in_flight", [1, 4])
+    @pytest.mark.parametrize("kinds", ["LL", "WIDE", "STAGED", "DIRECT", "COPY LL", "COPY WIDE"])
+    def test_registers_suffice(self, kinds, in_flight):
+        """Where all words are of one width; for small exchanges all of them, else all but a few."""
+        mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
+        for table in (4, 12, 0):
+            defines = (*peer(3, 8, in_flight, table), ("KINDS", str(mask)))
+            assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)
+
 
 @pytest.mark.parametrize("name", ["peer", "allreduce", "allreduce_field"])
 class TestEarlyLaunches:
@@ -193,6 +220,7 @@ class TestReductions:
     def test_keeps_elements_in_registers(self, name, defines):
         ptx = compiled(name, defines, "compute_90").decode()
         assert ".local" not in ptx
+        assert max(spilled(name, defines)) <= FEW
         assert not re.search(r"\b(div|rem)\.", ptx)
 
     def test_signals_as_the_protocol_says(self, name, defines):

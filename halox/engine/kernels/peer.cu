@@ -419,7 +419,7 @@ struct Worker {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) peer_exchange(
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2) peer_exchange(
     const __grid_constant__ Legs legs, const __grid_constant__ Exchange exchange)
 {
     wait_for_earlier();
