@@ -108,8 +108,8 @@ DEFAULT_WAYS: Mapping[str, WayCost] = {
     "peer/direct": WayCost(7.4, 0.3, (73.0, 180.0, 330.0, 352.0)),
     # Kernels and copies ordered by the host, events and host flags.
     "ipc/staging": WayCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
-    "ipc/into": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 350.0)),
-    "ipc/from": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 350.0)),
+    "ipc/into": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 315.0)),
+    "ipc/from": WayCost(24.0, 4.0, (120.0, 220.0, 300.0, 315.0)),
     # Through host memory: out over one link, in over the other.
     "staged/shared": WayCost(27.0, 0.5, (22.0, 24.0, 25.0, 25.0)),
     "staged/mpi": WayCost(40.0, 2.0, (4.5, 5.0, 5.0, 5.0)),
