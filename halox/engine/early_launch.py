@@ -13,7 +13,7 @@ from typing import Any
 
 from halox.engine import libcuda
 from halox.engine.cuda import cupy
-from halox.engine.launch import PreparedLaunch, three
+from halox.engine.launch import PreparedLaunch
 
 _CAPABILITY, _DRIVER = 90, 12030  # from which graphs have it too
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -72,17 +72,13 @@ class EarlyLaunch(PreparedLaunch):
         if not can_begin_early(device):
             return
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        pointer, *shape, shared_bytes = self._before_stream
         self._config = _Config(
-            (*three(grid), *three(block)), attributes=ctypes.addressof(self._attribute), count=1
+            tuple(shape), shared_bytes, attributes=ctypes.addressof(self._attribute), count=1
         )
         self._config_lock = Lock()
         self._entry = libcuda.function("cuLaunchKernelEx")
-        self._fixed = (
-            ctypes.addressof(self._config),
-            function.ptr,
-            ctypes.addressof(self._addresses),
-            None,
-        )
+        self._fixed = (ctypes.addressof(self._config), pointer, self._after_stream[0], None)
         self._call = self._launch_early
         self._before_stream = self._after_stream = ()
 

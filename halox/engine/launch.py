@@ -62,8 +62,8 @@ class PreparedLaunch:
         self._runtime = runtime
         self._before_stream: tuple[Any, ...] = (
             function.ptr,
-            *three(grid),
-            *three(block),
+            *_three(grid),
+            *_three(block),
             shared_bytes,
         )
         self._after_stream: tuple[Any, ...] = (ctypes.addressof(self._addresses), 0)
@@ -142,7 +142,6 @@ def check_max_blocks(max_blocks: int | None) -> None:
         raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
 
 
-def three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the three dimensions of a launch shape."""
+def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:
     given = (shape,) if isinstance(shape, int) else tuple(shape)
     return given + (1,) * (3 - len(given))

@@ -302,7 +302,9 @@ class Draft:
                 device=self.device,
             )
 
-        return launch(planned.send_blocks, planned.blocks), launch(*planned.aside)
+        shape = planned.send_blocks, planned.blocks
+        at_once = launch(*shape)
+        return at_once, at_once if planned.aside == shape else launch(*planned.aside)
 
     @staticmethod
     def _upload(pointer: int, data: npt.NDArray[Any]) -> None:

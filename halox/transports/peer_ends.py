@@ -24,7 +24,6 @@ WIDE_BYTES = 1 << 17
 PACKET_WORD = 4
 """Bytes of data in the smallest packet: shorter words do not travel in packets."""
 
-
 Tag = tuple[int, int]
 """Peer and tag of a message."""
 

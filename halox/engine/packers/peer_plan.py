@@ -93,9 +93,6 @@ CHUNKS = 64
 """Chunks of a leg that is neither so small nor so large that CHUNK_BYTES says otherwise."""
 
 
-_WARP = 32
-
-
 class Kind(IntEnum):
     """How a leg's words travel; see ``peer.cu``."""
 
@@ -169,7 +166,7 @@ def in_even_chunks(stretch: Stretch, total: int, sms: int) -> Stretch:
     rounds = -(-total // (blocks * most))
     nbytes = max(least, -(-total // (blocks * rounds)))
     word = stretch.row.word_bytes or 1
-    return stretch._replace(direct_words=-(-nbytes // (word * _WARP)) * _WARP)
+    return stretch._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
