@@ -294,7 +294,7 @@ class TestStretches:
 
     @pytest.mark.parametrize("sms", [3, 132])
     @pytest.mark.parametrize(
-        "nbytes", [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,)]
+        "nbytes", [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,), (1 << 35,)]
     )
     def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
         total = sum(nbytes)
@@ -303,7 +303,8 @@ class TestStretches:
                 Stretch(Row(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms
             )
             size = 16 * stretch.chunk_words
-            assert size % 512 == 0 and size <= DIRECT_CHUNK_BYTES[1]
+            assert size % 512 == 0 and size <= max(DIRECT_CHUNK_BYTES[1], n // MOST_CHUNKS)
+            assert stretch.chunks <= MOST_CHUNKS + sms
             rounds = total / (sms * size)
             # The last of several rounds is nearly full.
             assert rounds <= 1 or rounds > np.ceil(rounds) * (1 - 512 / size) - 1e-9

@@ -87,7 +87,7 @@ DIRECT_CHUNK_BYTES = (2048, 1 << 16)
 """Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
 
 MOST_CHUNKS = 1 << 15
-"""Chunks of a leg, more or less, from which they grow beyond that."""
+"""Chunks, more or less, from which they grow beyond that."""
 
 CHUNKS = 64
 """Chunks of a leg that is neither so small nor so large that CHUNK_BYTES says otherwise."""
@@ -163,6 +163,7 @@ def in_even_chunks(stretch: Stretch, total: int, sms: int) -> Stretch:
     """
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
+    most = max(most, total // MOST_CHUNKS)
     rounds = -(-total // (blocks * most))
     nbytes = max(least, -(-total // (blocks * rounds)))
     word = stretch.row.word_bytes or 1
