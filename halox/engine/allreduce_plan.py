@@ -89,8 +89,8 @@ class ReductionPlan:
 
     Attributes
     ----------
-    kernel, function : str
-        The file, without its ``.cu``, and the function in it.
+    function : str
+        The kernel: a file's name, without its ``.cu``, and that of the function in it.
     defines : tuple of (str, str)
         Parameters that it is compiled with.
     ranks : int
@@ -107,7 +107,6 @@ class ReductionPlan:
         Of the blocks' results, which no other rank sees.
     """
 
-    kernel: str
     function: str
     defines: tuple[tuple[str, str], ...]
     ranks: int
@@ -231,7 +230,6 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
         )
     rank_bytes = chunks * threads * (32 if dtype.itemsize == 16 else 16)
     return ReductionPlan(
-        "allreduce",
         "allreduce_oneshot",
         _defines(dtype, operation, ranks),
         ranks,
@@ -271,7 +269,6 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
         )
     rank_bytes = chunks * warps * TILE_BYTES
     return ReductionPlan(
-        "allreduce",
         "allreduce_wide",
         _defines(dtype, operation, ranks),
         ranks,
@@ -305,7 +302,6 @@ def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> 
     chunks = -(-elements // (chunk_elements * ranks))
     rank_bytes = chunks * part_bytes
     return ReductionPlan(
-        "allreduce",
         "allreduce_scattered",
         _defines(dtype, operation),
         ranks,
@@ -430,7 +426,6 @@ def _planned_field(
     unit_bytes = 32 if accumulator.itemsize == 16 else 16
     kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
     return ReductionPlan(
-        "allreduce_field",
         "allreduce_field",
         (
             ("ELEMENT", _element(dtype)),

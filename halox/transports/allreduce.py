@@ -128,7 +128,7 @@ class _Meeting:
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
         return EarlyLaunch(
-            kernel(plan.kernel, plan.function, self._arena.device, plan.defines),
+            kernel(plan.function, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,
             [*leading, self._argument],

@@ -1,4 +1,4 @@
-"""Reductions by allreduce.cu and allreduce_field.cu on the CPU: made as on GPUs, a thread for each rank.
+"""Reductions by the kernels of allreduce_*.cu on the CPU: made as on GPUs, a thread for each rank.
 
 Everything but the machine is real: ``transports.allreduce`` lays out the memory and the launch, ``allreduce_plan`` cuts
 the array, the kernels run. A rank has one multiprocessor or more, each of which runs blocks one after another.
@@ -32,42 +32,28 @@ from tests.unit.cpu_kernels import FLAGS, aligned, build
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
 
-_ARRAYS = """
-extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const char* function,
-                    void** arguments)
-{
-    const Allreduce& p = *(const Allreduce*)arguments[0];
-    const char first = function[sizeof "allreduce_" - 1];
-    if (first == 'o')
-        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_oneshot, p);
-#if ELEMENT_BYTES <= 8
-    else if (first == 'w')
-        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_wide, p);
-#endif
-    else
-        launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_scattered, p);
+_ARGUMENTS = {
+    "allreduce_field": "*(const Region*)arguments[0], *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]"
 }
-"""
-
-_FIELDS = """
-extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const char*, void** arguments)
-{
-    launch_blocks(grid, threads, backwards != 0, blocks, count, allreduce_field, *(const Region*)arguments[0],
-                  *(const Partials*)arguments[1], *(const Allreduce*)arguments[2]);
-}
+_RUN = """
+extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, void** arguments)
+{{
+    launch_blocks(grid, threads, backwards != 0, blocks, count, {function}, {arguments});
+}}
 """
 
 Defines = tuple[tuple[str, str], ...]
 
 
 @cache
-def built(kernel: str, defines: Defines, extra: str = "") -> Path:
-    """The kernels as a shared library: one multiprocessor."""
+def built(function: str, defines: Defines, extra: str = "") -> Path:
+    """A kernel as a shared library: one multiprocessor."""
     folder = Path(mkdtemp(prefix="halox-allreduce-"))
-    run = _FIELDS if kernel == "allreduce_field" else _ARRAYS
+    arguments = _ARGUMENTS.get(function, "*(const Allreduce*)arguments[0]")
+    run = _RUN.format(function=function, arguments=arguments)
     text = (
         f'{preamble(defines)}#include <cmath>\n#define POLLS 2\n#include "{HEADER}"\n'
-        f"{source(kernel)}{MEMORY}{run}{extra}"
+        f"{source(function)}{MEMORY}{run}{extra}"
     )
     (folder / "kernel.cpp").write_text(text)
     flags = [*FLAGS, "-Wno-unused-function", "-Wl,--no-as-needed", "-latomic"]
@@ -77,15 +63,15 @@ def built(kernel: str, defines: Defines, extra: str = "") -> Path:
 _building = threading.Lock()
 
 
-def multiprocessor(kernel: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
+def multiprocessor(function: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
     """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
     with _building:
-        return _multiprocessor(kernel, defines, rank, number)
+        return _multiprocessor(function, defines, rank, number)
 
 
 @cache
-def _multiprocessor(kernel: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
-    path = built(kernel, defines)
+def _multiprocessor(function: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
+    path = built(function, defines)
     return ctypes.CDLL(shutil.copy(path, path.with_name(f"kernel-{rank}-{number}.so")))
 
 
@@ -128,7 +114,7 @@ class Launch:
     """Takes the place of EarlyLaunch: runs the blocks here, and returns when they have ended."""
 
     def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
-        self.kernel, self.function, self.defines = function
+        _, self.function, self.defines = function
         self.blocks, self.threads, self.arguments = blocks, threads, arguments
 
     def launch(self, stream: Stream) -> None:
@@ -142,7 +128,7 @@ class Launch:
         backwards, seed = int(stream.rng.integers(2)), int(stream.rng.integers(1000))
 
         def on(number: int) -> None:
-            library = multiprocessor(self.kernel, self.defines, stream.rank, number)
+            library = multiprocessor(self.function, self.defines, stream.rank, number)
             mine = np.ascontiguousarray(order[number :: stream.multiprocessors], np.uint32)
             library.delay(ctypes.c_uint64(seed * 8 + number + 1), ctypes.c_uint(stream.delays))
             library.run(
@@ -151,7 +137,6 @@ class Launch:
                 ctypes.c_int(backwards),
                 ctypes.c_void_p(mine.ctypes.data),
                 ctypes.c_uint(mine.size),
-                ctypes.c_char_p(self.function.encode()),
                 pointers,
             )
 

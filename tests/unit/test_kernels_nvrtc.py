@@ -8,7 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from halox.engine.allreduce_plan import field_row, plan_field, plan_oneshot, plan_scattered
+from halox.engine.allreduce_plan import (
+    field_row,
+    plan_field,
+    plan_oneshot,
+    plan_scattered,
+    plan_wide,
+)
 from halox.engine.compiler import OPTIONS, preamble, source
 from halox.engine.packers.peer_plan import MANY_THREADS, Kind
 from halox.engine.packers.strided import _ELEMENTS
@@ -175,7 +181,10 @@ class TestKindsOfLegs:
         assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)
 
 
-@pytest.mark.parametrize("name", ["peer", "allreduce", "allreduce_field"])
+@pytest.mark.parametrize(
+    "name",
+    ["peer", "allreduce_oneshot", "allreduce_wide", "allreduce_scattered", "allreduce_field"],
+)
 class TestEarlyLaunches:
     def test_wait_for_the_kernel_ahead_before_memory_is_looked_at(self, name):
         ptx = compiled(name, (), "compute_90").decode()
@@ -190,11 +199,19 @@ class TestEarlyLaunches:
 
 
 REDUCTIONS = [
-    ("allreduce", plan_oneshot(np.dtype("f8"), "sum", 8, 2).defines),
-    ("allreduce", plan_oneshot(np.dtype("c16"), "prod", 8, 2).defines),
-    ("allreduce", plan_oneshot(np.dtype("c8"), "sum", 8, 2).defines),
-    ("allreduce", plan_oneshot(np.dtype("i1"), "min", 8, 2).defines),
-    ("allreduce", plan_scattered(np.dtype("?"), "logical_xor", 8, 2).defines),
+    *(
+        (plan.function, plan.defines)
+        for plan in (
+            plan_oneshot(np.dtype("f8"), "sum", 8, 2),
+            plan_oneshot(np.dtype("c16"), "prod", 8, 2),
+            plan_oneshot(np.dtype("c8"), "sum", 8, 12),
+            plan_wide(np.dtype("f8"), "sum", 8192, 2),
+            plan_wide(np.dtype("c8"), "prod", 8192, 12),
+            plan_wide(np.dtype("i1"), "min", 65536, 2),
+            plan_scattered(np.dtype("f8"), "sum", 8, 2),
+            plan_scattered(np.dtype("?"), "logical_xor", 8, 2),
+        )
+    ),
     *(
         ("allreduce_field", plan_field(name, np.dtype(dtype), row, 2, sms=132).defines)
         for name, dtype, row in (
@@ -213,8 +230,7 @@ class TestReductions:
     @pytest.mark.parametrize("architecture", [75, 90, newest()])
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
         code = compiled(name, defines, f"sm_{architecture}")
-        entries = ("allreduce_oneshot", "allreduce_scattered") if name == "allreduce" else (name,)
-        assert all(entry.encode() + b"\0" in code for entry in entries)
+        assert name.encode() + b"\0" in code
 
     def test_keeps_elements_in_registers(self, name, defines):
         ptx = compiled(name, defines, "compute_90").decode()
@@ -225,11 +241,13 @@ class TestReductions:
     def test_signals_as_the_protocol_says(self, name, defines):
         """Packets in one piece, turns in order; flags with what was stored before them."""
         ptx = compiled(name, defines, "compute_90").decode()
-        for access in ("ld.volatile.global.v2.u64", "st.volatile.global.v2.u64"):
+        expected = {
+            "allreduce_wide": ("ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"),
+            "allreduce_scattered": ("ld.acquire.sys.global.u32", "st.release.sys.global.u32"),
+        }.get(name, ("ld.volatile.global.v2.u64", "st.volatile.global.v2.u64"))
+        for access in expected:
             assert access in ptx
         assert "atom.acq_rel.gpu.global.add.u64" in ptx
-        if name == "allreduce":
-            assert "ld.acquire.sys.global.u32" in ptx and "st.release.sys.global.u32" in ptx
 
 
 @pytest.mark.parametrize("architecture", [75, 90, newest()])

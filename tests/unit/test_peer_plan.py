@@ -294,7 +294,8 @@ class TestStretches:
 
     @pytest.mark.parametrize("sms", [3, 132])
     @pytest.mark.parametrize(
-        "nbytes", [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,), (1 << 35,)]
+        "nbytes",
+        [(16,), (4096, 64), (1 << 21, 1 << 21), (9 << 20, 1 << 17), (1 << 31,), (1 << 35,)],
     )
     def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
         total = sum(nbytes)

@@ -1,4 +1,4 @@
-// Shared text of allreduce.cu and allreduce_field.cu: the ranks' memory, turns, packets and waiting.
+// Shared text of allreduce_array.cu and allreduce_field.cu: the ranks' memory, turns, packets and waiting.
 //
 // Spliced in where a kernel says #include "allreduce_body.cu"; see strided_body.cu for why.
 //
