@@ -195,6 +195,14 @@ class TestChunks:
         assert planned.legs["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
         assert planned.order[:, 0].tolist() == [0] * 2 + [1] * 8 + [2] * 2
 
+    def test_copies_go_on_beside_what_goes_direct(self):
+        planned = plan(
+            legs_of((Kind.COPY, 80, 10), (Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1)),
+            sms=4,
+        )
+        assert planned.legs["kind"].tolist() == [Kind.SEND_DIRECT, Kind.COPY, Kind.TAKE_DIRECT]
+        assert planned.order[:, 0].tolist() == [0] + [1] * 4 + [0] + [1] * 4 + [2]
+
     @pytest.mark.parametrize(
         ("tiles", "blocks"), [(300, 150), (792, 396), (1000, 264), (2640, 264), (2642, 528)]
     )

@@ -341,15 +341,18 @@ class PeerPlan:
         """Leg and number of each chunk, shape (chunks, 2): what is sent first, the legs taking turns.
 
         Opposite faces lie in the same cache lines: the high end of a row of cells beside the low end of the next.
-        In turns, a line is fetched once for both. Copies are made when everything is sent.
+        In turns, a line is fetched once for both. Copies are made when everything is sent, since the receiver has work
+        with it still; but beside what all goes direct, which the wire alone holds up.
         """
         first = self.legs["region"]["first_chunk"].astype(np.int64)
         counts = np.append(first[1:], self.chunks) - first
         leg = np.repeat(np.arange(len(self.legs)), counts)
         number = np.arange(self.chunks) - first[leg]
         is_taken = leg >= np.searchsorted(first, self.send_chunks)
-        is_copy = (self.legs["kind"] == Kind.COPY)[leg]
-        turn = np.lexsort((leg, number / counts[leg], is_copy, is_taken))
+        kinds = self.legs["kind"]
+        unpacked = np.isin(kinds, (Kind.SEND_STAGED, Kind.SEND_LL, Kind.SEND_WIDE)).any()
+        is_late = unpacked & (kinds == Kind.COPY)[leg]
+        turn = np.lexsort((leg, number / counts[leg], is_late, is_taken))
         return np.stack([leg[turn], number[turn]], axis=1).astype(np.uint32)
 
     @property
