@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from threading import Lock
 from typing import Any
 
 from halox.engine import libcuda
@@ -16,6 +15,7 @@ from halox.engine.cuda import cupy
 from halox.engine.launch import PreparedLaunch
 
 _CAPABILITY, _DRIVER = 90, 12030  # from which graphs have it too
+_STREAMS = 16  # for whose launches a configuration is kept
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -72,22 +72,32 @@ class EarlyLaunch(PreparedLaunch):
         if not can_begin_early(device):
             return
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
-        pointer, *shape, shared_bytes = self._before_stream
-        self._config = _Config(
-            tuple(shape), shared_bytes, attributes=ctypes.addressof(self._attribute), count=1
-        )
-        self._config_lock = Lock()
+        self._pointer, *shape, self._shared_bytes = self._before_stream
+        self._shape = tuple(shape)
         self._entry = libcuda.function("cuLaunchKernelEx")
-        self._fixed = (ctypes.addressof(self._config), pointer, self._after_stream[0], None)
+        self._on_streams: dict[int, tuple[Any, ...]] = {}
         self._call = self._launch_early
         self._before_stream = self._after_stream = ()
 
     def _launch_early(self, stream_ptr: int) -> None:
-        with self._config_lock:
-            self._config.stream = stream_ptr
-            code = self._entry(*self._fixed)
+        code = self._entry(*(self._on_streams.get(stream_ptr) or self._on_stream(stream_ptr)))
         if code:
             raise RuntimeError(libcuda.error_name(code))
+
+    def _on_stream(self, stream_ptr: int) -> tuple[Any, ...]:
+        """Return the driver's arguments for a launch on a stream."""
+        config = _Config(
+            self._shape,
+            self._shared_bytes,
+            stream=stream_ptr,
+            attributes=ctypes.addressof(self._attribute),
+            count=1,
+        )
+        if len(self._on_streams) >= _STREAMS:
+            self._on_streams.clear()
+        found = ctypes.byref(config), self._pointer, ctypes.addressof(self._addresses), None
+        self._on_streams[stream_ptr] = found
+        return found
 
 
 @cache

@@ -11,6 +11,11 @@ from halox.engine.cuda import cupy
 class StreamOrder:
     """Keeps calls in the order in which they are made, whichever streams they go to.
 
+    Attributes
+    ----------
+    last : cupy.cuda.Stream or None
+        Where the last call went, but for those in captures. What follows there need not be ordered.
+
     Notes
     -----
     Not collective. A capture holds its own work alone: calls in one are in the order of its stream, and in none with
@@ -18,7 +23,7 @@ class StreamOrder:
     """
 
     def __init__(self) -> None:
-        self._last: Any = None
+        self.last: Any = None
         self._captured: Any = None
 
     def follow(self, stream: Any) -> None:
@@ -29,13 +34,13 @@ class StreamOrder:
         stream : cupy.cuda.Stream
             Where the next call goes.
         """
-        last = self._last
+        last = self.last
         if last is stream:
             return
         if is_capturing(stream):
             self._captured = stream
             return
-        self._last = stream
+        self.last = stream
         if last is None or last.ptr == stream.ptr or is_capturing(last):
             return
         event = cupy().cuda.Event(disable_timing=True)
@@ -44,7 +49,7 @@ class StreamOrder:
 
     def synchronize(self) -> None:
         """Wait for all calls; of replays, for those on the stream of the capture."""
-        streams = [stream for stream in (self._last, self._captured) if stream is not None]
-        self._last = self._captured = None
+        streams = [stream for stream in (self.last, self._captured) if stream is not None]
+        self.last = self._captured = None
         for stream in streams:
             stream.synchronize()

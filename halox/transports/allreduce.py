@@ -147,11 +147,13 @@ class _Meeting:
     ) -> Callable[[], None]:
         """Return what sets some addresses and launches on CuPy's current stream."""
         (first, a), (second, b), (third, c) = (*values, values[-1])[:3]
-        current_stream, enter, go = cupy().cuda.get_current_stream, self._enter, launch.launch
+        current_stream, go = cupy().cuda.get_current_stream, launch.launch
+        enter, failed, order = self._enter, self._failed, self._order
 
         def call() -> None:
             stream = current_stream()
-            enter(stream)
+            if failed[0] or order.last is not stream:
+                enter(stream)
             first.value, second.value, third.value = a, b, c
             go(stream.ptr)
 

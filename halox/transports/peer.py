@@ -86,7 +86,8 @@ class PeerChannel(Channel):
         if self._failure[0]:
             self._raise_failure()
         pointer = stream.ptr
-        self._order.follow(stream)
+        if self._order.last is not stream:
+            self._order.follow(stream)
         for part in self._before:
             part.launch(pointer)
         launch.launch(pointer)

@@ -169,7 +169,7 @@ class TestEarlyLaunch:
         plain, early = [], []
 
         def launch_kernel_ex(config, function, params, extra):
-            found = early_launch._Config.from_address(config)
+            found = config._obj
             attribute = early_launch._Attribute.from_address(found.attributes)
             address = ctypes.c_void_p.from_address(params).value
             number = ctypes.c_uint32.from_address(address).value
@@ -205,6 +205,13 @@ class TestEarlyLaunch:
         launch.launch(0)
         shape = [5, 1, 1, 32, 4, 1]
         assert early == [(99, shape, 1234, 7), (99, shape, None, 8)] and not plain
+
+    def test_each_stream_gets_its_own(self, prepare):
+        made, _, early = prepare
+        launch, streams = made(), [*range(1, 40), 1, 39, 2]
+        for stream in streams:
+            launch.launch(stream)
+        assert [call[2] for call in early] == streams
 
     def test_a_gpu_that_cannot_is_not_told(self, prepare):
         made, plain, early = prepare
