@@ -111,6 +111,7 @@ def suite(
     # After a few failures it ends, and tells of them before its time is up.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
     command += ["-p", "tests.gpu.junit", folder]
+    began = time.monotonic()
     status, said = run(
         [*command, *options],
         ranks,
@@ -139,9 +140,9 @@ def suite(
             }
         )
         print(said[-6000:])
-    print(
-        f"{folder} on {where}: {sum(o['outcome'] == 'passed' for o in outcomes)} of {len(outcomes)} passed"
-    )
+    passed = sum(one["outcome"] == "passed" for one in outcomes)
+    seconds = time.monotonic() - began
+    print(f"{folder} on {where}: {passed} of {len(outcomes)} passed in {seconds:.0f} s")
     return outcomes
 
 
@@ -173,7 +174,9 @@ def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
 def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
     """Run a benchmark module and return its figures."""
     result = scratch / f"{module}-{ranks}.json"
+    began = time.monotonic()
     status, said = run(["-m", module, str(result)], ranks)
+    print(f"{module} on {ranks or 1} rank(s): {time.monotonic() - began:.0f} s")
     if status != 0 or not result.exists():
         print(said[-4000:])
         print(f"{module} on {ranks or 1} rank(s): exit status {status}")
