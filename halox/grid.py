@@ -559,8 +559,8 @@ class Grid:
         memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called; else
         it goes the way of a `halox.Allreduce` of one element.
 
-        There, an error that only one rank can see (an array that does not fit) is raised on it alone after the first
-        call; the others then wait in vain, at most for ``HALOX_TIMEOUT`` seconds.
+        There, an error that only one rank can see (an array that does not fit) is raised on it at once, and after the
+        first call as a `MismatchError` on the others when they call again; that result is not valid.
         """
         return self._number("sum", lambda a: np.sum(a, dtype=wide_dtype(a.dtype)), out, field)
 

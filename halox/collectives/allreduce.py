@@ -77,8 +77,8 @@ class Allreduce:
     Notes
     -----
     Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none; but with
-    "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the host does not
-    hear of the other ranks: their kernels then wait for it, at most for ``HALOX_TIMEOUT`` seconds.
+    "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the hosts do not
+    meet: the other ranks' kernels then give up at once, and their next call raises.
 
     The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
     ("hierarchical": of the ranks of a node, and then of the nodes; "binomial": of pairs, of pairs of pairs, ...).
@@ -169,6 +169,9 @@ class Allreduce:
             If another rank does not come within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
             "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
             valid.
+        MismatchError
+            If another rank has called off the last call, because its array did not fit; that result is not valid. Only
+            with "oneshot" and "reduce_scatter_allgather".
         StateError
             If the current stream is being captured, and the algorithm cannot be (`captures`).
 

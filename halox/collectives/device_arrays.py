@@ -100,7 +100,7 @@ class DeviceAllreduce:
         except Exception as caught:
             error = caught
         if error is not None:
-            self._do.reduce(0, 0, stream, error)
+            self.refuse(error)
         assert source is not None and target is not None
         self._do.reduce(source.data.ptr, target.data.ptr, stream, None)
         if isinstance(self._do, ByKernel) and source is array and target is out:
@@ -113,6 +113,10 @@ class DeviceAllreduce:
         if target is not out:
             _write(out, target)
         return out
+
+    def refuse(self, error: Exception) -> None:
+        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+        self._do.reduce(0, 0, self._current_stream(), error)
 
     def close(self) -> None:
         """Give back what it holds; collective."""

@@ -52,6 +52,9 @@ class Number(Protocol):
     def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
         """Return what does the same as a call with these cells and an address, None if nothing simpler does."""
 
+    def refuse(self, error: Exception) -> None:
+        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -125,17 +128,17 @@ class DeviceNumbers:
         -----
         Collective.
         """
+        number: Number | None = None
         try:
             cells = find()
             dtypes = [one.described.dtype for one in cells]
-            dtype = result_dtype(name, dtypes)
-            target = cupy().empty((), dtype) if out is None else self._target(out, dtype)
             key = (name, *(one.str for one in dtypes))
             number = self._numbers.get(key)
+            dtype = result_dtype(name, dtypes)
+            target = cupy().empty((), dtype) if out is None else self._target(out, dtype)
         except HaloxError as error:
-            if any(known[0] == name for known in self._numbers):
-                raise  # others may have launched by now
-            self._world.agree(error, _DOING)  # they are making it
+            known = [one for of, one in self._numbers.items() if of[0] == name]
+            self._refuse(known if number is None else [number], error)
             raise
         if number is None:
             number = self._numbers[key] = self._make(name, dtypes)
@@ -160,6 +163,13 @@ class DeviceNumbers:
             )
         check_out(found, None, dtype)
         return as_device_array(out)
+
+    def _refuse(self, known: Sequence[Number | DeviceAllreduce], error: Exception) -> None:
+        """Raise an error of this rank's arguments, on the other ranks too if it is clear what they call."""
+        if len(known) == 1:
+            known[0].refuse(error)
+        if not known:
+            self._world.agree(error, _DOING)  # they are making it
 
     def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> Number:
         world, ground = self._world, self._ground
@@ -198,14 +208,12 @@ class DeviceNumbers:
             key = tuple(found.shape), found.dtype.str, op
             reduce = self._arrays.get(key)
         except HaloxError as error:
-            if self._arrays:
-                raise
-            self._world.agree(error, "an allreduce")
+            self._refuse(list(self._arrays.values()), error)
             raise
         if reduce is None:
-            self._world.agree(None, "an allreduce")
+            self._world.agree(None, _DOING)
             mine = {"shape": key[0], "dtype": str(found.dtype), "op": op}
-            self._world.compare(mine, "an allreduce")
+            self._world.compare(mine, _DOING)
             reduce = DeviceAllreduce(self._ground, self._device, key[0], found.dtype, op)
             self._arrays[key] = reduce
             if len(self._arrays) > _MOST_ARRAYS:
@@ -250,6 +258,11 @@ class InOneLaunch:
         if not self._reduction.walks(first, other):
             return None
         return self._reduction.bound(first, other, target)
+
+    def refuse(self, error: Exception) -> None:
+        """Call the reduction off, and raise."""
+        self._reduction.call_off(self._current_stream())
+        raise error
 
     def close(self) -> None:
         """Wait for the last launch."""
@@ -317,6 +330,10 @@ class InTwoSteps:
     def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
         """Return None: it takes two steps."""
         return None
+
+    def refuse(self, error: Exception) -> None:
+        """Raise, and tell the others as the allreduce does."""
+        self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Any) -> Any:
         first = cells[0].described

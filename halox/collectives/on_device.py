@@ -60,8 +60,8 @@ class DeviceAlgorithm(Protocol):
         stream : cupy.cuda.Stream
             The current one.
         error : Exception or None
-            Why this rank cannot take part: raised on all ranks where the host takes part in a call. Kernels have no
-            way to tell, so that the other ranks then wait in vain, at most for the limit.
+            Why this rank cannot take part: raised on all ranks where the host takes part in a call. Kernels call the
+            reduction off: it is raised here, and a `MismatchError` on the other ranks at their next call.
 
         Notes
         -----
@@ -102,6 +102,7 @@ class ByKernel:
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
         if error is not None:
+            self._launch.call_off(stream)
             raise error
         self._launch(source, target, stream)
 

@@ -20,7 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.engine.allreduce_plan import (
+    EPOCH_SHIFT,
     FIELD_REDUCTIONS,
+    LEAST_THREADS,
+    MOST_RANKS,
     PARTIALS,
     ReductionPlan,
     can_walk,
@@ -51,6 +54,7 @@ from halox.transports.device_arena import DeviceArena, DeviceBlock, DevicePlace,
 from halox.world import World
 
 _MAKING = "the making of a reduction"
+_MEETING = "a reduction after one that was called off"
 
 _Laid = tuple[Any, Any, PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
@@ -138,8 +142,10 @@ class _Meeting:
     def _enter(self, stream: Any) -> None:
         """Raise if an earlier call has failed, and keep the order of calls."""
         if self._failed[0]:
-            self._is_told = True
-            raise self._late()
+            if not (self._is_told and self._failed[0] > MOST_RANKS):
+                self._is_told = True
+                raise self._error()
+            self._meet_again()
         self._order.follow(stream)
 
     def _bound(
@@ -159,9 +165,65 @@ class _Meeting:
 
         return call
 
-    def _late(self) -> ExchangeTimeoutError:
+    def call_off(self, stream: Any) -> None:
+        """Tell all ranks that this one does not take part in its next call, so that none waits for it.
+
+        Parameters
+        ----------
+        stream : cupy.cuda.Stream
+            Earlier calls are left alone. In a capture nothing is done.
+
+        Notes
+        -----
+        Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
+        own account or for another, the next call of all is as good as any.
+        """
+        if self._failed[0] or is_capturing(stream):
+            return
+        self._order.follow(stream)
+        name, device = "allreduce_call_off", self._arena.device
+        function = kernel(name, name, device, ())
+        launch = EarlyLaunch(function, 1, LEAST_THREADS, [self._argument], device=device)
+        launch.launch(stream.ptr)
+        self._failed[0] = MOST_RANKS + self._world.rank + 1
+        self._is_told = True
+
+    def _meet_again(self) -> None:
+        """Go on after a reduction that was called off, once all ranks have noticed; collective, waits for the GPU."""
+        assert self._block is not None
+        runtime, state = cupy().cuda.runtime, np.zeros(2, np.uint64)  # State of signals.cu
+        at, nbytes = self._block.pointer + self.plan.state_offset, state.nbytes
+
+        def ended() -> int:
+            if is_capturing():
+                raise StateError(
+                    "the current stream is being captured, and the last reduction was called off; take one before the "
+                    "capture"
+                )
+            self._order.synchronize()
+            runtime.memcpy(state.ctypes.data, at, nbytes, runtime.memcpyDefault)
+            return int(state[0]) >> EPOCH_SHIFT
+
+        def begun() -> None:
+            state[:] = (max(epochs) + 1) << EPOCH_SHIFT, 0
+            runtime.memcpy(at, state.ctypes.data, nbytes, runtime.memcpyDefault)
+            runtime.deviceSynchronize()
+            self._failed[0], self._is_told = 0, False
+
+        epoch = self._world.guarded(ended, _MEETING)
+        epochs: list[int] = self._world.comm.allgather(epoch)
+        self._world.guarded(begun, _MEETING)
+
+    def _error(self) -> HaloxError:
+        who, number = self._failed[0] - 1, self._failed[1]
+        if who >= MOST_RANKS:
+            return MismatchError(
+                f"rank {who - MOST_RANKS} has called off reduction {number} of a plan, because what it was given does "
+                "not fit, as its own error says; that result is not valid. The next call begins anew, if all ranks "
+                "make it"
+            )
         return ExchangeTimeoutError(
-            f"rank {self._world.rank} has waited for rank {self._failed[0] - 1} in reduction {self._failed[1]} of a "
+            f"rank {self._world.rank} has waited for rank {who} in reduction {number} of a "
             f"plan for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; its result, and those since, are not "
             "valid. A rank has failed, is far behind, or has made another sequence of calls"
         )
@@ -171,7 +233,7 @@ class _Meeting:
         self._order.synchronize()
         if self._failure is not None:
             if self._failed[0] and not self._is_told:
-                warnings.warn(str(self._late()), stacklevel=2)
+                warnings.warn(str(self._error()), stacklevel=2)
             self._failed.release()
             HOST_WORDS.give_back(self._arena.device, self._failure)
             self._failure = None
@@ -201,6 +263,8 @@ class KernelReduction(_Meeting):
         ------
         ExchangeTimeoutError
             If an earlier call has waited too long for a rank; names it.
+        MismatchError
+            If a rank has called off an earlier call; names it.
 
         Notes
         -----
@@ -306,6 +370,8 @@ class FieldReduction(_Meeting):
         ------
         ExchangeTimeoutError
             If an earlier call has waited too long for a rank; names it.
+        MismatchError
+            If a rank has called off an earlier call; names it.
         FieldError, StateError
             On this rank, before the launch: as of `prepare`.
 

@@ -182,6 +182,8 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
     runtime = SimpleNamespace(
         memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
         deviceSynchronize=lambda: None,
+        memcpy=lambda target, source, nbytes, kind: ctypes.memmove(target, source, nbytes),
+        memcpyDefault=4,
     )
     fake = SimpleNamespace(
         cuda=SimpleNamespace(Device=lambda _: nullcontext(), runtime=runtime),
@@ -198,7 +200,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         patch.object(allreduce, "cupy", lambda: fake),
         patch.object(allreduce, "HOST_WORDS", Spares(word)),
         patch.object(allreduce, "StreamOrder", AtOnce),
-        patch.object(allreduce, "is_capturing", lambda: False),
+        patch.object(allreduce, "is_capturing", lambda stream=None: False),
         patch.object(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         ),
@@ -237,7 +239,7 @@ class Rank:
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Rank that did not come + 1, and epoch; zeros if all came."""
+        """Rank that did not come + 1, 16 more if it called off, and epoch; zeros if all came."""
         return tuple(self.reduction._failure.array[:8].view("u4").tolist())
 
 

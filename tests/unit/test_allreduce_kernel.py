@@ -16,6 +16,7 @@ from halox.engine.arrays import describe
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
 from tests.support import require
 from tests.unit.cpu_allreduce import (
+    LIMIT_S,
     Stream,
     at_once,
     connect,
@@ -173,6 +174,65 @@ class TestArrays:
         with pytest.warns(UserWarning, match="rank 0 has waited for rank 2"):
             there[0].reduction.close()
         there[1].reduction.close()  # has raised already
+
+    def test_a_call_that_is_called_off_ends_for_all(self, algorithm):
+        """Not those before it. All hear of it, and go on together."""
+        elements, n = 200, 4
+        ranks = connect_arrays(n, PLANS[algorithm](np.dtype("f8"), "sum", elements, n))
+        streams = [Stream(i, "random", 1, 0, 0) for i in range(n)]
+
+        def reduced(i, epoch):
+            found = np.full(elements, float(i + epoch))
+            ranks[i].reduction(found.ctypes.data, found.ctypes.data, streams[i])
+            return found
+
+        def work(i):
+            if i == 1:
+                time.sleep(
+                    0.1
+                )  # the first reduction is under way on the others when it is called off
+            first = reduced(i, 1)
+            assert (first == 4 * 1 + 6).all()
+            if i == 3:
+                ranks[3].reduction.call_off(streams[3])
+            else:
+                reduced(i, 2)
+                assert ranks[i].failure == (16 + 4, 2)
+                with pytest.raises(MismatchError, match="rank 3 has called off reduction 2"):
+                    reduced(i, 3)
+            for epoch in (4, 5):
+                assert (reduced(i, epoch) == 4 * epoch + 6).all()
+            assert ranks[i].failure[0] == 0
+
+        with without_gpu():
+            start = time.monotonic()
+            at_once(n, work)
+            assert time.monotonic() - start < LIMIT_S / 2
+
+    def test_a_mistake_on_all_ranks_is_no_more_than_that(self, algorithm):
+        ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
+        reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 2)
+        with without_gpu():
+            at_once(3, lambda i: ranks[i].reduction.call_off(Stream(i, "random", 1, 0, 0)))
+
+        def work(i):
+            found = np.full(200, float(i))
+            stream = Stream(i, "random", 1, 0, 0)
+            ranks[i].reduction(found.ctypes.data, found.ctypes.data, stream)
+            return found
+
+        with without_gpu():
+            assert all((one == 3).all() for one in at_once(3, work))
+
+    def test_what_was_called_off_is_told_at_the_end(self, algorithm):
+        ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 8, 2))
+        found = np.zeros(8)
+        with without_gpu():
+            ranks[1].reduction.call_off(Stream(1, "random", 1, 0, 0))
+            ranks[0].reduction(found.ctypes.data, found.ctypes.data, Stream(0, "random", 1, 0, 0))
+        with pytest.warns(UserWarning, match="rank 1 has called off reduction 1"):
+            ranks[0].reduction.close()
+        ranks[1].reduction.close()  # has raised itself
 
     def test_what_was_sent_before_is_not_taken_twice(self, algorithm):
         ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 8, 2))
@@ -358,6 +418,27 @@ class TestFields:
             at_once(2, lambda i: number(ranks[i], out[i:].ctypes.data, streams[i]))
         assert [rank.failure for rank in ranks[:2]] == [(3, 1)] * 2
         assert (out == -1).all()
+
+    def test_a_number_that_is_called_off(self):
+        cells = fields("f8", UNEVEN)
+        ranks = connect_fields("sum", cells)
+        streams = [Stream(i, "random", 1, 0, 0) for i in range(3)]
+        out = np.zeros(3)
+
+        def work(i):
+            at = out[i:].ctypes.data
+            if i == 1:
+                ranks[1].reduction.call_off(streams[1])
+            else:
+                number(ranks[i], at, streams[i])
+                assert ranks[i].failure == (16 + 2, 1)
+                with pytest.raises(MismatchError, match="rank 1 has called off reduction 1"):
+                    number(ranks[i], at, streams[i])
+            number(ranks[i], at, streams[i])
+
+        with without_gpu():
+            at_once(3, work)
+        np.testing.assert_allclose(out, sum(float(one.sum()) for one in cells), rtol=1e-12)
 
     def test_fields_that_do_not_fit(self):
         cells = fields("f8", UNEVEN)

@@ -183,7 +183,10 @@ class TestKindsOfLegs:
 
 @pytest.mark.parametrize(
     "name",
-    ["peer", "allreduce_oneshot", "allreduce_wide", "allreduce_scattered", "allreduce_field"],
+    [
+        "peer",
+        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "call_off")),
+    ],
 )
 class TestEarlyLaunches:
     def test_wait_for_the_kernel_ahead_before_memory_is_looked_at(self, name):

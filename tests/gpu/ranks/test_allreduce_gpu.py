@@ -215,17 +215,31 @@ def test_not_made_in_a_capture(comm: MPI.Intracomm) -> None:
 
 
 def test_a_bad_array_on_one_rank(algorithm: str, comm: MPI.Intracomm) -> None:
-    """One error on all ranks, where the host takes part."""
-    if algorithm in KERNELS:
-        pytest.skip("the hosts do not hear of one another")
+    """One error on all ranks: in that call where the host takes part, else in the next one."""
     good, last = cupy.ones(4), comm.rank == comm.size - 1
+    stream = cupy.cuda.get_current_stream()
     with made(comm, 4, "f8", "sum", algorithm) as reduce:
         for bad, text in (
             (cupy.ones(5), r"array: got shape \(5,\)"),
             (cupy.ones(4, "f4"), "float32"),
         ):
-            with pytest.raises(FieldError, match=text):
-                reduce(bad if last else good)
+            if algorithm in KERNELS and not last:
+                reduce(good)
+                stream.synchronize()  # long before the limit
+                with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has called off"):
+                    reduce(good)
+            else:
+                with pytest.raises(FieldError, match=text):
+                    reduce(bad if last else good)
+            assert agree(bool((reduce(good) == comm.size).all()), comm)
+
+
+def test_a_mistake_on_all_ranks_is_no_more_than_that(algorithm: str, comm: MPI.Intracomm) -> None:
+    good = cupy.ones(4)
+    with made(comm, 4, "f8", "sum", algorithm) as reduce:
+        for _ in range(2):
+            with pytest.raises(FieldError, match=r"array: got shape \(5,\)"):
+                reduce(cupy.ones(5))
         assert agree(bool((reduce(good) == comm.size).all()), comm)
 
 

@@ -174,6 +174,19 @@ def test_errors(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert float(grid.norm(u)) > 0
 
 
+def test_errors_of_what_has_been_taken_before(grid: halox.Grid, comm: MPI.Intracomm) -> None:
+    """On all ranks, by kernels in the next call; and then no more."""
+    u, _ = field(grid, "f8")
+    norm = float(grid.norm(u))
+    with pytest.raises((FieldError, MismatchError), match=r"out: got shape \(2,\)|has called off"):
+        for _ in range(2):
+            grid.norm(u, out=cupy.zeros(2) if comm.rank == comm.size - 1 else None).get()
+    assert agree(float(grid.norm(u)) == norm, comm)
+    with pytest.raises(FieldError, match=r"out: got shape \(2,\)"):
+        grid.norm(u, out=cupy.zeros(2))
+    assert agree(float(grid.norm(u)) == norm, comm)
+
+
 def test_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     total = comm.size * (comm.size + 1) // 2
     many = [cupy.full(n, comm.rank + 1, "i4") for n in range(1, 40)]
