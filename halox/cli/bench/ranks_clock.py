@@ -43,16 +43,18 @@ class Stage:
     ----------
     device : int or None
         The GPU, None for NumPy arrays.
+    urgent : bool
+        Whether the stream is of the highest priority; else of the usual one, as that of users' kernels is.
 
     Attributes
     ----------
     xp : module
         ``numpy`` or ``cupy``.
     stream : cupy.cuda.Stream or None
-        Of the highest priority, and independent of the default stream.
+        Independent of the default stream.
     """
 
-    def __init__(self, device: int | None = None) -> None:
+    def __init__(self, device: int | None = None, *, urgent: bool = True) -> None:
         self.device = device
         self.xp: Any = np
         self.stream: Any = None
@@ -61,7 +63,7 @@ class Stage:
 
             self.xp = cupy()
             self.xp.cuda.Device(device).use()
-            self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5)
+            self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
         """Context in which CuPy's current stream is the stage's."""
