@@ -8,12 +8,13 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "performance"
 PAGE = FOLDER / "figures.md"
-RUNS = ("gpu-check.json", "gpu-check-one-gpu.json")
+RUNS = ("gpu-check.json", "gpu-check-one-gpu.json", "gpu-check-four-gpus.json")
 
 _HEAD = """# Figures of the GPU check
 
 Written by `python3 -m tests.gpu.figures` from the files that `make gpu-check` leaves; a test holds this page against
 them. Each figure stands beside its baseline, measured in the same run. A target is "at most" unless it says otherwise.
+Of a run with earlier sources there are only figures that no run with the present ones has.
 """
 
 
@@ -61,9 +62,17 @@ def table(found: list[dict[str, Any]]) -> list[str]:
 def page(folder: Path = FOLDER) -> str:
     """Return the page's text."""
     lines = [_HEAD]
-    for file in RUNS:
-        run = json.loads((folder / file).read_text(encoding="utf-8"))
-        machine = run["machine"]
+    runs = {file: json.loads((folder / file).read_text(encoding="utf-8")) for file in RUNS}
+    present = runs[RUNS[0]]["sources_sha256"]
+    known = {
+        one["name"]
+        for run in runs.values()
+        if run["sources_sha256"] == present
+        for one in run["benchmarks"]
+    }
+    for file, run in runs.items():
+        machine, is_present = run["machine"], run["sources_sha256"] == present
+        found = [one for one in run["benchmarks"] if is_present or one["name"] not in known]
         gpus = f"{len(machine['gpus'])} x {machine['gpus'][0]}"
         lines += [
             f"## {gpus}: `{file}`",
@@ -72,10 +81,10 @@ def page(folder: Path = FOLDER) -> str:
             f"mpi4py {machine['mpi4py']}, {machine['mpi']}, {machine['cores']} cores. Tests: {run['passed']} passed, "
             f"{run['failed']} failed, {run.get('skipped', 0)} need what this machine has not. "
             f"{'' if run.get('ended', True) else 'The run was cut short: what is missing was not measured. '}"
-            f"Sources `{run['sources_sha256'][:16]}`.",
+            f"Sources `{run['sources_sha256'][:16]}`{'' if is_present else ', earlier ones'}.",
             "",
             *failures(run["tests"]),
-            *table(run["benchmarks"]),
+            *table(found),
             "",
         ]
     return "\n".join(lines)

@@ -49,3 +49,29 @@ def test_a_figure_is_written_with_its_baseline_and_target(tmp_path):
     assert "| a | 1.235 us | 4,321 us by hand | 1: **not met** |" in text
     assert "- `t` on 2 rank(s): failed" in text
     assert "| b | exit status 1 | | |" in text
+
+
+def test_what_earlier_sources_gave_is_shown_where_there_is_nothing_later(tmp_path):
+    def run(sources, *names):
+        machine = dict.fromkeys(
+            ("cuda_runtime", "cuda_driver", "cupy", "mpi4py", "mpi", "cores"), 1
+        )
+        figures_of = [{"name": one, "value": 1, "unit": sources} for one in names]
+        return {
+            "made": "now",
+            "sources_sha256": sources,
+            "machine": {"gpus": ["G"], **machine},
+            "passed": 1,
+            "failed": 0,
+            "tests": [],
+            "benchmarks": figures_of,
+        }
+
+    runs = run("new", "a", "b"), run("new", "c"), run("old", "a", "c", "d")
+    for file, one in zip(figures.RUNS, runs, strict=True):
+        (tmp_path / file).write_text(json.dumps(one))
+    text = figures.page(tmp_path)
+    for row in ("| a | 1 new", "| b | 1 new", "| c | 1 new", "| d | 1 old"):
+        assert row in text
+    assert text.count("| a |") == text.count("| c |") == 1
+    assert text.count("earlier ones") == 1
