@@ -243,12 +243,18 @@ class InOneLaunch:
         """Launch; does not block."""
         first = cells[0].described
         other = cells[1].described if len(cells) > 1 else None
-        stream = self._current_stream()
-        if self._reduction.walks(first, other):
+        stream, value = self._current_stream(), None
+        try:
+            if self._reduction.walks(first, other):
+                self._reduction.prepare(first, other)
+            else:
+                value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
+        except HaloxError as error:
+            self.refuse(error)
+        if value is None:
             self._reduction(first, other, out.data.ptr, stream)
-            return out
-        value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
-        self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
+        else:
+            self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
         return out
 
     def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:

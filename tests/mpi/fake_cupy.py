@@ -251,7 +251,7 @@ class Machine:
         return SimpleNamespace(launch=run)
 
     def _cupy(self) -> ModuleType:
-        def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        def copy(target: int, source: int, nbytes: int, kind: int, stream: int = 0) -> None:
             ctypes.memmove(target, source, nbytes)
 
         @contextlib.contextmanager
@@ -266,6 +266,7 @@ class Machine:
         runtime = SimpleNamespace(
             memset=ctypes.memset,
             deviceSynchronize=lambda: None,
+            memcpy=copy,
             memcpyAsync=copy,
             memcpyDefault=4,
             getDeviceCount=lambda: 1,

@@ -31,6 +31,7 @@ require("cxx")
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
+KERNELS = ("oneshot", "reduce_scatter_allgather")
 WAYS = ["own GPUs", "one GPU", "a node each", "two nodes"]
 
 
@@ -196,10 +197,13 @@ def test_where_arrays_lie(way: str, machine: Machine, comm: MPI.Intracomm) -> No
         assert reduce(Array(np.zeros((0, 3)))).shape == (0, 3)
 
 
-@pytest.mark.parametrize("algorithm", ["shared_buffer", "host", "hierarchical"])
+@pytest.mark.parametrize(
+    "algorithm", ["oneshot", "reduce_scatter_allgather", "shared_buffer", "host", "hierarchical"]
+)
 def test_a_bad_array_on_one_rank(
     algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm
 ) -> None:
+    """One error on all ranks: in that call where the host takes part, else on the other ranks in the next one."""
     if algorithm not in possible(way, comm.size):
         pytest.skip("cannot be had")
     last = comm.rank == comm.size - 1
@@ -214,9 +218,31 @@ def test_a_bad_array_on_one_rank(
             ("text", None, FieldError, "is no value of"),
             (good, fixed, FieldError, "out is read-only"),
         ):
+            if algorithm in KERNELS and not last:
+                reduce(good)
+                kind, text = MismatchError, f"rank {comm.size - 1} has called off reduction"
             with pytest.raises(kind, match=text):
                 reduce(bad if last else good, out=out if last else None)
-        assert (reduce(good).get() == comm.size).all()
+            assert (reduce(good).get() == comm.size).all()
+
+
+@pytest.mark.parametrize("algorithm", ["oneshot", "reduce_scatter_allgather", "host"])
+def test_a_mistake_on_all_ranks_is_no_more_than_that(
+    algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm
+) -> None:
+    if algorithm not in possible(way, comm.size):
+        pytest.skip("cannot be had")
+    with reduced(algorithm, comm, 4, "f8", "sum") as reduce:
+        given, out = Array(np.ones(4)), Array(np.zeros(4))
+        for _ in range(3):
+            with pytest.raises(FieldError, match=r"array: got shape \(5,\)"):
+                reduce(Array(np.ones(5)), out=out)
+            assert (reduce(given, out=out).get() == comm.size).all()
+        machine.capturing = True
+        with pytest.raises((FieldError, StateError), match=r"array: got shape \(5,\)|captured"):
+            reduce(Array(np.ones(5)), out=out)
+        machine.capturing = False
+        assert (reduce(given, out=out).get() == comm.size).all()
 
 
 def test_bad_arguments(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
@@ -376,6 +402,36 @@ class TestGrid:
             grid.norm(field)
         machine.capturing = False
         assert float(grid.norm(field)) > 0
+
+    def test_errors_of_what_has_been_taken_before(
+        self, grid: halox.Grid, way: str, comm: MPI.Intracomm
+    ) -> None:
+        """On all ranks, by kernels in the next call; and then no more."""
+        field, _ = self.field(grid, "f8")
+        given, bad = Array(np.ones(3)), Array(np.zeros(2))
+        odd = np.zeros(8 * field.get().size + 1, "u1")[1:].view("f8").reshape(field.shape)
+        assert odd.ctypes.data % 8
+        last = comm.rank == comm.size - 1
+        in_next = (way == "own GPUs" or comm.size == 1) and not last
+        calls = (
+            (lambda wrong: grid.norm(field, out=bad if wrong else None), "out: got shape"),
+            (lambda wrong: grid.max(Array(odd) if wrong else field), "multiples of 8 bytes"),
+            (lambda wrong: grid.allreduce(given, out=bad if wrong else None), "out: got shape"),
+        )
+        for call, text in calls:
+            before = call(False).get()
+            for _ in range(2):
+                if in_next:
+                    call(False)
+                with pytest.raises(
+                    MismatchError if in_next else FieldError,
+                    match=f"rank {comm.size - 1} has called off" if in_next else text,
+                ):
+                    call(last)
+                assert same(call(False).get(), before)
+                with pytest.raises(FieldError, match=text):
+                    call(True)
+                assert same(call(False).get(), before)
 
     def test_captures(self, grid: halox.Grid, way: str, machine: Machine, comm: Any) -> None:
         field, _ = self.field(grid, "f8")

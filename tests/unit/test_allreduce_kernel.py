@@ -209,6 +209,30 @@ class TestArrays:
             at_once(n, work)
             assert time.monotonic() - start < LIMIT_S / 2
 
+    def test_a_call_that_is_called_off_while_it_begins(self, algorithm):
+        """At any moment of it: no thread goes a way of its own."""
+        ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 200, 2))
+        found = np.zeros(200)
+        with without_gpu():
+            for seed in range(40):
+                streams = [Stream(i, "random", 1, 300, seed) for i in range(2)]
+
+                def work(i, streams=streams, seed=seed):
+                    if i:
+                        time.sleep(seed * 2e-5)
+                        ranks[1].reduction.call_off(streams[1])
+                    else:
+                        at = found.ctypes.data
+                        ranks[0].reduction(at, at, streams[0])
+                        assert ranks[0].failure[0] == 16 + 2
+                        with pytest.raises(MismatchError, match="rank 1 has called off"):
+                            ranks[0].reduction(at, at, streams[0])
+                    other = np.ones(200)
+                    ranks[i].reduction(other.ctypes.data, other.ctypes.data, streams[i])
+                    assert (other == 2).all()
+
+                at_once(2, work)
+
     def test_a_mistake_on_all_ranks_is_no_more_than_that(self, algorithm):
         ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
         reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 2)
