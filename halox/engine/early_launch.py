@@ -6,7 +6,7 @@ Offered by the driver, not by CuPy; see the section of that name in the CUDA pro
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -69,7 +69,8 @@ class EarlyLaunch(PreparedLaunch):
         device: int = 0,
     ) -> None:
         super().__init__(function, grid, block, args, device=device)
-        if not can_begin_early(device):
+        self._is_early = can_begin_early(device)
+        if not self._is_early:
             return
         self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
         self._pointer, *shape, self._shared_bytes = self._before_stream
@@ -78,6 +79,19 @@ class EarlyLaunch(PreparedLaunch):
         self._on_streams: dict[int, tuple[Any, ...]] = {}
         self._call = self._launch_early
         self._before_stream = self._after_stream = ()
+
+    def ready(self, stream_ptr: int) -> Callable[[], None]:
+        """Return what `launch` does on a stream, with less on the way each time."""
+        if not self._is_early:
+            return super().ready(stream_ptr)
+        entry, given = self._entry, self._on_stream(stream_ptr)
+
+        def go() -> None:
+            code = entry(*given)
+            if code:
+                self._launch_again(stream_ptr, RuntimeError(libcuda.error_name(code)))
+
+        return go
 
     def _launch_early(self, stream_ptr: int) -> None:
         code = self._entry(*(self._on_streams.get(stream_ptr) or self._on_stream(stream_ptr)))

@@ -82,6 +82,7 @@ class _Meeting:
         self._world, self._arena = world, arena
         self._order = StreamOrder()
         self._is_told = False
+        self._laid_for: Callable[[], None] | None = None  # whose addresses are set
         self._failure: PinnedBuffer | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
@@ -151,17 +152,23 @@ class _Meeting:
     def _bound(
         self, launch: PreparedLaunch, values: Sequence[tuple[Any, int]]
     ) -> Callable[[], None]:
-        """Return what sets some addresses and launches on CuPy's current stream."""
-        (first, a), (second, b), (third, c) = (*values, values[-1])[:3]
-        current_stream, go = cupy().cuda.get_current_stream, launch.launch
-        enter, failed, order = self._enter, self._failed, self._order
+        """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
+        current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
+        on: Any = None
+        go: Callable[[], None]
 
         def call() -> None:
+            nonlocal on, go
             stream = current_stream()
             if failed[0] or order.last is not stream:
-                enter(stream)
-            first.value, second.value, third.value = a, b, c
-            go(stream.ptr)
+                self._enter(stream)
+            if on is not stream:
+                on, go = stream, launch.ready(stream.ptr)
+            if self._laid_for is not call:
+                for place, value in values:
+                    place.value = value
+                self._laid_for = call
+            go()
 
         return call
 
@@ -231,6 +238,7 @@ class _Meeting:
     def close(self) -> None:
         """Wait for the last launch, then give the memory back; warn if a reduction has failed since the last call."""
         self._order.synchronize()
+        self._laid_for = None
         if self._failure is not None:
             if self._failed[0] and not self._is_told:
                 warnings.warn(str(self._error()), stacklevel=2)
@@ -271,6 +279,7 @@ class KernelReduction(_Meeting):
         Collective; does not block. Calls on different streams keep their order, but in captures.
         """
         self._enter(stream)
+        self._laid_for = None
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
@@ -399,6 +408,7 @@ class FieldReduction(_Meeting):
     def _go(self, found: _Laid, source: int, other: int, target: int, stream: Any) -> None:
         first, second, launch = found
         self._enter(stream)
+        self._laid_for = None
         first.value, second.value, self._target.value = source, other, target
         launch.launch(stream.ptr)
 

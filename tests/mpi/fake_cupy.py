@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -248,7 +249,7 @@ class Machine:
             self.launches += 1
             launch.launch(self._stream)
 
-        return SimpleNamespace(launch=run)
+        return SimpleNamespace(launch=run, ready=lambda pointer: partial(run, pointer))
 
     def _cupy(self) -> ModuleType:
         def copy(target: int, source: int, nbytes: int, kind: int, stream: int = 0) -> None:

@@ -213,6 +213,24 @@ class TestEarlyLaunch:
             launch.launch(stream)
         assert [call[2] for call in early] == streams
 
+    def test_what_is_ready_does_the_same(self, prepare):
+        made, plain, early = prepare
+        launch = made()
+        go, other = launch.ready(1234), launch.ready(5)
+        go()
+        launch.args[0].value = 8
+        go()
+        other()
+        assert [call[2:] for call in early] == [(1234, 7), (1234, 8), (5, 8)]
+        made(False).ready(1234)()
+        assert len(plain) == 1 and len(early) == 3
+        self.codes = [700]
+        with pytest.raises(DeviceError, match="kernel launch on device 1: error 700"):
+            go()
+        self.codes, self.context = [201], 0
+        go()
+        assert self.woken == [1, 0]
+
     def test_a_gpu_that_cannot_is_not_told(self, prepare):
         made, plain, early = prepare
         made(False).launch(1234)
