@@ -35,7 +35,7 @@ RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
-SHARDS = 4
+SHARDS, AT_ONCE = 4, 6
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 DUMPING_S = 2
@@ -147,13 +147,16 @@ def suite(
 
 
 def one_process(scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests of one process, beside them the random datatypes in processes of their own."""
-    others = tuple(f"--ignore={path}" for path in (RANKS_FOLDER, RANDOM_TYPES, FAILURES))
-    with ThreadPoolExecutor(SHARDS + 1) as pool:
-        jobs = [pool.submit(suite, FOLDER, None, scratch, others)]
-        jobs += [
+    """Run the tests of one process, some files at once: compiling takes most of their time."""
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = [
             pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
             for k in range(SHARDS)
+        ]
+        jobs += [
+            pool.submit(suite, path, None, scratch)
+            for path in sorted(files - {RANDOM_TYPES, FAILURES})
         ]
         return [outcome for job in jobs for outcome in job.result()]
 
