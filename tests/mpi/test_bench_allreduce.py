@@ -382,4 +382,5 @@ def test_norm_over_reading(
         return
     (found,) = norm
     assert found["target"] == 1.15 and found["value"] > 0
-    assert found["baseline"] == pytest.approx(2 * 8**4 / found["copy_gb_per_s"] / 2e3, rel=0.2)
+    speed = 8**4 / found["baseline"] / 1e3  # of which the figure has one digit behind the point
+    assert speed == pytest.approx(found["copy_gb_per_s"], abs=0.051)
