@@ -243,18 +243,15 @@ class InOneLaunch:
         """Launch; does not block."""
         first = cells[0].described
         other = cells[1].described if len(cells) > 1 else None
-        stream, value = self._current_stream(), None
+        stream = self._current_stream()
         try:
             if self._reduction.walks(first, other):
-                self._reduction.prepare(first, other)
+                self._reduction(first, other, out.data.ptr, stream)
             else:
                 value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
+                self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
         except HaloxError as error:
             self.refuse(error)
-        if value is None:
-            self._reduction(first, other, out.data.ptr, stream)
-        else:
-            self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
         return out
 
     def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
@@ -322,7 +319,7 @@ class InTwoSteps:
         except Exception as caught:
             error = caught
         if error is not None:
-            self._all.reduce(0, 0, stream, error)
+            self.refuse(error)
         assert value is not None
         is_direct = self._name != "norm" and out.dtype == self._dtype
         total = out if is_direct else value

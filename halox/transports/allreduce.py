@@ -141,12 +141,13 @@ class _Meeting:
         )
 
     def _enter(self, stream: Any) -> None:
-        """Raise if an earlier call has failed, and keep the order of calls."""
+        """Raise if an earlier call has failed, and keep the order of calls; who enters sets its own addresses."""
         if self._failed[0]:
             if not (self._is_told and self._failed[0] > MOST_RANKS):
                 self._is_told = True
                 raise self._error()
             self._meet_again()
+        self._laid_for = None
         self._order.follow(stream)
 
     def _bound(
@@ -279,7 +280,6 @@ class KernelReduction(_Meeting):
         Collective; does not block. Calls on different streams keep their order, but in captures.
         """
         self._enter(stream)
-        self._laid_for = None
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
@@ -408,7 +408,6 @@ class FieldReduction(_Meeting):
     def _go(self, found: _Laid, source: int, other: int, target: int, stream: Any) -> None:
         first, second, launch = found
         self._enter(stream)
-        self._laid_for = None
         first.value, second.value, self._target.value = source, other, target
         launch.launch(stream.ptr)
 

@@ -188,9 +188,7 @@ class TestArrays:
 
         def work(i):
             if i == 1:
-                time.sleep(
-                    0.1
-                )  # the first reduction is under way on the others when it is called off
+                time.sleep(0.1)  # until then the first reduction is under way on the others
             first = reduced(i, 1)
             assert (first == 4 * 1 + 6).all()
             if i == 3:

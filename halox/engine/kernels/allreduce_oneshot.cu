@@ -60,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) allreduce_oneshot(cons
 {
     wait_for_earlier();
     if (p.chunks == 1 && gridDim.x == 1) {
-        const State state = load_state(p.state);
+        const u64 count = load_state(p.state).count;
         const Unit<ELEMENT> mine = load_unit(p, threadIdx.x);
-        const u32 epoch = u32(state.count >> EPOCH_SHIFT) + 1;
+        const u32 epoch = u32(count >> EPOCH_SHIFT) + 1;
         send_packets(p, mine, threadIdx.x, epoch);
         __syncthreads();  // all threads have seen the old count
         if (threadIdx.x == 0)
