@@ -11,6 +11,7 @@ import pytest
 
 from halox.cli import launcher
 from tests.support import require
+from tests.unit.cpu_kernels import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 420
@@ -23,6 +24,7 @@ def test_on_ranks(ranks: int) -> None:
     pytest_command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"]
     pytest_command += ["-o", "faulthandler_timeout=120", "tests/mpi"]
     command = launcher.command(launcher.find(), ranks, pytest_command)
+    folder()  # of the compiled kernels, which the ranks share
     environment = launcher.environment(ranks) | {"PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -336,8 +337,8 @@ def main(arguments: list[str]) -> int:
             result.figures += measure("halox.cli.bench.headlines", None, scratch)
     result.ended = True
     result.write()
-    for test in result.skipped:
-        print(f"skipped: {test['test']}: {test['reason']}")
+    for reason, tests in Counter(test["reason"] for test in result.skipped).items():
+        print(f"{tests} skipped: {reason}")
     return 0 if result.is_good else 1
 
 

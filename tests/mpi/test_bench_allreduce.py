@@ -20,7 +20,12 @@ from halox.cli.bench import (
 from halox.cli.bench.allreduce_cases import AllreduceCase, AllreduceOracle
 from halox.cli.bench.allreduce_jacobi import Jacobi, steps_us
 from halox.cli.bench.allreduce_rivals import MPI as BY_MPI
-from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions, known_algorithms
+from halox.cli.bench.allreduce_run import (
+    AllreduceBench,
+    AllreduceOptions,
+    known_algorithms,
+    make_reduction,
+)
 from halox.cli.bench.kernels import source
 from halox.cli.bench.ranks_clock import RanksClock, Timing
 from halox.engine import memory
@@ -384,3 +389,25 @@ def test_norm_over_reading(
     assert found["target"] == 1.15 and found["value"] > 0
     speed = 8**4 / found["baseline"] / 1e3  # of which the figure has one digit behind the point
     assert speed == pytest.approx(found["copy_gb_per_s"], abs=0.051)
+
+
+def test_one_value_over_a_launch(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[Any] = []
+
+    def on_cpu(comm: Any, case: AllreduceCase, algorithm: Any, device: str) -> Any:
+        return make_reduction(comm, case, algorithm, "cpu")
+
+    stage = Capturing()
+    stage.xp = SimpleNamespace(
+        zeros=np.zeros,
+        int32=np.int32,
+        int64=np.int64,
+        RawKernel=lambda code, name: lambda *given: launches.append(given),
+    )
+    bench = SimpleNamespace(stage=stage, clock=RanksClock(comm, stage, BRIEF), shared_gpu=False)
+    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
+    monkeypatch.setattr(allreduce_headlines, "make_reduction", on_cpu)
+    (found,) = allreduce_headlines._Headlines(comm).over_launch()
+    assert found["baseline"] > 0
+    assert found["value"] == pytest.approx(found["us"] / found["baseline"], rel=0.1)
+    assert launches and set(launches) == {((1,), (1,), (0,) * 5)}

@@ -7,7 +7,6 @@ the array, the kernels run. A rank has one multiprocessor or more, each of which
 from __future__ import annotations
 
 import ctypes
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +26,7 @@ from halox.engine.compiler import preamble, source
 from halox.engine.spares import Spares
 from halox.transports import allreduce
 from halox.transports.allreduce import FieldReduction, make_array_reduction, make_field_reduction
-from tests.unit.cpu_kernels import FLAGS, aligned, build
+from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
 
@@ -45,34 +43,30 @@ extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32
 Defines = tuple[tuple[str, str], ...]
 
 
-@cache
 def built(function: str, defines: Defines, extra: str = "") -> Path:
     """A kernel as a shared library: one multiprocessor."""
-    folder = Path(mkdtemp(prefix="halox-allreduce-"))
     arguments = _ARGUMENTS.get(function, "*(const Allreduce*)arguments[0]")
     run = _RUN.format(function=function, arguments=arguments)
     text = (
         f'{preamble(defines)}#include <cmath>\n#define POLLS 2\n#include "{HEADER}"\n'
         f"{source(function)}{MEMORY}{run}{extra}"
     )
-    (folder / "kernel.cpp").write_text(text)
     flags = [*FLAGS, "-Wno-unused-function", "-Wl,--no-as-needed", "-latomic"]
-    return build(folder / "kernel.cpp", folder / "kernel.so", *flags)
+    return compiled_once(text, *flags)
 
 
-_building = threading.Lock()
+_loading = threading.Lock()
 
 
 def multiprocessor(function: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
     """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
-    with _building:
+    with _loading:
         return _multiprocessor(function, defines, rank, number)
 
 
 @cache
 def _multiprocessor(function: str, defines: Defines, rank: int, number: int) -> ctypes.CDLL:
-    path = built(function, defines)
-    return ctypes.CDLL(shutil.copy(path, path.with_name(f"kernel-{rank}-{number}.so")))
+    return own_copy(built(function, defines))
 
 
 class Meeting:

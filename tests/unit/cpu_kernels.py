@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
+import os
 import subprocess
 from collections.abc import Callable
+from fcntl import LOCK_EX, flock
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from tempfile import mkdtemp
+from shutil import copy, rmtree
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 
@@ -25,20 +30,46 @@ FLAGS = [
 ]
 
 
-def build(source: Path, library: Path, *flags: str) -> Path:
-    """Make a shared library of a source file with g++."""
-    command = ["g++", *flags, str(source), "-o", str(library)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if result.returncode:
-        raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
+FOLDER = "HALOX_TEST_LIBRARIES"
+
+
+@cache
+def folder() -> Path:
+    """Where libraries are kept until this process ends; the ranks that it starts use them too."""
+    given = os.environ.get(FOLDER)
+    if given:
+        return Path(given)
+    made, owner = Path(mkdtemp(prefix="halox-tests-")), os.getpid()
+    atexit.register(lambda: os.getpid() == owner and rmtree(made, ignore_errors=True))
+    os.environ[FOLDER] = str(made)
+    return made
+
+
+def compiled_once(text: str, *flags: str) -> Path:
+    """A shared library of a text that g++ compiles, once for all processes that share the folder."""
+    name = sha256("\0".join([text, *flags]).encode()).hexdigest()[:32]
+    library, code, part = (folder() / f"{name}.{kind}" for kind in ("so", "cpp", "part"))
+    with (folder() / f"{name}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not library.exists():
+            code.write_text(text)
+            command = ["g++", *flags, str(code), "-o", str(part)]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if result.returncode:
+                raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
+            part.rename(library)
     return library
+
+
+def own_copy(library: Path) -> ctypes.CDLL:
+    """Load a library once more, with variables of its own."""
+    with TemporaryDirectory(dir=folder()) as place:
+        return ctypes.CDLL(copy(library, place))
 
 
 def shared_library(text: str, *flags: str) -> ctypes.CDLL:
     """Compile the text of a kernel, behind the shim, and load it; further flags come last."""
-    folder = Path(mkdtemp(prefix="halox-kernel-"))
-    (folder / "kernel.cpp").write_text(text)
-    return ctypes.CDLL(str(build(folder / "kernel.cpp", folder / "kernel.so", *FLAGS, *flags)))
+    return ctypes.CDLL(str(compiled_once(text, *FLAGS, *flags)))
 
 
 @cache

@@ -7,7 +7,6 @@ table, the kernel runs it. A rank has one multiprocessor or more, each of which 
 from __future__ import annotations
 
 import ctypes
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from functools import cache
 from itertools import count
 from math import prod
 from pathlib import Path
-from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -43,7 +41,7 @@ from halox.transports import peer_draft
 from halox.transports.base import Job, Operation
 from halox.transports.device_arena import DeviceBlock, DevicePlace
 from halox.transports.exported import exported_parts
-from tests.unit.cpu_kernels import FLAGS, aligned, build
+from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 
 HEADER = Path(__file__).with_name("cpu_peer.h")
 GUARD = 0xA5
@@ -80,21 +78,17 @@ extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32
 """
 
 
-@cache
 def built(defines: tuple[tuple[str, str], ...], extra: str = "") -> Path:
     """The kernel as a shared library: one multiprocessor."""
-    folder = Path(mkdtemp(prefix="halox-peer-"))
     head = f'{preamble(defines)}#define POLLS 2\n#define HELP_NS 0\n#include "{HEADER}"\n'
     text = f"{head}{source('peer')}{MEMORY}{_RUN}{extra}"
-    (folder / "peer.cpp").write_text(text)
-    return build(folder / "peer.cpp", folder / "peer.so", *FLAGS, "-Wl,--no-as-needed", "-latomic")
+    return compiled_once(text, *FLAGS, "-Wl,--no-as-needed", "-latomic")
 
 
 @cache
 def multiprocessor(defines: tuple[tuple[str, str], ...], rank: int, number: int) -> ctypes.CDLL:
     """A library of its own, with its own blockIdx and fibers, for each multiprocessor of each rank."""
-    path = built(defines)
-    return ctypes.CDLL(shutil.copy(path, path.with_name(f"peer-{rank}-{number}.so")))
+    return own_copy(built(defines))
 
 
 class HostArena:

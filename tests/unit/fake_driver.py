@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from unittest.mock import patch
 
 from halox.engine import driver, libcuda
-from tests.unit.cpu_kernels import build
+from tests.unit.cpu_kernels import compiled_once
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")
 FLAGS = ("-x", "c", "-std=c11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
@@ -21,12 +19,10 @@ COUNTERS = ("calls_1d", "calls_2d", "calls_3d", "calls_batch")
 _LONG = ("allocation", "allocation_bytes", "last_stream")
 
 
-@cache
 def compiled(form: int, without: tuple[str, ...] = ()) -> Path:
     """The library of a driver with the form of batched copies, and without some functions."""
-    path = Path(mkdtemp(prefix="halox-driver-")) / "libcuda.so"
     renamed = [f"-D{name}=no_{name}" for name in without]
-    return build(SOURCE, path, *FLAGS, f"-DFORM={form}", *renamed)
+    return compiled_once(SOURCE.read_text(), *FLAGS, f"-DFORM={form}", *renamed)
 
 
 class FakeDriver:

@@ -307,7 +307,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     def none(self: Any) -> Iterator[Any]:
         return iter(())
 
-    for name in ("norm", "jacobi", "choice"):
+    for name in ("over_launch", "norm", "jacobi", "choice"):
         monkeypatch.setattr(_Headlines, name, none)
 
     def run(budget_s: float = 60.0, **options: Any) -> dict[str, Any]:
