@@ -15,7 +15,13 @@ from halox.cli.bench.allreduce_cases import KIB, MIB, AllreduceCase, in_words
 from halox.cli.bench.allreduce_jacobi import AS_GRAPH, ONE_BY_ONE, READ_EACH, steps_us
 from halox.cli.bench.allreduce_rivals import HOST_STAGED, NCCL
 from halox.cli.bench.allreduce_rows import VALUE, AllreduceRow
-from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions, not_measured
+from halox.cli.bench.allreduce_run import (
+    AllreduceBench,
+    AllreduceOptions,
+    make_reduction,
+    not_measured,
+)
+from halox.cli.bench.bare_launch import BARE_LAUNCH, bare_launch
 from halox.cli.bench.exchange_rows import chosen_over_best
 from halox.cli.bench.headlines import Figure
 from halox.cli.bench.ranks_clock import RanksClock, Timing
@@ -88,6 +94,7 @@ class _Headlines:
         """Return the groups by name, in the order to be measured."""
         found: dict[str, Callable[[], Iterator[Figure]]] = {"one float64": self.one_value}
         if not self._bench.shared_gpu:
+            found["one float64 over a launch"] = self.over_launch
             found["medium arrays over NCCL"] = partial(self.over_nccl, MEDIUM, OF_NCCL_MEDIUM)
             found["Jacobi step"] = self.jacobi
         found["norm of a field"] = self.norm
@@ -125,6 +132,24 @@ class _Headlines:
                 f"us of {other}",
                 **_others(rows, mode),
             )
+
+    def over_launch(self) -> Iterator[Figure]:
+        """Measure one float64 beside a kernel that does nothing, in turns: the host takes longer than the GPU."""
+        stage = self._bench.stage
+        with make_reduction(self._comm, _case(8), None, "gpu") as reduce, stage.current():
+            value, total = (stage.xp.zeros(1, "f8") for _ in range(2))
+            calls = {"reduce": lambda: reduce(value, out=total), "launch": bare_launch(stage.xp)}
+            times = self._bench.clock.measure(calls)
+            stage.settle()
+        yield limited(
+            f"allreduce of one float64, {self._comm.size} ranks, in a stream: over a launch alone",
+            times["reduce"] / times["launch"],
+            "x its time",
+            None,
+            times["launch"],
+            f"us of a {BARE_LAUNCH}",
+            us=round(times["reduce"], 2),
+        )
 
     def over_nccl(self, sizes: tuple[int, ...], most: float) -> Iterator[Figure]:
         for nbytes in sizes:

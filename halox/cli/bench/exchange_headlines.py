@@ -12,6 +12,7 @@ from contextlib import suppress
 from statistics import median
 from typing import Any
 
+from halox.cli.bench.bare_launch import BARE_LAUNCH, bare_launch
 from halox.cli.bench.exchange_cases import ExchangeCase
 from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
 from halox.cli.bench.exchange_rows import (
@@ -295,11 +296,7 @@ class _Headlines:
         from halox.grid import Grid
 
         stage = self._bench.stage
-        cp = stage.xp
-        kernel = cp.RawKernel(
-            'extern "C" __global__ void none(long a, long b, int c, int d, int e) {}', "none"
-        )
-        zero = tuple(kind(0) for kind in (cp.int64, cp.int64, cp.int32, cp.int32, cp.int32))
+        nothing = bare_launch(stage.xp)
 
         def us(call: Callable[[], Any]) -> float:
             times = []
@@ -315,14 +312,14 @@ class _Headlines:
         alone: Any = load_mpi().COMM_SELF
         with Grid((32, 32, 32), periodic=True, comm=alone, device="gpu") as grid, stage.current():
             u = grid.zeros("f8")
-            exchange, launch = us(lambda: grid.exchange(u)), us(lambda: kernel((1,), (1,), zero))
+            exchange, launch = us(lambda: grid.exchange(u)), us(nothing)
         yield limited(
             "host time of one cached exchange (one rank, 26 periodic neighbours, one launch)",
             exchange,
             "us",
             None,
             launch,
-            "us of a launch of an empty CuPy RawKernel with five arguments",
+            f"us of a {BARE_LAUNCH}",
         )
 
     def _measured(self, case: ExchangeCase) -> list[ExchangeRow]:
