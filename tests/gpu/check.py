@@ -36,7 +36,8 @@ RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
-SHARDS, AT_ONCE = 4, 6
+SHARDS, AT_ONCE = 4, 8
+LONGEST = tuple(f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "bench"))
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 DUMPING_S = 2
@@ -150,15 +151,14 @@ def suite(
 def one_process(scratch: Path) -> list[dict[str, Any]]:
     """Run the tests of one process, some files at once: compiling takes most of their time."""
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
+    others = files - {RANDOM_TYPES, FAILURES, *LONGEST}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        jobs = [
+        jobs = [pool.submit(suite, path, None, scratch) for path in LONGEST]
+        jobs += [
             pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
             for k in range(SHARDS)
         ]
-        jobs += [
-            pool.submit(suite, path, None, scratch)
-            for path in sorted(files - {RANDOM_TYPES, FAILURES})
-        ]
+        jobs += [pool.submit(suite, path, None, scratch) for path in sorted(others)]
         return [outcome for job in jobs for outcome in job.result()]
 
 
