@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
@@ -87,6 +87,8 @@ class TestPlan:
         datatype = build(recipe)
         check(datatype, count, plan(datatype, count))
 
+    # Side by side in memory, but not in what is packed.
+    @example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
     @given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))
     @settings(max_examples=300, deadline=None)
     def test_random_types_in_few_copies(self, recipe, count, most_boxes, most_runs):

@@ -113,22 +113,24 @@ def plan(
     """
     layout = datatype.items(count)
     parts = layout.parts(_MOST_PARTS)
-    if parts is None:
-        n_blocks = layout.block_list().n_blocks
-    else:
+    n_blocks = 0
+    if parts is not None:
         pairs = [Copy(Side(0, part.memory), Side(0, part.packed)) for part in parts]
         cuts = [_cut(piece) for pair in pairs for piece in pieces(pair)]
         boxes = sum(cut.copies for cut in cuts if cut.taken)
         runs = sum(cut.copies for cut in cuts if not cut.taken)
         if 0 < boxes <= most_boxes and runs <= most_runs:
             return _plan(cuts)
+        # As a list is long to make. What lies side by side in memory need not do so in what is packed.
         n_blocks = sum(part.memory.n_blocks for part in parts)
+    if n_blocks <= most_runs:
+        blocks = layout.block_list()
+        n_blocks = blocks.n_blocks
     if n_blocks > most_runs:
         raise DatatypeError(
             f"its {n_blocks} blocks are more than {most_runs} contiguous copies, and more than "
             f"{most_boxes} copies of rows at equal distances"
         )
-    blocks = layout.block_list()
     return Plan((), blocks.offsets, np.cumsum(blocks.lengths) - blocks.lengths, blocks.lengths)
 
 
