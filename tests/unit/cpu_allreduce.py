@@ -48,7 +48,7 @@ def built(function: str, defines: Defines, extra: str = "") -> Path:
     arguments = _ARGUMENTS.get(function, "*(const Allreduce*)arguments[0]")
     run = _RUN.format(function=function, arguments=arguments)
     text = (
-        f'{preamble(defines)}#include <cmath>\n#define POLLS 2\n#include "{HEADER}"\n'
+        f'{preamble(defines)}#define POLLS 2\n#include "{HEADER}"\n'
         f"{source(function)}{MEMORY}{run}{extra}"
     )
     flags = [*FLAGS, "-Wno-unused-function", "-Wl,--no-as-needed", "-latomic"]

@@ -21,6 +21,7 @@ from halox.engine.compiler import preamble, source
 from halox.engine.packers.strided_plan import Plan
 
 SHIM = Path(__file__).with_name("cpu_shim.h")
+STANDARD = Path(__file__).with_name("cpu_standard.h")
 
 # Misaligned or null accesses, overflows and bad shifts end the process loudly.
 FLAGS = [
@@ -47,18 +48,48 @@ def folder() -> Path:
 
 def compiled_once(text: str, *flags: str) -> Path:
     """A shared library of a text that g++ compiles, once for all processes that share the folder."""
-    name = sha256("\0".join([text, *flags]).encode()).hexdigest()[:32]
-    library, code, part = (folder() / f"{name}.{kind}" for kind in ("so", "cpp", "part"))
+    name = _digest(text, *flags)
+
+    def make(library: Path) -> None:
+        code = folder() / f"{name}.cpp"
+        code.write_text(text)
+        headers = () if "-x" in flags else ("-include", str(_standard_headers(*flags)))
+        _compile(*headers, *flags, str(code), "-o", str(library))
+
+    return _made_once(f"{name}.so", make)
+
+
+def _standard_headers(*flags: str) -> Path:
+    """A header that is compiled for these flags."""
+    flags = tuple(flag for flag in flags if not flag.startswith(("-W", "-l", "-shared")))
+    header = folder() / f"{_digest(*flags)}.h"
+
+    def make(compiled: Path) -> None:
+        header.write_text(f'#include "{STANDARD}"\n')
+        _compile(*flags, "-x", "c++-header", str(header), "-o", str(compiled))
+
+    _made_once(f"{header.name}.gch", make)
+    return header
+
+
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    found, part = folder() / name, folder() / f"part-{name}"
     with (folder() / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
-        if not library.exists():
-            code.write_text(text)
-            command = ["g++", *flags, str(code), "-o", str(part)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            if result.returncode:
-                raise AssertionError(f"{' '.join(command)}\n{result.stderr}")
-            part.rename(library)
-    return library
+        if not found.exists():
+            make(part)
+            part.rename(found)
+    return found
+
+
+def _compile(*words: str) -> None:
+    result = subprocess.run(["g++", *words], capture_output=True, text=True, timeout=120)
+    if result.returncode:
+        raise AssertionError(f"g++ {' '.join(words)}\n{result.stderr}")
+
+
+def _digest(*words: str) -> str:
+    return sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
 def own_copy(library: Path) -> ctypes.CDLL:

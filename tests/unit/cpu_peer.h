@@ -7,10 +7,6 @@
 
 #include "cpu_shim.h"
 
-#include <ctime>
-#include <sched.h>
-#include <unistd.h>
-
 typedef unsigned int u32;
 typedef unsigned long long u64;
 struct State;

@@ -5,14 +5,7 @@
 // lets the others run where it meets __syncthreads().
 #pragma once
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <vector>
-
-#include <ucontext.h>
+#include "cpu_standard.h"
 
 #define __global__
 #define __device__
