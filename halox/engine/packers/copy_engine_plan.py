@@ -121,7 +121,7 @@ def plan(
         runs = sum(cut.copies for cut in cuts if not cut.taken)
         if 0 < boxes <= most_boxes and runs <= most_runs:
             return _plan(cuts)
-        # As a list is long to make. What lies side by side in memory need not do so in what is packed.
+        # Without a list, which can be long: too few if what is together in memory is apart in what is packed.
         n_blocks = sum(part.memory.n_blocks for part in parts)
     if n_blocks <= most_runs:
         blocks = layout.block_list()
