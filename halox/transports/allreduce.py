@@ -310,18 +310,6 @@ class FieldReduction(_Meeting):
         kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
         self._kept = _argument(kept)
 
-    def prepare(self, cells: Described, other: Described | None = None) -> None:
-        """Lay out the launch for cells of this shape and strides, if it has not been; local.
-
-        Raises
-        ------
-        FieldError
-            If these are cells that the kernel cannot walk, or two fields' cells are not alike.
-        StateError
-            If that is to be done while the current stream is captured.
-        """
-        self._find(cells, other)
-
     def walks(self, cells: Described, other: Described | None = None) -> bool:
         """Whether a launch can be laid out for cells, or has been.
 
@@ -381,8 +369,11 @@ class FieldReduction(_Meeting):
             If an earlier call has waited too long for a rank; names it.
         MismatchError
             If a rank has called off an earlier call; names it.
-        FieldError, StateError
-            On this rank, before the launch: as of `prepare`.
+        FieldError
+            On this rank, before the launch: if these are cells that the kernel cannot walk, or two fields' cells are
+            not alike.
+        StateError
+            Likewise, if the launch is to be laid out for their shape and strides while the current stream is captured.
 
         Notes
         -----
