@@ -361,6 +361,14 @@ def test_jacobi_without_its_exchange_is_seen(comm: MPI.Intracomm) -> None:
             jacobi.check()
 
 
+def headlines_on(stage: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The headlines of ranks with a GPU each, on a stage in its place."""
+    clock = RanksClock(comm, stage, BRIEF)
+    bench = SimpleNamespace(stage=stage, clock=clock, shared_gpu=False, free=lambda: None)
+    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
+    return allreduce_headlines._Headlines(comm)
+
+
 @pytest.mark.parametrize("with_halo", [False, True])
 def test_norm_over_reading(
     with_halo: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, host_memory: Any
@@ -375,12 +383,9 @@ def test_norm_over_reading(
     stage = Capturing()
     host_memory.cuda.runtime.memcpyDeviceToDevice = 3
     stage.stream, stage.xp = bench_gpu.Stream(), host_memory
-    bench = SimpleNamespace(stage=stage, clock=RanksClock(comm, stage, BRIEF), shared_gpu=False)
-    bench.free = lambda: None
-    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
     monkeypatch.setattr(allreduce_headlines, "Grid", Careless)
     monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 8)
-    norm = allreduce_headlines._Headlines(comm).norm()
+    norm = headlines_on(stage, comm, monkeypatch).norm()
     if with_halo:
         with pytest.raises(RuntimeError, match=f"norm of {512 * comm.size} ones"):
             next(norm)
@@ -404,10 +409,8 @@ def test_one_value_over_a_launch(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
         int64=np.int64,
         RawKernel=lambda code, name: lambda *given: launches.append(given),
     )
-    bench = SimpleNamespace(stage=stage, clock=RanksClock(comm, stage, BRIEF), shared_gpu=False)
-    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
     monkeypatch.setattr(allreduce_headlines, "make_reduction", on_cpu)
-    (found,) = allreduce_headlines._Headlines(comm).over_launch()
+    (found,) = headlines_on(stage, comm, monkeypatch).over_launch()
     assert found["baseline"] > 0
     assert found["value"] == pytest.approx(found["us"] / found["baseline"], rel=0.1)
     assert launches and set(launches) == {((1,), (1,), (0,) * 5)}
