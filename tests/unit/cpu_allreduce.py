@@ -275,9 +275,8 @@ def connect_fields(
     def make(world: Any, arena: Any) -> FieldReduction:
         reduction = make_field_reduction(world, arena, name, fields[world.rank].dtype)
         other = None if others is None else describe(others[world.rank])
-        reduction._find(
-            describe(fields[world.rank]), other
-        )  # lays out the launch, while there is no GPU
+        # Lays out the launch while nothing asks for a GPU.
+        reduction._find(describe(fields[world.rank]), other)
         return reduction
 
     ranks = connect(len(fields), make, **options)
