@@ -145,7 +145,7 @@ class Grid:
         placement: bool = True,
         path: str | None = None,
     ) -> None:
-        self._world = world = World(comm)
+        self._world = world = World(comm, "making a grid")
         self._surroundings = Surroundings(world)
         self._plans = PlanCache()
         self._layouts: dict[int, tuple[weakref.ref[Any], FieldLayout]] = {}
@@ -246,19 +246,19 @@ class Grid:
         -----
         Collective. The array stays valid after `close`.
         """
-        return self._new(dtype, 0, layout)
+        return self._new("zeros", dtype, 0, layout)
 
     def ones(self, dtype: Any = "f8", **layout: Any) -> Any:
         """Allocate a field of ones; see `zeros`."""
-        return self._new(dtype, 1, layout)
+        return self._new("ones", dtype, 1, layout)
 
     def full(self, value: Any, dtype: Any = "f8", **layout: Any) -> Any:
         """Allocate a field filled with ``value``; see `zeros`."""
-        return self._new(dtype, value, layout)
+        return self._new("full", dtype, value, layout)
 
     def empty(self, dtype: Any = "f8", **layout: Any) -> Any:
         """Allocate a field with undefined contents; see `zeros`."""
-        return self._new(dtype, None, layout)
+        return self._new("empty", dtype, None, layout)
 
     def declare(self, array: Any, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
@@ -349,7 +349,7 @@ class Grid:
         Collective; blocks.
         """
         world = self._world
-        world.check_open()
+        world.begin("gather")
         layout: FieldLayout = world.guarded(lambda: self.layout(field), "a gather")
         self._check_alike(field, layout)
         mine = np.ascontiguousarray(to_host(field[layout.interior]))
@@ -372,7 +372,7 @@ class Grid:
     def _check_alike(self, field: Any, layout: FieldLayout) -> None:
         """Raise on all ranks unless all gave a field of one dtype and layout."""
         mine = (describe(field).dtype.descr, layout.spec)
-        others = self._world.comm.allgather(mine)
+        others = self._world.gather(mine, "a gather")
         other = next((rank for rank, found in enumerate(others) if found != others[0]), None)
         if other is not None:
             raise MismatchError(
@@ -455,6 +455,7 @@ class Grid:
         Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
         """
         with_corners = self.corners if corners is None else bool(corners)
+        self._world.begin("plan")
         return self._plan("copy", fields, with_corners, keep=True, path=path)
 
     def explain(self, *fields: Any) -> Report | str:
@@ -475,6 +476,7 @@ class Grid:
     def _cached(
         self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable
     ) -> Plan:
+        self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
         self._plans.add(key, fields, plan)
         return plan
@@ -506,18 +508,17 @@ class Grid:
                 fields, layouts, operation=operation, corners=corners, device=self.device_id
             )
 
-        return self._make_plan(draft, keep=keep, path=path)
+        call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
+        return self._make_plan(draft, keep=keep, path=path, call=call)
 
     def _make_plan(
-        self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None
+        self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None, call: str
     ) -> Plan:
         """Make a plan on this grid's ranks that ends with the grid; `Transpose` makes its own by this too."""
         self._world.check_open()
         self._plans.sweep()
         self._plan_number += 1
-        plan = make_plan(
-            self._surroundings, draft, self._plan_number, keep=keep, path=path or self._path
-        )
+        plan = make_plan(self._surroundings, draft, keep=keep, path=path or self._path, call=call)
         self._all_plans.add(plan)
         return plan
 
@@ -615,9 +616,10 @@ class Grid:
         operation makes a `halox.Allreduce`, of which the grid keeps the 32 that were used last; so such calls must
         come in one order on all ranks.
         """
-        self._world.check_open()
         if self._numbers is not None and is_device_array(array):
+            self._world.check_open()
             return self._numbers.array(array, op, out)
+        self._world.begin("allreduce", op)
 
         def prepare() -> np.ndarray[Any, Any]:
             host = np.ascontiguousarray(to_host(array))
@@ -645,9 +647,11 @@ class Grid:
             if launch is not None:
                 launch()
                 return out
-        self._world.check_open()
         if self._numbers is not None:
+            self._world.check_open()
             return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
+
+        self._world.begin(name)
 
         def value() -> Any:
             cells = [one.view() for one in self._cells(name, fields)]
@@ -736,8 +740,8 @@ class Grid:
         layout.check_widths()
         return layout
 
-    def _new(self, dtype: Any, value: Any, options: dict[str, Any]) -> Any:
-        self._world.check_open()
+    def _new(self, call: str, dtype: Any, value: Any, options: dict[str, Any]) -> Any:
+        self._world.begin(call, str(dtype))
 
         def build() -> tuple[FieldLayout, np.dtype[Any]]:
             return self._field_layout(options), fixed_dtype(dtype)
@@ -746,7 +750,7 @@ class Grid:
         array = None
         if self.device_id is None and reads_in_place(layout, found.itemsize):
             array = self._surroundings.arena.array(layout.padded_shape, found)
-        elif self.device_id is not None and self._world.node_comm.size > 1:
+        elif self.device_id is not None and self._world.node_size > 1:
             # Memory that neighbours can map, so that they can store into its halo.
             array = self._surroundings.use_device(self.device_id).array(layout.padded_shape, found)
         if array is None:

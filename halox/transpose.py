@@ -100,7 +100,7 @@ class Transpose:
         self._closed = False
         self._plans = PlanCache()
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
-        grid_a._world.check_open()
+        grid_a._world.begin("making a Transpose")
 
         def check() -> tuple[int, ...]:
             grid_b._world.check_open()
@@ -223,7 +223,7 @@ class Transpose:
         if self._closed:
             raise ClosedError("the transpose is closed; make a new one")
         world = self.grid_a._world
-        world.check_open()
+        world.begin("plan" if keep else direction)
         self._plans.sweep()
         pair: _Pair = world.guarded(lambda: self._read(direction, u, v), _MAKING)
         self._compare(
@@ -234,7 +234,7 @@ class Transpose:
                 "layout of v": pair.v.spec,
             }
         )
-        walk = world.comm.bcast(pair.walk)
+        walk = world.gather(pair.walk, _MAKING)[0]
         sides = self._sides(u, v, pair)
         source, target = sides if direction == "forward" else sides[::-1]
         device = self.grid_a.device_id
@@ -242,6 +242,7 @@ class Transpose:
             lambda: transpose_draft(source, target, walk, device=device),
             keep=keep,
             path=path or self._path,
+            call="start of a plan" if keep else direction,
         )
         self._all_plans.add(plan)
         return plan

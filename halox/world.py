@@ -1,4 +1,4 @@
-"""The ranks that work together: a private communicator, its nodes, and agreement between its ranks.
+"""The ranks that work together: one grid's, exchange's or allreduce's view of a private communicator.
 
 Everything here that waits for other ranks gives up after ``HALOX_TIMEOUT`` seconds, so that ranks whose
 programs have come apart raise an error instead of hanging.
@@ -7,7 +7,9 @@ programs have come apart raise an error instead of hanging.
 from __future__ import annotations
 
 import os
+import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +20,20 @@ from halox.errors import (
     MismatchError,
     MissingPackageError,
 )
+from halox.runtime.communicator import Communicator, acquire
+from halox.runtime.status import CODE_BITS, code_of, ranks_text
+from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-DEFAULT_TIMEOUT_S = 300.0
-"""Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
+__all__ = ["DEFAULT_TIMEOUT_S", "Waiter", "World", "load_mpi", "timeout_s"]
 
 _HANDSHAKE_TAG = 1
-_SPINS_BEFORE_YIELD = 200
-_YIELDS_BEFORE_CLOCK = 200
+_MOST_TEXTS = 3
+
+_living: weakref.WeakSet[World] = weakref.WeakSet()
+_is_watched: list[bool] = []
 
 
 def load_mpi() -> Any:
@@ -49,92 +55,47 @@ def load_mpi() -> Any:
     return MPI
 
 
-def timeout_s() -> float:
-    """Seconds to wait for another rank: ``HALOX_TIMEOUT``, 0 meaning for ever.
-
-    Raises
-    ------
-    HaloxError
-        If the variable is set and is not a number of seconds >= 0.
-    """
-    text = os.environ.get("HALOX_TIMEOUT", "")
-    if not text:
-        return DEFAULT_TIMEOUT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:
-        raise HaloxError(
-            f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit"
-        )
-    return seconds
-
-
-class Waiter:
-    """Spins until something holds, first busily, then giving way to other ranks on the core.
-
-    Parameters
-    ----------
-    limit_s : float
-        Seconds before giving up; 0 waits for ever.
-    crowded : bool
-        Whether ranks share cores, so that busy spinning would only delay the others.
-    """
-
-    __slots__ = ("limit_s", "spins")
-
-    def __init__(self, limit_s: float, crowded: bool) -> None:
-        self.limit_s = limit_s
-        self.spins = 0 if crowded else _SPINS_BEFORE_YIELD
-
-    def until(self, ready: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Return once ``ready()`` is true; ``what()`` describes it if the limit passes."""
-        for _ in range(self.spins):
-            if ready():
-                return
-        give_way = os.sched_yield
-        for _ in range(_YIELDS_BEFORE_CLOCK):
-            if ready():
-                return
-            give_way()
-        start = time.monotonic()
-        while not ready():
-            give_way()
-            if self.limit_s and time.monotonic() - start > self.limit_s:
-                raise ExchangeTimeoutError(
-                    f"{what()} for {self.limit_s:g} s (HALOX_TIMEOUT); a rank has failed, is far behind, "
-                    "or has made another sequence of calls"
-                )
-
-
 class World:
-    """A private duplicate of a communicator, with what halox needs to know about its ranks.
+    """Ranks with a private communicator, and what halox needs to know about them.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or None
         Communicator of the ranks; None is ``MPI.COMM_WORLD``.
+    making : str
+        The call that makes it, as errors name it.
 
     Attributes
     ----------
-    comm, node_comm : mpi4py.MPI.Intracomm
-        The duplicate, and its ranks on this node.
+    comm : mpi4py.MPI.Intracomm
+        The duplicate.
     rank, size : int
         Place in ``comm`` and its size.
     nodes : tuple of int
         For each rank the number of its node.
-    node_rank, machine_rank : int
-        Place among the ranks of this node; and of this machine, which ``HALOX_NODE`` may divide into several nodes.
+    node_ranks : dict of int to int
+        For each rank of this node its place among them.
+    node_rank, node_size, machine_rank : int
+        Place among the ranks of this node, and their number; place among those of this machine, which ``HALOX_NODE``
+        may divide into several nodes.
+    shares_memory : bool
+        Whether the ranks of this node, more than one, share memory.
 
     Notes
     -----
     Collective. A node is what can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with
     different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
+
+    ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, making: str = "a call") -> None:
         mpi = load_mpi()
+        if mpi.Is_finalized() or not mpi.Is_initialized():
+            state = "has been finalized" if mpi.Is_finalized() else "is not initialized"
+            raise HaloxError(
+                f"MPI {state}, and halox needs it; make grids between MPI.Init and Finalize"
+            )
         if comm is None:
             comm = mpi.COMM_WORLD
         if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
@@ -144,68 +105,194 @@ class World:
             )
         self.mpi = mpi
         self.limit_s = timeout_s()
-        self.comm: MPI.Intracomm = comm.Dup()
-        self.rank, self.size = self.comm.rank, self.comm.size
-        self.node_comm: MPI.Intracomm = self._find_node()
-        self.node_rank = self.node_comm.rank
-        leader = self.node_comm.bcast(self.rank)
-        leaders = self.comm.allgather(leader)
-        numbers = {lead: number for number, lead in enumerate(sorted(set(leaders)))}
-        self.nodes: tuple[int, ...] = tuple(numbers[lead] for lead in leaders)
-        self.node_ranks: dict[int, int] = {
-            rank: place for place, rank in enumerate(self.node_comm.allgather(self.rank))
-        }
-        # A launcher may have bound each rank to a core of its own.
-        cores: set[int] = set().union(*self.node_comm.allgather(os.sched_getaffinity(0)))
-        self.crowded: bool = self.comm.allreduce(self.node_comm.size > len(cores), op=mpi.LOR)
+        self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
+        self._ranks, give_back = acquire(mpi, comm)
+        self._release = weakref.finalize(self, give_back)
+        self._release.atexit = False
+        ranks: Communicator = self._ranks
+        self.comm: MPI.Intracomm = ranks.comm
+        self.rank, self.size = ranks.rank, ranks.size
+        self.nodes, self.node_ranks = ranks.nodes, ranks.node_ranks
+        self.node_rank, self.node_size = ranks.node_ranks[ranks.rank], len(ranks.node_ranks)
+        self.machine_rank = ranks.machine_rank
+        self.shares_memory = ranks.shares_memory
         self.closed = False
+        self._closed_why = ""
+        _watch_the_end(mpi)
+        _living.add(self)
+        self.begin(making)
 
-    def _find_node(self) -> MPI.Intracomm:
-        """Return the ranks that share memory with this one and name their node alike."""
-        machine = self.comm.Split_type(self.mpi.COMM_TYPE_SHARED)
-        name = os.environ.get("HALOX_NODE", "")
-        self.machine_rank: int = machine.rank
-        names = machine.allgather(f"rank {self.rank}" if name == "rank" else f"name {name}")
-        node: Any = machine.Split(names.index(names[machine.rank]), 0)
-        machine.Free()
-        found: MPI.Intracomm = node
-        return found
+    @property
+    def ranks(self) -> Communicator:
+        """The communicator that it works on, which outlives it."""
+        return self._ranks
+
+    @property
+    def crowded(self) -> bool:
+        """Whether some node has more ranks than cores."""
+        return self._ranks.crowded
+
+    @property
+    def node_comm(self) -> MPI.Intracomm:
+        """Communicator of the ranks of this node; the first use is collective over all ranks."""
+        return self._ranks.node_comm()
 
     @property
     def turn(self) -> int | None:
         """Whose turn this rank is when the machine's GPUs are handed out; None for a rank alone."""
         return None if self.size == 1 else self.machine_rank
 
+    # Calls
+
+    def begin(self, name: str, detail: str = "") -> None:
+        """Count a collective call, which other ranks must make as well.
+
+        Parameters
+        ----------
+        name : str
+            One of `halox.runtime.status.CALLS`.
+        detail : str
+            What it is given, for the log of ``HALOX_DEBUG``.
+
+        Raises
+        ------
+        ClosedError
+            If the world was closed.
+        """
+        self.check_open()
+        if self.size > 1:
+            self._ranks.watch.call(code_of(name))
+        if self._debug:
+            self._log(name, detail)
+
+    def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
+        """Return what counts a run of a plan, None for a rank alone.
+
+        Parameters
+        ----------
+        name : str
+            As of `begin`.
+        plan : int
+            The plan's number.
+        """
+        if self._debug:
+            code = code_of(name, plan)
+
+            def log() -> None:
+                if self.size > 1:
+                    self._ranks.watch.call(code)
+                self._log(name, f"plan {plan}")
+
+            return log
+        return None if self.size == 1 else self._ranks.watch.ticker(code_of(name, plan))
+
+    def _log(self, name: str, detail: str) -> None:
+        now = time.time()
+        clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1e6):06d}"
+        number = self._ranks.watch.word >> CODE_BITS
+        what = f"{name} {detail}".strip()
+        print(
+            f"halox {clock} rank {self.rank} of {self.size}: {what} (call {number} of {self.comm.name or 'comm'})",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def next_plan(self) -> int:
+        """Return the number of a new plan, the same on all ranks and another for each plan of the communicator."""
+        self._ranks.plans += 1
+        return self._ranks.plans
+
+    # Waits
+
     def waiter(self) -> Waiter:
         """Return a waiter with this world's limit."""
-        return Waiter(self.limit_s, self.crowded)
+        return self._ranks.waiter(self.limit_s)
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the world was closed."""
         if self.closed:
             raise ClosedError(
-                "the grid or exchange is closed; make a new one, or call close() only after the last use"
+                self._closed_why
+                or "the grid or exchange is closed; make a new one, or call close() only after the last use"
             )
 
-    def wait(self, requests: Sequence[MPI.Request], what: str | Callable[[], str]) -> None:
+    def wait(
+        self,
+        requests: Sequence[MPI.Request],
+        what: str | Callable[[], str],
+        ranks: Ranks = tuple,
+    ) -> None:
         """Wait for requests, at most for the limit.
 
         Parameters
         ----------
         requests : sequence of MPI.Request
         what : str or callable
-            What for, for the text of a timeout; a callable is asked when it comes to that.
+            Purpose of the wait, for the text of a timeout.
+        ranks : callable
+            Returns the ranks that are waited for, where they are known.
 
         Raises
         ------
         ExchangeTimeoutError
             If they are not complete within the limit.
+        MismatchError
+            If another rank has made another call.
         """
-        Testall = self.mpi.Request.Testall
-        self.waiter().until(
-            lambda: Testall(requests),
+        self._ranks.wait(
+            requests,
             lambda: f"rank {self.rank} has waited {what() if callable(what) else what}",
+            ranks,
         )
+
+    # Agreement
+
+    def gather(self, mine: Any, doing: str, error: Exception | None = None) -> list[Any]:
+        """Return an object of every rank, in the order of the ranks, or raise on all of them.
+
+        Parameters
+        ----------
+        mine : object
+            This rank's; anything that can be pickled.
+        doing : str
+            What the ranks are doing together, for the text of a timeout.
+        error : Exception or None
+            Why this rank has none.
+
+        Raises
+        ------
+        HaloxError
+            On every rank, if any rank brought an error: the kind of the first one, with the texts of all.
+        MismatchError
+            On every rank, if they are not in the same call.
+        ExchangeTimeoutError
+            If a rank does not come.
+        """
+        if self.size == 1:
+            if error is not None:
+                raise_together([(0, type(error), str(error))], 1, error)
+            return [mine]
+        sent: Any = None
+        if error is not None:
+            sent = (type(error), str(error)), None
+        elif mine is not None:
+            sent = None, mine
+        found = self._ranks.gather(sent, doing)
+        errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
+        if errors:
+            raise_together(errors, self.size, error)
+        return [None if one is None else one[1] for one in found]
+
+    def gather_node(self, mine: Any, doing: str) -> list[Any]:
+        """Return an object of every rank of this node, in their order; where they share memory.
+
+        Collective over the ranks of the node.
+        """
+        return self._ranks.gather_node(mine, doing)
+
+    def any_rank(self, mine: bool, doing: str) -> bool:
+        """Whether something holds on any rank; collective."""
+        return any(self.gather(mine or None, doing))
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none.
@@ -220,30 +307,9 @@ class World:
         Raises
         ------
         HaloxError
-            On every rank, if any rank brought an error: the kind of the first one, with the texts of all.
+            As of `gather`.
         """
-        import numpy as np
-
-        failed = np.array([error is not None], dtype="i4")
-        total = np.empty(1, dtype="i4")
-        request = self.comm.Iallreduce(failed, total)
-        self.wait([request], f"in {doing} for the other ranks")
-        if not total[0]:
-            return
-        mine = None if error is None else (type(error), str(error))
-        errors = [
-            (rank, found)
-            for rank, found in enumerate(self.comm.allgather(mine))
-            if found is not None
-        ]
-        kind = errors[0][1][0]
-        if not issubclass(kind, HaloxError):
-            kind = HaloxError
-        texts: dict[str, list[int]] = {}
-        for rank, (_, text) in errors:
-            texts.setdefault(text, []).append(rank)
-        lines = [f"{_ranks(ranks, self.size)}{text}" for text, ranks in texts.items()]
-        raise kind("\n".join(lines)) from error
+        self.gather(None, doing, error)
 
     def compare(
         self,
@@ -271,16 +337,20 @@ class World:
         MismatchError
             Names the first argument that differs, and what rank 0 and the ranks that differ have.
         """
-        first = self.comm.bcast(mine)
-        differs = next((name for name in mine if mine[name] != first[name]), None)
-        error = None
-        if differs is not None:
-            remedy = (remedies or {}).get(differs, "give the same on all ranks")
-            error = MismatchError(
-                f"{differs} differs between ranks: rank 0 has {shown(first[differs])}, rank {self.rank} has "
-                f"{shown(mine[differs])}; {remedy}"
-            )
-        self.agree(error, doing)
+        found = self.gather(dict(mine), doing)
+        first = found[0]
+        errors = []
+        for rank, other in enumerate(found):
+            differs = next((name for name in first if other.get(name) != first[name]), None)
+            if differs is not None:
+                remedy = (remedies or {}).get(differs, "give the same on all ranks")
+                text = (
+                    f"{differs} differs between ranks: rank 0 has {shown(first[differs])}, rank {rank} has "
+                    f"{shown(other.get(differs))}; {remedy}"
+                )
+                errors.append((rank, MismatchError, text))
+        if errors:
+            raise_together(errors, self.size, None)
 
     def guarded(self, build: Callable[[], Any], doing: str) -> Any:
         """Return ``build()``, or raise on all ranks if it raises on any."""
@@ -292,6 +362,16 @@ class World:
             error = caught
         self.agree(error, doing)
         return result
+
+    def gather_result(self, build: Callable[[], Any], doing: str) -> list[Any]:
+        """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = build()
+        except Exception as caught:
+            error = caught
+        return self.gather(result, doing, error)
 
     def swap(
         self, records: Mapping[int, Any], sources: Sequence[int], doing: str
@@ -307,26 +387,70 @@ class World:
             self.waiter().until(
                 lambda source=source: comm.iprobe(source, _HANDSHAKE_TAG),  # type: ignore[misc]
                 lambda source=source: f"rank {self.rank} has waited in {doing} for rank {source}",  # type: ignore[misc]
+                lambda source=source: [source],  # type: ignore[misc]
             )
             received[source] = comm.recv(source=source, tag=_HANDSHAKE_TAG)
-        self.wait(sends, f"in {doing} for its records to be taken")
+        self.wait(sends, f"in {doing} for its records to be taken", lambda: list(records))
         return received
 
+    # Life
+
     def close_after(self, error: Exception) -> None:
-        """Free the communicators if the error was raised on all ranks, so that they can do it together."""
+        """Close after an error that was raised on all ranks, so that they can do it together."""
         if not isinstance(error, ExchangeTimeoutError):
             self.close()
 
-    def close(self) -> None:
-        """Free the communicators; collective, and harmless when repeated."""
+    def close(self, why: str = "") -> None:
+        """Let the next object take the communicator; local, and harmless when repeated."""
         if not self.closed:
-            self.closed = True
-            self.node_comm.Free()
-            self.comm.Free()
+            self.closed, self._closed_why = True, why
+            self._release()
 
 
-def _ranks(ranks: Sequence[int], size: int) -> str:
-    if len(ranks) == size:
-        return ""
-    listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"[rank {listed}] "
+def raise_together(
+    errors: Sequence[tuple[int, type[Exception], str]], size: int, own: Exception | None
+) -> None:
+    """Raise what some ranks brought: the kind of the first one, with the texts of all but the many.
+
+    Parameters
+    ----------
+    errors : sequence of (rank, type, text)
+        In the order of the ranks; at least one.
+    size : int
+        Number of all ranks.
+    own : Exception or None
+        This rank's, the cause of what is raised.
+    """
+    kind = errors[0][1]
+    if not issubclass(kind, HaloxError):
+        kind = HaloxError
+    texts: dict[str, list[int]] = {}
+    for rank, found, text in errors:
+        shown = text if issubclass(found, HaloxError) else f"{found.__name__}: {text}"
+        texts.setdefault(shown, []).append(rank)
+    lines = [
+        text if len(ranks) == size else f"[{ranks_text(ranks)}] {text}"
+        for text, ranks in list(texts.items())[:_MOST_TEXTS]
+    ]
+    if len(texts) > _MOST_TEXTS:
+        rest = sum(len(ranks) for ranks in list(texts.values())[_MOST_TEXTS:])
+        lines.append(f"... and {len(texts) - _MOST_TEXTS} more errors, on {rest} rank(s)")
+    raise kind("\n".join(lines)) from own
+
+
+class _End:
+    """What MPI deletes first when it is finalized."""
+
+
+def _watch_the_end(mpi: Any) -> None:
+    """Close all worlds when MPI is finalized, before a call can reach for it."""
+    if _is_watched:
+        return
+    _is_watched.append(True)
+
+    def finalized(comm: Any, keyval: int, value: object) -> None:
+        for world in list(_living):
+            world.close("MPI has been finalized; use halox before MPI.Finalize")
+
+    keyval = mpi.Comm.Create_keyval(delete_fn=finalized)
+    mpi.COMM_SELF.Set_attr(keyval, _End())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -55,3 +57,8 @@ def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
         timeout=200,
         check=False,
     )
+
+
+def no_shared_memory(*_: object) -> NoReturn:
+    """Stand in for `halox.runtime.shared_memory.create` on a node that has too little shared memory."""
+    raise OSError(errno.ENOSPC, "No space left on device")

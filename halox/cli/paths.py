@@ -55,7 +55,7 @@ def collect(comm: Any) -> list[Hop] | None:
     -----
     Collective. Nothing is sent but what the making of a plan needs.
     """
-    world = World(comm)
+    world = World(comm, "tune")
     device = world.guarded(lambda: choose_device("auto", world.turn), "the choice of GPUs")
     world.close()
     count = MESSAGE_BYTES // 8

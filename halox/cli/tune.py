@@ -72,7 +72,7 @@ def ranks_wanted(asked: int | None) -> int | None:
 def _tune(args: argparse.Namespace, comm: Any) -> int:
     if comm.size < 2:
         raise HaloxError(f"{NAME} measures between ranks and needs 2 or more, got 1; add -n 2")
-    world = World(comm)
+    world = World(comm, "tune")
     try:
         progress = TerminalProgress(comm.rank)
         device = world.guarded(lambda: choose_device(args.device, world.turn), "the choice of GPUs")

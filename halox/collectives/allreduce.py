@@ -104,7 +104,7 @@ class Allreduce:
         *,
         device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
-        self._world = world = World(comm)
+        self._world = world = World(comm, "making an Allreduce")
         self._ground = Ground(world)
 
         def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from halox.engine.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
+from halox.runtime.shared_memory import fence
 from halox.transports.arena import Block, SharedArena
 from halox.world import World
 
@@ -100,7 +101,7 @@ class SharedReduction:
     ) -> None:
         self._world, self._arena, self._operation = world, arena, operation
         self._block: Block | None = block
-        size = world.node_comm.size
+        size = world.node_size
         line = _LINE_BYTES // dtype.itemsize
         ends = [*range(0, elements, longest), elements]
         self._pieces = [(start, end - start) for start, end in pairwise(ends)]
@@ -110,7 +111,7 @@ class SharedReduction:
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
             flag[0] = 0  # the block was a field's: nobody looks at its bytes any more
-        records = world.node_comm.allgather((block.place, flag[0]))
+        records = world.gather_node((block.place, flag[0]), _MAKING)
         places = [place for place, _ in records]
         # What the array is moved into, and what the result is moved out of.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}
@@ -136,7 +137,7 @@ class SharedReduction:
                 self._total = values[0]
         self._mine = [slot[world.node_rank] for slot in self._slots]
         self._slot = 0
-        self._fence, self._waiter = arena.fence, world.waiter()
+        self._waiter = world.waiter()
         self._under_way = False
 
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
@@ -202,20 +203,21 @@ class SharedReduction:
     def _meet(self, is_good: bool) -> bool:
         """Tell the others that this rank has come, wait for them, and return whether all are good."""
         count = self._count = self._count + 2
-        self._fence()
+        fence()
         self._flag[0] = count if is_good else count + 1
         for rank, flag in self._others:
             if flag[0] < count:
                 self._wait_for(rank, flag, count)
             if flag[0] == count + 1:
                 is_good = False
-        self._fence()
+        fence()
         return is_good
 
     def _wait_for(self, rank: int, flag: Any, count: int) -> None:
         self._waiter.until(
             lambda: flag[0] >= count,
             lambda: f"rank {self._world.rank} has waited in an allreduce for rank {rank}",
+            lambda: [rank],
         )
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ class ThroughHost:
         world, what = ground.world, (operation, dtype, elements)
         self._order = StreamOrder()
         self._shared: SharedReduction | None = None
-        if world.node_comm.size == world.size:
+        if world.node_size == world.size:
             self._shared = make_shared_reduction(world, ground.arena, *what, page_locked=True)
         if self._shared is None:
             self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
@@ -252,7 +252,7 @@ class AcrossNodes:
         self._within: DeviceAlgorithm | None = None
 
         def make() -> None:
-            if world.node_comm.size == 1:
+            if world.node_size == 1:
                 return
             self._node = Ground(World(world.node_comm))
             self._within, self.within, _ = make_algorithm(

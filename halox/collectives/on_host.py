@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _DOING = "an allreduce"
+_MAKING = "the making of an allreduce"
 
 
 class HostAlgorithm(Protocol):
@@ -65,7 +66,7 @@ class InRankOrder:
     ) -> None:
         world = self._world = ground.world
         what = operation, dtype, elements
-        is_one_node = world.node_comm.size == world.size
+        is_one_node = world.node_size == world.size
         self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
         self._all = None if self._shared else OrderedReduction(world.comm, world.wait, *what)
 
@@ -102,6 +103,7 @@ class Leaders:
         is_leader = world.node_rank == 0
         color = 0 if is_leader else world.mpi.UNDEFINED
         # Nodes are numbered in the order of their first ranks.
+        world.gather(None, _MAKING)
         leaders: Any = world.comm.Split(color, world.rank)
         self._leaders: MPI.Intracomm = leaders
         self._between: OrderedReduction | None = None

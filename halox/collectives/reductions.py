@@ -11,10 +11,8 @@ import numpy as np
 from halox.collectives.ordered import OrderedReduction
 from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, MismatchError
 from halox.world import World
-
-_RECORD = np.dtype([("ok", "i8"), ("kind", "S8"), ("value", "V32")])
 
 COMBINE: dict[str, Callable[[Any], Any]] = {
     "sum": np.sum,
@@ -45,32 +43,21 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     -----
     Collective; blocks the host.
     """
-    record = np.zeros(1, _RECORD)
-    error: HaloxError | None = None
+    error: Exception | None = None
+    value: np.ndarray[Any, Any] | None = None
     try:
         value = np.asarray(local())
-        record["ok"] = 1
-        record["kind"] = value.dtype.str.encode()
-        record["value"] = value.tobytes().ljust(32, b"\0")
-    except HaloxError as caught:
+    except Exception as caught:
         error = caught
-    gathered = np.zeros(world.size, _RECORD)
-    request = world.comm.Iallgather(record.view(np.uint8), gathered.view(np.uint8))
-    world.wait([request], "in a reduction for the other ranks")
-    if not gathered["ok"].all():
-        world.agree(error, "a reduction")
-    kinds = [kind.decode() for kind in gathered["kind"].tolist()]
+    found: list[np.ndarray[Any, Any]] = world.gather(value, "a reduction", error)
+    kinds = [one.dtype.str for one in found]
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise MismatchError(
             f"a reduction needs the same dtype on all ranks: rank 0 has {kinds[0]}, rank {other} has "
             f"{kinds[other]}"
         )
-    dtype = np.dtype(kinds[0])
-    values = np.frombuffer(
-        b"".join(raw.tobytes()[: dtype.itemsize] for raw in gathered["value"]), dtype
-    )
-    return COMBINE[op](values)
+    return COMBINE[op](np.array(found, found[0].dtype))
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
@@ -78,7 +65,7 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
 
     Arrays on a GPU go through `halox.collectives.device_numbers`.
     """
-    shapes = world.comm.allgather((array.shape, array.dtype.str, op))
+    shapes = world.gather((array.shape, array.dtype.str, op), "an allreduce")
     if len(set(shapes)) > 1:
         other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
         last = 3 if shapes[0][:2] == shapes[other][:2] else 2

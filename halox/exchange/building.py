@@ -64,6 +64,15 @@ class Builder:
 
     def channels(self) -> list[tuple[Channel, Cargo | None]]:
         """Make all channels; collective over all ranks."""
+        world = self.surroundings.world
+        paths = {route.path for route, _ in self.routes.values()}
+        mine = {"peer": "peer" in paths, "ipc": "ipc" in paths, "link": bool(self._near())}
+        said = world.gather(mine, _BUILDING)
+        self._wanted = {
+            "peer": any(one["peer"] for one in said),
+            "ipc": any(one["ipc"] for one in said),
+            "link": any(said[rank]["link"] for rank in world.node_ranks),
+        }
         peer = self._peer()
         link = self._link()
         ipc = self._ipc(link)
@@ -83,9 +92,7 @@ class Builder:
             return [(c, self._cargo(name)) for name, c in found if c is not None]
 
         # Page-locking and compiling can fail on one rank alone.
-        channels: list[tuple[Channel, Cargo | None]] = self.surroundings.world.guarded(
-            made, _BUILDING
-        )
+        channels: list[tuple[Channel, Cargo | None]] = world.guarded(made, _BUILDING)
         return channels
 
     def _cargo(self, name: str) -> Cargo | None:
@@ -109,7 +116,7 @@ class Builder:
         """Make the channel of one kernel, which takes messages to this rank itself along where it can."""
         world, draft = self.surroundings.world, self.draft
         wanted = any(route.path == "peer" for route, _ in self.routes.values())
-        if not world.comm.allreduce(wanted, op=world.mpi.LOR):
+        if not self._wanted["peer"]:
             return None
         job = self._job(lambda route: route.path == "peer")
         copies = self._job(lambda route: False)
@@ -127,7 +134,7 @@ class Builder:
         """Make the channel of mapped memory and events."""
         around, world = self.surroundings, self.surroundings.world
         job = self._job(lambda route: route.path == "ipc")
-        if not world.comm.allreduce(bool(job.sends or job.receives), op=world.mpi.LOR):
+        if not self._wanted["ipc"]:
             return None
         memory = None
         if around.device_arena is not None and around.events is not None:
@@ -136,17 +143,20 @@ class Builder:
         sharers = around.topology.sharers(world.rank) if around.topology is not None else ()
         return make_ipc_channel(world, job, ways, memory, link, one_way_cutter(job, sharers))
 
-    def _link(self) -> NodeLink | None:
-        """Make the plan's shared block; where there is too little shared memory, turn to MPI instead."""
-        world, arena = self.surroundings.world, self.surroundings.arena
-        near = [
+    def _near(self) -> list[Key]:
+        """Return the messages that need the node's shared memory."""
+        return [
             key
             for key, (route, _) in self.routes.items()
             if route.path == "ipc"
             or (route.path in ("host", "staged") and route.way in ("shared", "direct"))
         ]
-        wanted = world.node_comm.allreduce(bool(near), op=world.mpi.LOR)
-        if not wanted:
+
+    def _link(self) -> NodeLink | None:
+        """Make the plan's shared block; where there is too little shared memory, turn to MPI instead."""
+        world, arena = self.surroundings.world, self.surroundings.arena
+        near = self._near()
+        if not self._wanted["link"]:
             return None
         packed = [m for m in self.draft.sends if self.routes[m.key][0].way == "shared"]
         link = NodeLink(world, arena, packed, sorted({peer for _, peer, _ in near}))
@@ -226,6 +236,8 @@ class _LinkKeeper(Channel):
 
     def __init__(self, link: NodeLink) -> None:
         self._link = link
+
+    needs_host = False
 
     def start(self) -> None:
         """Do nothing."""

@@ -92,7 +92,7 @@ def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fing
     Collective over the world.
     """
     mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
-    gathered = world.comm.allgather(mine)
+    gathered = world.gather(mine, "the choice of path constants")
 
     def all_of(column: int) -> str:
         return "; ".join(sorted({str(row[column]) for row in gathered}))
@@ -142,11 +142,10 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
-    found = world.guarded(
+    found: list[Costs | None] = world.gather_result(
         lambda: load(fingerprint) if world.rank == 0 else None, "the reading of the tuning file"
     )
-    agreed: Costs = world.comm.bcast(found or Costs.default())
-    return agreed
+    return found[0] or Costs.default()
 
 
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:

@@ -27,6 +27,8 @@ class Draft:
         Replace the receivers' values; or add to them and set what was sent to zero.
     device : int or None
         The GPU that runs the kernels, None for NumPy arrays.
+    numbers : tuple of int
+        For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
     """
 
     arrays: tuple[Any, ...]
@@ -35,6 +37,7 @@ class Draft:
     operation: Operation = "copy"
     device: int | None = None
     names: tuple[str, ...] = field(default=())
+    numbers: tuple[int, ...] = ()
 
 
 def checked(draft: Draft) -> Draft:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from halox.engine.arrays import borrow, describe
 from halox.engine.capture import is_capturing
@@ -24,17 +24,41 @@ from halox.exchange.selection import (
 )
 from halox.exchange.surroundings import Surroundings
 from halox.messages import check_match
+from halox.world import World
 
 _MAKING = "the making of a plan"
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A rank's part of the agreement on a plan, as far as it does not belong to single messages.
+
+    Attributes
+    ----------
+    wish : str or None
+        Path asked for.
+    on_gpu : bool
+    sends : Counter
+        Messages to each rank.
+    operation : str
+    numbers : tuple of int
+        Of the arrays, where the grid has made them.
+    """
+
+    wish: str | None
+    on_gpu: bool
+    sends: Counter[int]
+    operation: str
+    numbers: tuple[int, ...]
 
 
 def make_plan(
     surroundings: Surroundings,
     draft: Callable[[], Draft],
-    number: int,
     *,
     keep: bool = True,
     path: str | None = None,
+    call: str = "start of a plan",
 ) -> Plan:
     """Make a plan with the other ranks.
 
@@ -44,12 +68,12 @@ def make_plan(
         The ranks and their shared memory.
     draft : callable
         Returns this rank's `Draft`; may raise a `HaloxError`, which is then raised on all ranks.
-    number : int
-        The same on all ranks, another for each plan.
     keep : bool
         Whether the plan keeps its arrays alive. If not, its owner must drop it with them.
     path : str, optional
         The path that messages to other ranks must take; by default that of HALOX_PATH, or else the fastest.
+    call : str
+        The collective call as which runs of the plan are counted.
 
     Raises
     ------
@@ -63,10 +87,13 @@ def make_plan(
     Collective. Arrays on a GPU are made idle.
     """
     world = surroundings.world
+    number = world.next_plan()
     wish: str | None = None
 
-    def prepared() -> Draft:
-        nonlocal wish
+    drafted: Draft | None = None
+
+    def prepared() -> _Said:
+        nonlocal drafted, wish
         wish = wished_path(path)
         found = checked(draft())
         if found.device is not None and is_capturing(None):
@@ -74,20 +101,29 @@ def make_plan(
                 "the current stream is being captured, and making a plan needs the host; make the plan before the "
                 "capture (grid.plan, or one grid.exchange of these fields) and call it in there"
             )
-        return found
+        drafted = found
+        return _Said(
+            wish,
+            found.device is not None,
+            Counter(m.peer for m in found.sends),
+            found.operation,
+            found.numbers,
+        )
 
-    drafted: Draft = world.guarded(prepared, _MAKING)
+    said: list[_Said] = world.gather_result(prepared, _MAKING)
+    assert drafted is not None
+    _check_alike(said)
     described = [describe(array) for array in drafted.arrays]
     if drafted.device is not None:
         from halox.engine.cuda import cupy
 
         surroundings.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()
-    _check_counts(surroundings, drafted, wish)
+    _check_counts(world, drafted, said)
     if surroundings.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
         surroundings.device_arena.reclaim()
-    judge = _judge(surroundings, drafted, wish)
+    judge = _judge(surroundings, drafted, any(one.on_gpu for one in said), wish)
     ends = {
         m.key: describe_end(
             m,
@@ -113,16 +149,17 @@ def make_plan(
     report = Report(world.rank, operation, names, tuple(rows))
     channels, cargoes = [c for c, _ in made], [cargo for _, cargo in made]
     stopwatch = Stopwatch(world, drafted.device, cargoes)
-    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch)
+    # A run that is a launch and no more is not counted, on any rank.
+    by_host = world.any_rank(any(channel.needs_host for channel in channels), _MAKING)
+    tick = world.ticker(call, number) if by_host else None
+    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch, tick)
     if keep:
         plan.arrays = drafted.arrays
     return plan
 
 
-def _judge(surroundings: Surroundings, draft: Draft, wish: str | None) -> Judge:
-    """Return what both ends of every message choose by; collective."""
-    world = surroundings.world
-    on_gpu = world.comm.allreduce(draft.device is not None, op=world.mpi.LOR)
+def _judge(surroundings: Surroundings, draft: Draft, on_gpu: bool, wish: str | None) -> Judge:
+    """Return what both ends of every message choose by; collective if any rank's arrays are on a GPU."""
     if not on_gpu:
         return Judge(draft.operation, wish=wish)
     surroundings.look_around()
@@ -135,30 +172,40 @@ def _judge(surroundings: Surroundings, draft: Draft, wish: str | None) -> Judge:
     )
 
 
-def _check_counts(surroundings: Surroundings, draft: Draft, wish: str | None) -> None:
-    """Compare wishes, and numbers of messages between every two ranks, so that later steps cannot wait in vain."""
-    world = surroundings.world
-    wishes = world.comm.allgather(wish)
+def _check_alike(said: Sequence[_Said]) -> None:
+    """Compare what does not belong to single messages; raises on all ranks alike."""
+    wishes = [one.wish for one in said]
     if len(set(wishes)) > 1:
         raise MismatchError(
             f"the ranks ask for different paths: {wishes}; give path= and HALOX_PATH alike on all ranks"
         )
-    sent = np.zeros(world.size, "i4")
-    for message in draft.sends:
-        sent[message.peer] += 1
-    coming = np.empty_like(sent)
-    world.wait([world.comm.Ialltoall(sent, coming)], f"in {_MAKING} for the other ranks")
-    expected = np.zeros_like(sent)
-    for message in draft.receives:
-        expected[message.peer] += 1
-    wrong = np.flatnonzero(expected != coming)
+    first = said[0]
+    for rank, one in enumerate(said):
+        if one.operation != first.operation:
+            raise MismatchError(
+                f"the ranks make different calls: rank 0 makes a plan to {first.operation} halos, rank {rank} one to "
+                f"{one.operation} them; make the same call on all ranks"
+            )
+        for place, (mine, other) in enumerate(zip(first.numbers, one.numbers, strict=False)):
+            if mine and other and mine != other:
+                raise MismatchError(
+                    f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
+                    f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
+                )
+
+
+def _check_counts(world: World, draft: Draft, said: Sequence[_Said]) -> None:
+    """Compare numbers of messages between every two ranks, so that later steps cannot deadlock."""
+    expected = Counter(m.peer for m in draft.receives)
     error = None
-    if len(wrong):
-        peer = int(wrong[0])
-        error = MismatchError(
-            f"rank {peer} sends {coming[peer]} message(s) to rank {world.rank}, which receives "
-            f"{expected[peer]} from it; every send needs a receive with the same tag"
-        )
+    for peer, one in enumerate(said):
+        coming = one.sends[world.rank]
+        if coming != expected[peer]:
+            error = MismatchError(
+                f"rank {peer} sends {coming} message(s) to rank {world.rank}, which receives "
+                f"{expected[peer]} from it; every send needs a receive with the same tag"
+            )
+            break
     world.agree(error, _MAKING)
 
 

@@ -57,8 +57,7 @@ class Stopwatch:
         wrong = None
         if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
             wrong = HaloxError(f"repeats must be an int >= 1, got {repeats!r}")
-        self._world.agree(wrong, _MEASURING)
-        asked = self._world.comm.allgather(repeats)
+        asked = self._world.gather(repeats, _MEASURING, wrong)
         if len(set(asked)) > 1:
             raise HaloxError(f"repeats differ between ranks: {asked}; give the same on all ranks")
 
@@ -75,7 +74,7 @@ class Stopwatch:
             for channel, cargo in zip(channels, self._cargoes, strict=True)
             if cargo is not None
         }
-        names = sorted(set().union(*self._world.comm.allgather(set(mine))))
+        names = sorted(set().union(*self._world.gather(set(mine), _MEASURING)))
         found: dict[Key, float] = {}
         for name in names:
             channel, cargo = mine.get(name, (None, None))
@@ -122,7 +121,7 @@ def exchange_us(
         wait()
     mine = np.zeros(stretches)
     for stretch in range(stretches):
-        world.wait([world.comm.Ibarrier()], f"in {_MEASURING} for the other ranks")
+        world.gather(None, _MEASURING)
         if call is None:
             continue
         begin = time.perf_counter()
@@ -130,9 +129,7 @@ def exchange_us(
             call()
         wait()
         mine[stretch] = (time.perf_counter() - begin) / repeats * 1e6
-    slowest = np.empty_like(mine)
-    request = world.comm.Iallreduce(mine, slowest, op=world.mpi.MAX)
-    world.wait([request], f"in {_MEASURING} for the other ranks")
+    slowest = np.max(world.gather(mine, _MEASURING), axis=0)
     return float(np.median(slowest))
 
 

@@ -44,14 +44,16 @@ class Plan:
         messages: Sequence[Message],
         check_open: Callable[[], None],
         stopwatch: Stopwatch | None = None,
+        tick: Callable[[], None] | None = None,
     ) -> None:
         self._channels = tuple(channels)
         # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
         self._release = weakref.finalize(self, _close, self._channels)
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
-        self._starts = tuple(channel.start for channel in channels)
-        self._starts_at_once = tuple(channel.start_at_once for channel in channels)
+        counted = () if tick is None else (tick,)
+        self._starts = (*counted, *(channel.start for channel in channels))
+        self._starts_at_once = (*counted, *(channel.start_at_once for channel in channels))
         self._finishes = tuple(channel.finish for channel in channels)
         self._report = report
         self._stopwatch = stopwatch

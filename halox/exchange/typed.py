@@ -107,14 +107,14 @@ class Exchange:
         comm: MPI.Intracomm | None = None,
         path: str | None = None,
     ) -> None:
-        world = World(comm)
+        world = World(comm, "making an Exchange")
         self._surroundings = Surroundings(world)
         try:
             self._plan: Plan = make_plan(
                 self._surroundings,
                 lambda: _draft(tuple(sends), tuple(receives), world.size),
-                0,
                 path=path,
+                call="exchange",
             )
         except HaloxError as error:
             self._surroundings.close_after(error)

@@ -218,8 +218,7 @@ class _Meeting:
             runtime.deviceSynchronize()
             self._failed[0], self._is_told = 0, False
 
-        epoch = self._world.guarded(ended, _MEETING)
-        epochs: list[int] = self._world.comm.allgather(epoch)
+        epochs: list[int] = self._world.gather_result(ended, _MEETING)
         self._world.guarded(begun, _MEETING)
 
     def _error(self) -> HaloxError:
@@ -505,8 +504,7 @@ def _made(world: World, draft: Callable[[], _Kind]) -> _Kind:
         return made
 
     try:
-        offer = world.guarded(begun, _MAKING)
-        offers: list[_Offer] = world.comm.allgather(offer)
+        offers: list[_Offer] = world.gather_result(begun, _MAKING)
         found: _Kind = world.guarded(opened, _MAKING)
     except HaloxError:
         if made is not None:

@@ -47,7 +47,14 @@ class Channel(ABC):
     `start` may return before anything has moved; the parts sent must not be written, and those received must not
     be touched, until `finish` returns (on a GPU: until what `finish` put on the stream has run). A plan starts all
     its channels before it finishes any, and every rank finishes its channels in the same order of paths.
+
+    Attributes
+    ----------
+    needs_host : bool
+        Whether the host takes part in an exchange, beyond launching kernels.
     """
+
+    needs_host = True
 
     def check(self) -> None:  # noqa: B027 - most paths can always begin
         """Raise if an exchange cannot begin as things are; nothing has begun yet."""

@@ -33,7 +33,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from halox.messages import Message
-from halox.transports.arena import Bytes, SharedArena
+from halox.runtime.shared_memory import Bytes
+from halox.transports.arena import SharedArena
 from halox.transports.fragments import MOST_FRAGMENTS, Cutter, whole
 from halox.transports.node import NodeLink
 from halox.world import World

@@ -49,6 +49,8 @@ _ENVIRONMENT = re.compile(
 )
 """Variables that may change the answer."""
 
+_SEARCHING = "the search for device pointers in MPI"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -84,7 +86,8 @@ def find_out(world: World, device: int | None) -> Verdict:
     """
     mine: Verdict | None = None
     error: Exception | None = None
-    place = world.node_comm.allgather(device)
+    gpus = world.gather(device, _SEARCHING)
+    place = [gpus[rank] for rank in world.node_ranks]
     asks = next((rank for rank, gpu in enumerate(place) if gpu is not None), None)
     try:
         mine = decided_by_user()
@@ -94,9 +97,9 @@ def find_out(world: World, device: int | None) -> Verdict:
             mine = asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
     except HaloxError as caught:
         error = caught
-    world.agree(error, "the search for device pointers in MPI")
+    verdicts = world.gather(mine, _SEARCHING, error)
     # One that asked speaks for its node; a user's word counts on each rank.
-    said = [(rank, verdict) for rank, verdict in enumerate(world.comm.allgather(mine)) if verdict]
+    said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
     refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]
     if refused:
         rank, verdict = refused[0]

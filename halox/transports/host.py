@@ -9,7 +9,7 @@ import numpy as np
 
 from halox.engine.packers.host import HostPacker
 from halox.messages import Message, Part
-from halox.transports.arena import Bytes
+from halox.runtime.shared_memory import Bytes
 from halox.transports.base import Channel, Job
 from halox.transports.carriers import Carrier
 

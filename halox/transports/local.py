@@ -68,6 +68,8 @@ def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> C
 class LocalDeviceChannel(Channel):
     """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
 
+    needs_host = False
+
     def __init__(self, job: Job, device: int) -> None:
         from halox.engine.packers.device import Zeroing, launch_between
 

@@ -11,10 +11,11 @@ the block: a plan's epochs count from what the flags held when it was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from halox.messages import Message
+from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.transports.arena import Block, Place, SharedArena
 from halox.world import World
 
@@ -31,19 +32,19 @@ class Gate:
     def __init__(
         self,
         world: World,
-        fence: Callable[[], None],
         own: tuple[Any, int, int],
         others: Sequence[tuple[int, Any, int, int]],
         what: str,
     ) -> None:
-        self._world, self._fence, self._what = world, fence, what
+        self._world, self._what = world, what
         self._flags, self._index, self._base = own
         self._others = list(others)
         self._waiter = world.waiter()
 
     def raise_to(self, epoch: int) -> None:
         """Publish everything written so far, and say so."""
-        self._fence()
+        if NEEDS_FENCE:
+            fence()
         self._flags[self._index] = self._base + epoch
 
     def wait(self, epoch: int) -> None:
@@ -53,15 +54,16 @@ class Gate:
         for peer, flags, index, base in self._others:
             if flags[index] < base + epoch:
                 self._wait_for(peer, flags, index, base + epoch)
-        self._fence()
+        if NEEDS_FENCE:
+            fence()
 
     def passed(self, epoch: int) -> bool:
         """Return whether every peer's flag has reached an epoch; what they wrote before may then be read."""
         for _, flags, index, base in self._others:
             if flags[index] < base + epoch:
                 return False
-        if self._others:
-            self._fence()
+        if NEEDS_FENCE and self._others:
+            fence()
         return True
 
     def missing(self, epoch: int) -> list[int]:
@@ -71,7 +73,9 @@ class Gate:
     def _wait_for(self, peer: int, flags: Any, index: int, value: int) -> None:
         rank, what = self._world.rank, self._what
         self._waiter.until(
-            lambda: flags[index] >= value, lambda: f"rank {rank} has waited for rank {peer} {what}"
+            lambda: flags[index] >= value,
+            lambda: f"rank {rank} has waited for rank {peer} {what}",
+            lambda: [peer],
         )
 
 
@@ -144,7 +148,7 @@ class NodeLink:
             "ipc_settled": "to come to the exchange",
         }[flag]
         own = (self._flags, index, self._bases[number])
-        return Gate(self.world, self._arena.fence, own, others, what)
+        return Gate(self.world, own, others, what)
 
     def outgoing_place(self, message: Message, slot: int) -> Place:
         """Return where this rank packs a message."""

@@ -41,6 +41,8 @@ _MAKING = "the making of a plan"
 class PeerChannel(Channel):
     """All messages that one launch moves; made by :func:`make_peer_channel`."""
 
+    needs_host = False
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._world, device = draft.world, draft.device

@@ -113,6 +113,7 @@ class Pipeline(Channel):
                     f"rank {self._world.rank} has waited for messages with ranks "
                     f"{carrier.awaited(self._epoch)}"
                 ),
+                lambda: carrier.awaited(self._epoch),
             )
         self._work.end()
         carrier.complete(self._epoch)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from halox.engine.ipc_events import EventPool
 from halox.errors import ExchangeTimeoutError
-from halox.transports.arena import SharedArena
+from halox.transports.arena import SharedArena, arena_of
 from halox.transports.device_arena import DeviceArena
 from halox.transports.topology import Topology, survey
 from halox.world import World
+
+_CLOSING = "the closing of a grid"
 
 
 class Ground:
@@ -31,7 +33,7 @@ class Ground:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.arena = SharedArena(world)
+        self.arena: SharedArena = arena_of(world)
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
@@ -53,14 +55,15 @@ class Ground:
         """Free what plans stood on, and the communicators; collective, and harmless when repeated."""
         if self.world.closed:
             return
-        if self.topology is not None or self.device_arena is not None:
-            # Memory must not be freed while a peer has it mapped.
-            own = None if self.device_arena is None else self.device_arena.name
-            names = self.world.node_comm.allgather(own)
+        self.world.begin("close")
+        # Memory must not be freed while a peer has it mapped.
+        names = self.world.gather(
+            None if self.device_arena is None else self.device_arena.name, _CLOSING
+        )
+        if any(names):
             if self.device_arena is not None:
                 self.device_arena.unmap([name for name in names if name is not None])
-            request = self.world.node_comm.Ibarrier()
-            self.world.wait([request], "in the closing of a grid for the ranks of its node")
+            self.world.gather(None, _CLOSING)
         if self.device_arena is not None:
             self.device_arena.free()
         if self.events is not None:
@@ -71,5 +74,4 @@ class Ground:
     def close_after(self, error: Exception) -> None:
         """Free everything after an error that was raised on all ranks, so that they can do it together."""
         if not isinstance(error, ExchangeTimeoutError):
-            self.arena.close_all()
             self.close()

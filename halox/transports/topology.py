@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from halox.transports.device_arena import DeviceArena
 
 _PROBE_BYTES = 4096
+_SURVEYING = "the survey of GPUs"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
     failures: dict[tuple[int, int], str] = {}
     silent: dict[tuple[int, int], str] = {}
     ranks = sorted(world.node_ranks, key=lambda rank: world.node_ranks[rank])
-    for rank, (memory, signals) in zip(ranks, world.node_comm.allgather(offer), strict=True):
+    offers = world.gather(offer, _SURVEYING)
+    for rank in ranks:
+        memory, signals = offers[rank]
         if arena is None or events is None or rank == world.rank or not memory:
             continue
         try:
@@ -120,7 +123,7 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
     if arena is not None and block is not None and events is not None:
         arena.release(block)
         events.give_back(numbers)
-    gathered = world.comm.allgather((own, failures, silent))
+    gathered = world.gather((own, failures, silent), _SURVEYING)
     unmapped = {pair: why for _, found, _ in gathered for pair, why in found.items()}
     no_events = {pair: why for _, _, found in gathered for pair, why in found.items()}
     return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)

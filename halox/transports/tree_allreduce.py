@@ -249,7 +249,7 @@ class TreeReduction:
             return
         self._order.synchronize()
         # Others may still copy rank 0's total.
-        self._world.wait([self._world.comm.Ibarrier()], "in the closing of a reduction")
+        self._world.gather(None, "the closing of a reduction")
         self._link.close()
         self.abandon()
 
@@ -308,7 +308,7 @@ def make_tree_reduction(
         return made
 
     try:
-        offers: list[_Offer] = world.comm.allgather(world.guarded(begun, _MAKING))
+        offers: list[_Offer] = world.gather_result(begun, _MAKING)
         found: TreeReduction = world.guarded(opened, _MAKING)
     except HaloxError:
         if made is not None:

@@ -23,9 +23,10 @@ from halox.errors import (
     HaloxError,
     MismatchError,
 )
-from halox.transports import arena
+from halox.runtime import shared_memory
 from halox.transports.surroundings import Ground
 from tests.mpi.conftest import agree
+from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
@@ -59,7 +60,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether there is enough shared memory."""
     if request.param == "too little of it":
-        monkeypatch.setattr(arena, "_shared_memory_left", lambda: 0)
+        monkeypatch.setattr(shared_memory, "create", no_shared_memory)
     return bool(request.param == "shared memory")
 
 

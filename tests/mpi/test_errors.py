@@ -417,7 +417,7 @@ def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyP
     g = grid(comm.Dup(), proc_shape=(comm.size, 1))
     u, v = g.zeros(), g.zeros()
     g.exchange(u)
-    with pytest.raises(ExchangeTimeoutError):
+    with pytest.raises(MismatchError if comm.size == 2 else HaloxError, match="different calls"):
         g.exchange(v if comm.rank == 1 else u)
     comm.Barrier()
 

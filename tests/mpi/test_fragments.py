@@ -133,7 +133,7 @@ class Rig:
     def __init__(
         self, comm: MPI.Intracomm, pattern: str, kind: str, cut: Cutter = CUT, host: bool = False
     ) -> None:
-        self.comm, self.world = comm, World(comm)
+        self.comm, self.world = comm, World(comm.Dup())
         sends, receives = messages(comm, pattern)
         self.arrays = [np.zeros(SIZES[tag], np.uint8) for _, tag in (*sends, *receives)]
         parts = [Part(n, contiguous(a.size, "u1")) for n, a in enumerate(self.arrays)]
@@ -190,7 +190,7 @@ class Rig:
         self.channel.close()
         if self.world.size > 1:
             self.comm.Barrier()
-        self.arena.close_all()
+        self.arena.close()
         self.world.close()
 
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 import halox
 from halox.errors import FieldError
 from tests.mpi.conftest import agree
+from tests.support import no_shared_memory
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
     assert len(grid._plans._by_layout) == 0
     assert len(grid._layouts) == 0
     grid._plans.sweep()
-    assert len(grid._surroundings.arena._windows) < 12, "blocks are used again"
+    assert grid._surroundings.arena.segments < 12, "blocks are used again"
 
 
 def test_a_plan_keeps_its_arrays(grid: halox.Grid) -> None:
@@ -323,7 +324,7 @@ def test_dataarray(grid: halox.Grid) -> None:
 def test_without_space_for_shared_memory(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halox.transports.arena._shared_memory_left", lambda: 0)
+    monkeypatch.setattr("halox.runtime.shared_memory.create", no_shared_memory)
     options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
     with halox.Grid((4 * comm.size, 50), comm=comm, **options) as grid:
         u = grid.zeros()

@@ -13,9 +13,10 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import HaloxError, MismatchError, PathError
-from halox.transports import arena
+from halox.runtime import shared_memory
 from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
+from tests.support import no_shared_memory
 
 FOR_GPUS = ["peer", "peer/ll", "ipc", "ipc/into", "staged", "staged/shared", "cuda_aware"]
 
@@ -151,8 +152,8 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2, 3, 4)
 def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is full: the path asked for is taken all the same, another way."""
-    monkeypatch.setattr(arena, "_shared_memory_left", lambda: 0)
-    with grid_of(comm, path="host") as grid:
+    monkeypatch.setattr(shared_memory, "create", no_shared_memory)
+    with grid_of(comm.Dup(), path="host") as grid:  # whose shared memory nobody has used before
         rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]
         assert {(row.path, row.way) for row in rows} == {("host", "mpi")}
         assert all("/dev/shm has too little space" in row.reason for row in rows)

@@ -90,18 +90,22 @@ class ThreadWorld:
 
     def __init__(self, meeting: Meeting, rank: int, limit_s: float) -> None:
         self.rank, self.size, self.limit_s = rank, meeting.size, limit_s
-        self.comm = SimpleNamespace(allgather=lambda told: meeting.allgather(rank, told))
+        self._meeting = meeting
 
-    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
+    def gather_result(self, build: Callable[[], Any], doing: str) -> list[Any]:
         found, error = None, None
         try:
             found = build()
         except Exception as caught:
             error = caught
-        errors = [one for one in self.comm.allgather(error) if one is not None]
-        if errors:
-            raise errors[0]
-        return found
+        said = self._meeting.allgather(self.rank, (found, error))
+        for _, error in said:
+            if error is not None:
+                raise error
+        return [found for found, _ in said]
+
+    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
+        return self.gather_result(build, doing)[self.rank]
 
 
 class Launch:

@@ -18,12 +18,12 @@ from halox.errors import DeviceError, HaloxError, MismatchError, PathError
 from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint
 from halox.exchange.costs import Costs
-from halox.transports import arena
+from halox.runtime import shared_memory
 from tests.gpu.ranks.paths import WAYS, along, why_not
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way, fill, wrong_cells
-from tests.support import require
+from tests.support import no_shared_memory, require
 
 require("gpu")
 
@@ -272,7 +272,7 @@ def test_without_shared_memory(
     way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/dev/shm is full: what goes through device memory alone does so still, the rest turns to MPI."""
-    monkeypatch.setattr(arena, "_shared_memory_left", lambda: 0)
+    monkeypatch.setattr(shared_memory, "create", no_shared_memory)
     with way.box(comm) as grid:
         u = grid.zeros("f8")
         plan = grid.plan(u)

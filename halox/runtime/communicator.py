@@ -1,0 +1,507 @@
+"""Private duplicates of users' communicators: made once, kept for the next grid on the same ranks.
+
+Everything that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks
+share where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that
+its rank is in, so that ranks in different calls find out, together, before anything else is read.
+
+A communicator that is given back is kept by the user's communicator, as an attribute, until the user frees that one.
+The next object on the same ranks takes one that all ranks have to spare, so that objects made and closed, or dropped,
+in any number leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.errors import StateError
+from halox.runtime import shared_memory
+from halox.runtime.status import (
+    BLOCK_BYTES,
+    CODE_BITS,
+    SLOT_BYTES,
+    Block,
+    CallWatch,
+    mismatch,
+    ranks_text,
+)
+from halox.runtime.waiting import Ranks, Waiter, timeout_s
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_RECORD_BYTES = 256
+_HEAD = np.dtype([("word", "i8"), ("size", "i8")])
+_INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
+_MOST_KEPT = 62
+_MAKING = "the making of a communicator"
+
+
+class Communicator:
+    """A duplicate of a user's communicator, and what its ranks share.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    parent : mpi4py.MPI.Intracomm
+        The user's.
+
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The duplicate.
+    rank, size : int
+    nodes : tuple of int
+        For each rank the number of its node.
+    node_ranks : dict of int to int
+        For each rank of this node its place among them.
+    machine_rank : int
+        Place among the ranks of this machine.
+    crowded : bool
+        Whether some node has more ranks than cores.
+    watch : CallWatch
+    failed : str
+        Why no further call can be made, empty while all is well.
+
+    Raises
+    ------
+    ExchangeTimeoutError
+        If a rank does not come within ``HALOX_TIMEOUT`` seconds.
+
+    Notes
+    -----
+    Collective over ``parent``.
+    """
+
+    def __init__(self, mpi: Any, parent: MPI.Intracomm) -> None:
+        self.mpi = mpi
+        self.failed = ""
+        self.node_name = node_name()
+        self.limit_s = timeout_s()
+        self.plans = 0
+        """Plans made so far: their numbers tell the messages of plans apart, also those of objects before."""
+        self.kept: dict[str, Any] = {}
+        """Resources that serve all objects that use this communicator, one after the other."""
+        self._node_comm: Any = None
+        waiter = Waiter(self.limit_s, True)
+        self.comm, request = parent.Idup()
+        waiter.until(
+            request.Test, lambda: f"rank {parent.rank} has waited in {_MAKING} for ranks of comm"
+        )
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._waiter = waiter
+        self._is_shared = False
+        blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
+        self.watch = CallWatch(mpi, self.comm, blocks, {})
+        self._find_nodes()
+        if self.size > 1:
+            self._share_status()
+        self._waiter = Waiter(self.limit_s, self.crowded, self.watch)
+
+    def _find_nodes(self) -> None:
+        """Find out which ranks share memory, and name their node alike."""
+        name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
+        cores = os.sched_getaffinity(0)
+        own = _machine(), name, os.getpid(), _pid_space(), cores
+        all_ranks = [own] if self.size == 1 else self._gather(own, _MAKING)
+        machines = [(machine, name) for machine, name, *_ in all_ranks]
+        numbers = {key: n for n, key in enumerate(dict.fromkeys(machines))}
+        self.nodes: tuple[int, ...] = tuple(numbers[key] for key in machines)
+        mates = [r for r, node in enumerate(self.nodes) if node == self.nodes[self.rank]]
+        self.node_ranks: dict[int, int] = {rank: place for place, rank in enumerate(mates)}
+        here = [r for r, (machine, *_) in enumerate(all_ranks) if machine == own[0]]
+        self.machine_rank: int = here.index(self.rank)
+        on_node: dict[int, list[set[int]]] = {}
+        for node, (*_, one) in zip(self.nodes, all_ranks, strict=True):
+            on_node.setdefault(node, []).append(one)
+        # A launcher may have bound each rank to a core of its own.
+        self.crowded: bool = any(len(set().union(*c)) < len(c) for c in on_node.values())
+        self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
+
+    def _share_status(self) -> None:
+        """Map the memory in which this node's ranks publish their status, where there is any."""
+        mates = list(self.node_ranks)
+        segment, name = None, ""
+        try:
+            if self.rank == mates[0] and len(mates) > 1:
+                name = shared_memory.new_name()
+                with suppress(OSError):
+                    segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
+            names = self._gather(name if segment is not None else "", _MAKING)
+            if names[mates[0]] and segment is None:
+                with suppress(OSError):
+                    segment = shared_memory.attach(names[mates[0]])
+            mapped = self._gather(segment is not None, _MAKING)
+        finally:
+            shared_memory.unlink(name)
+        self._is_shared = len(mates) > 1 and all(mapped[mate] for mate in mates)
+        if segment is None or not self._is_shared:
+            return
+        parts = segment.memory.reshape(len(mates), -1)
+        blocks = {
+            rank: Block(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
+        }
+        self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
+        self._rounds = 0
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return len(self.node_ranks) == self.size
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the ranks of this node, more than one, share memory."""
+        return self._is_shared
+
+    def node_comm(self) -> MPI.Intracomm:
+        """Return a communicator of the ranks of this node; collective over all ranks."""
+        if self._node_comm is None:
+            if self.is_one_node:
+                return self.comm
+            node, rank = self.nodes[self.rank], self.rank
+            self.gather(None, "the making of a node's communicator")
+            made: Any = self.comm.Split(node, rank)
+            self._node_comm = made
+        found: MPI.Intracomm = self._node_comm
+        return found
+
+    # Waits
+
+    def waiter(self, limit_s: float) -> Waiter:
+        """Return a waiter that knows this communicator's status."""
+        return Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
+
+    def wait(
+        self, requests: Sequence[MPI.Request], what: Callable[[], str], ranks: Ranks = tuple
+    ) -> None:
+        """Wait for requests; see `World.wait`."""
+        Testall = self.mpi.Request.Testall
+        self._until(lambda: Testall(requests), what, ranks)
+
+    def check(self) -> None:
+        """Refuse another call after one that has failed.
+
+        Raises
+        ------
+        StateError
+            If the ranks have come apart.
+        """
+        if self.failed:
+            raise StateError(
+                f"an earlier call has failed on rank {self.rank}, and the ranks may have come apart; make a new grid "
+                f"(or exchange, or allreduce) to go on. The error was: {self.failed}"
+            )
+
+    # Gathering
+
+    def gather(self, mine: Any, doing: str) -> list[Any]:
+        """Return an object of every rank, in the order of the ranks.
+
+        Parameters
+        ----------
+        mine : object
+            This rank's; anything that can be pickled.
+        doing : str
+            What the ranks are doing together, for the text of a timeout.
+
+        Raises
+        ------
+        MismatchError
+            On all ranks, if they are not in the same call; names the calls.
+        ExchangeTimeoutError
+            If a rank does not come.
+        StateError
+            If an earlier call has failed.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+        if self.size == 1:
+            return [mine]
+        self.check()
+        return self._gather(mine, doing)
+
+    def gather_node(self, mine: Any, doing: str) -> list[Any]:
+        """Return an object of every rank of this node, in their order; collective over them, as of `gather`.
+
+        Only where they share memory.
+        """
+        self.check()
+        return self._gathered(mine, doing, self._in_memory)
+
+    def _gather(self, mine: Any, doing: str) -> list[Any]:
+        in_memory = self._is_shared and self.is_one_node
+        return self._gathered(mine, doing, self._in_memory if in_memory else self._by_mpi)
+
+    def _gathered(
+        self, mine: Any, doing: str, carry: Callable[[bytes, str], list[bytes]]
+    ) -> list[Any]:
+        sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
+        return [pickle.loads(one) if one else None for one in carry(sent, doing)]
+
+    def _until(self, ready: Callable[[], bool], what: Callable[[], str], ranks: Ranks) -> None:
+        """Wait; what comes in between leaves the ranks apart."""
+        try:
+            self._waiter.until(ready, what, ranks)
+        except BaseException as error:
+            self.failed = f"{error}" or type(error).__name__
+            raise
+
+    def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
+        """Gather through the blocks of this node's ranks, in as many rounds as the longest object needs."""
+        watch = self.watch
+        blocks = [watch.blocks[rank] for rank in self.node_ranks]
+        own = watch.blocks[self.rank]
+        head = np.array([watch.word, len(sent)], "i8").tobytes()
+        room = SLOT_BYTES - len(head)
+        found: list[bytes] = []
+        words: list[int] = []
+        start, longest = 0, 1
+        while start < longest:
+            n = self._rounds = self._rounds + 1
+            slot, part = n % 2, sent[start : start + room]
+            own.slots[slot][: len(head) + len(part)] = head + part
+            own.lengths[slot][0] = len(part)
+            shared_memory.fence()
+            own.count[0] = n
+            self._meet(blocks, n, doing)
+            got = [bytes(b.slots[slot][: len(head) + b.lengths[slot][0]]) for b in blocks]
+            heads = [np.frombuffer(one[: len(head)], "i8").tolist() for one in got]
+            if not words:
+                words = [word for word, _ in heads]
+                self._compare(dict(zip(self.node_ranks, words, strict=True)))
+                found = [b""] * len(blocks)
+            found = [a + b[len(head) :] for a, b in zip(found, got, strict=True)]
+            longest = max(size for _, size in heads)
+            start += room
+        return found
+
+    def _meet(self, blocks: Sequence[Block], n: int, doing: str) -> None:
+        """Wait until all ranks of the node have come to a round."""
+        for block in blocks:
+            if block.count[0] < n:
+                self._wait_for(blocks, n, doing)
+                break
+        shared_memory.fence()
+
+    def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:
+        counts = [block.count for block in blocks]
+
+        def missing() -> list[int]:
+            pairs = zip(self.node_ranks, counts, strict=True)
+            return [rank for rank, count in pairs if count[0] < n]
+
+        self._until(
+            lambda: all(count[0] >= n for count in counts),
+            lambda: f"rank {self.rank} has waited in {doing} for {ranks_text(missing())}",
+            missing,
+        )
+
+    def _by_mpi(self, sent: bytes, doing: str) -> list[bytes]:
+        """Gather by one collective of records, and another one if an object is longer than a record."""
+        record = np.zeros(_RECORD_BYTES, np.uint8)
+        head = record[: _HEAD.itemsize].view(_HEAD)
+        head["word"], head["size"] = self.watch.word, len(sent)
+        inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
+        record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
+        records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
+        self._wait_mpi(self.comm.Iallgather(record, records), doing)
+        heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
+        self._compare(dict(enumerate(heads["word"].tolist())))
+        sizes = heads["size"].tolist()
+        found = [
+            row[_HEAD.itemsize : _HEAD.itemsize + min(size, _INLINE_BYTES)].tobytes()
+            for row, size in zip(records, sizes, strict=True)
+        ]
+        rests = [max(size - _INLINE_BYTES, 0) for size in sizes]
+        if not any(rests):
+            return found
+        rest = np.frombuffer(sent[_INLINE_BYTES:], np.uint8)
+        starts = np.cumsum([0, *rests]).tolist()
+        all_rests = np.zeros(starts[-1], np.uint8)
+        byte = self.mpi.BYTE
+        request = self.comm.Iallgatherv(
+            [rest, len(rest), byte], [all_rests, (rests, starts[:-1]), byte]
+        )
+        self._wait_mpi(request, doing)
+        return [
+            one + all_rests[a : a + n].tobytes()
+            for one, a, n in zip(found, starts, rests, strict=False)
+        ]
+
+    def _wait_mpi(self, request: MPI.Request, doing: str) -> None:
+        self._until(
+            request.Test,
+            lambda: f"rank {self.rank} has waited in {doing} for the other ranks",
+            tuple,
+        )
+
+    def _compare(self, words: dict[int, int]) -> None:
+        """Raise if ranks are in different calls; all of those that gather do so together."""
+        if len(set(words.values())) == 1:
+            return
+        error = mismatch(list(words.items()))
+        if len(words) == self.size:
+            self.watch.renumber(max(words.values()) >> CODE_BITS)
+        else:  # ranks of other nodes go on
+            self.failed = str(error)
+        raise error
+
+    # Life
+
+    def destroy(self) -> None:
+        """Free the communicators; harmless when repeated."""
+        with suppress(Exception):
+            if self.mpi.Is_finalized():
+                return
+            self.watch.drain()
+            for comm in (self._node_comm, self.comm):
+                if comm is not None and comm != self.mpi.COMM_NULL:
+                    comm.Free()
+            self._node_comm = None
+
+    def begin(self) -> None:
+        """Begin anew for the next object that uses it; collective over its ranks."""
+        self.limit_s = timeout_s()
+        self._waiter = Waiter(self.limit_s, self.crowded, self.watch)
+        self.watch.renumber(0)
+        self.plans = max(self.gather(self.plans, _MAKING))
+
+
+class _Kept:
+    """Communicators made for one of the user's, by number; those that nobody uses are taken again."""
+
+    def __init__(self) -> None:
+        self.all: list[Communicator | None] = []
+        self.free: set[int] = set()
+        self.is_gone = False
+
+    def offered(self) -> int:
+        """Return the numbers of those that may be taken, as bits."""
+        name = node_name()
+        found = 0
+        for number in self.free:
+            one = self.all[number]
+            if one is not None and not one.failed and one.node_name == name:
+                found |= 1 << number
+        return found
+
+    def add(self, made: Communicator) -> int:
+        """Give a new one its number, the same on all ranks; collective over them."""
+        number: int = max(made.gather(len(self.all), _MAKING))
+        if number < _MOST_KEPT:
+            self.all += [None] * (number - len(self.all)) + [made]
+        return number
+
+    def destroy(self) -> None:
+        """Free what nobody uses; the rest follows when it is given back."""
+        self.is_gone = True
+        for number in sorted(self.free):
+            one = self.all[number]
+            if one is not None:
+                one.destroy()
+        self.free.clear()
+
+
+_keyvals: dict[str, int] = {}
+
+
+def acquire(mpi: Any, parent: MPI.Intracomm) -> tuple[Communicator, Callable[[], None]]:
+    """Return a communicator of a user's ranks that nothing else uses.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    parent : mpi4py.MPI.Intracomm
+
+    Returns
+    -------
+    communicator : Communicator
+    give_back : callable
+        Lets the next object take it; local, harmless when repeated.
+
+    Raises
+    ------
+    ExchangeTimeoutError
+        If a rank does not come within ``HALOX_TIMEOUT`` seconds.
+
+    Notes
+    -----
+    Collective over ``parent``.
+    """
+    kept = _kept_by(mpi, parent)
+    offered = np.array([kept.offered()], "i8")
+    common = offered.copy()
+    if parent.size > 1:
+        request = parent.Iallreduce(offered, common, mpi.BAND)
+        Waiter(timeout_s(), True).until(
+            request.Test,
+            lambda: (
+                f"rank {parent.rank} has waited for the other ranks of comm, not all of which have come to make "
+                "the same grid, exchange or allreduce,"
+            ),
+        )
+    numbers = [n for n in range(_MOST_KEPT) if int(common[0]) >> n & 1]
+    known = kept.all[numbers[0]] if numbers else None
+    if known is not None:
+        found, number = known, numbers[0]
+        kept.free.discard(number)
+        found.begin()
+    else:
+        found = Communicator(mpi, parent)
+        number = kept.add(found)
+
+    def give_back() -> None:
+        if found.failed:
+            return
+        if kept.is_gone or number >= _MOST_KEPT:
+            found.destroy()
+        else:
+            kept.free.add(number)
+
+    return found, give_back
+
+
+def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
+    """Return what a user's communicator keeps."""
+    if "kept" not in _keyvals:
+        _keyvals["kept"] = mpi.Comm.Create_keyval(
+            delete_fn=lambda comm, keyval, kept: kept.destroy()
+        )
+    found: Any = parent.Get_attr(_keyvals["kept"])
+    if found is None:
+        found = _Kept()
+        parent.Set_attr(_keyvals["kept"], found)
+    kept: _Kept = found
+    return kept
+
+
+def node_name() -> str:
+    """Return what the user calls this rank's node: ``HALOX_NODE``."""
+    return os.environ.get("HALOX_NODE", "")
+
+
+def _machine() -> tuple[Any, ...]:
+    """Return what ranks that can share memory have in common."""
+    boot, device = "", -1
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    with suppress(OSError):
+        device = os.stat(shared_memory.FOLDER).st_dev
+    return boot, os.uname().nodename, device
+
+
+def _pid_space() -> str | None:
+    """Return the name of this process's PID namespace, None where that is unknown."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return None

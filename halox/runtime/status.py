@@ -1,0 +1,409 @@
+"""Status of the ranks of a communicator: which collective call each has come to, and whom it waits for.
+
+Each rank of a node has a block in memory that they share, written by itself alone::
+
+    | count | wait | calls: a ring of 64 words | slot 0 | slot 1 |
+
+``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring is the
+number of a call and its code. Numbers count the collective calls of one grid, so that ranks which make the same
+calls have the same words. Nobody reads them while all goes well. A rank that has waited long compares: words of one
+number that differ are calls that differ, and no wait for them can end.
+
+Ranks of other nodes are asked by messages, sent after a second of waiting, at most one on its way to each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.errors import ExchangeTimeoutError, MismatchError
+from halox.runtime.shared_memory import Bytes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CALLS = (
+    "a call",
+    "making a grid",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "gather",
+    "scatter",
+    "exchange",
+    "accumulate",
+    "plan",
+    "start of a plan",
+    "explain",
+    "measure",
+    "sum",
+    "min",
+    "max",
+    "norm",
+    "dot",
+    "allreduce",
+    "making an Allreduce",
+    "making an Exchange",
+    "making a Transpose",
+    "forward",
+    "backward",
+    "tune",
+    "close",
+)
+"""Names of the calls that are counted; their places here are their codes."""
+
+CODE_BITS = 20
+"""Bits of a call's word that hold its code; the others hold its number."""
+
+BLOCK_BYTES = 8192
+SLOT_BYTES = 3584
+"""Bytes of a slot, behind its length."""
+
+_WAIT, _RING, _SLOTS = 128, 256, 1024
+_RING_WORDS = 64
+_PLAN_BITS = 12
+_FIELDS = ("waiting", "rank", "broken", "broken_rank", "broken_mine", "broken_other", "told")
+_NOTICE_S = 10.0
+_NOTE_AFTER_S = 1.0
+_NOTE_TAG = 3
+_MOST_NOTES = 64
+
+
+def code_of(name: str, plan: int = 0) -> int:
+    """Return the code of a call, of a certain plan where there is one."""
+    return CALLS.index(name) << _PLAN_BITS | plan % (1 << _PLAN_BITS)
+
+
+def name_of(code: int) -> str:
+    """Return the name of a call."""
+    number = code >> _PLAN_BITS
+    return CALLS[number] if 0 <= number < len(CALLS) else CALLS[0]
+
+
+def word_text(word: int, *, with_plan: bool = False) -> str:
+    """Return a call as errors show it.
+
+    Examples
+    --------
+    >>> word_text(41 << 20 | code_of("sum"))
+    'sum (call 41)'
+    >>> word_text(42 << 20 | code_of("exchange", 3), with_plan=True)
+    'exchange by plan 3 (call 42)'
+    """
+    code, number = word & ((1 << CODE_BITS) - 1), word >> CODE_BITS
+    plan = code & ((1 << _PLAN_BITS) - 1)
+    by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
+    return f"{name_of(code)}{by} (call {number})"
+
+
+def calls_text(words: Sequence[tuple[int, int]]) -> str:
+    """Return which rank has come to which call; those of one call together.
+
+    Examples
+    --------
+    >>> calls_text([(0, 41 << 20 | code_of("sum")), (1, 41 << 20 | code_of("exchange"))])
+    'rank 0: sum (call 41), rank 1: exchange (call 41)'
+    """
+    by_call: dict[int, list[int]] = {}
+    for rank, word in words:
+        by_call.setdefault(word, []).append(rank)
+    alike = len({word_text(word) for word in by_call}) < len(by_call)
+    return ", ".join(
+        f"{ranks_text(ranks)}: {word_text(word, with_plan=alike)}"
+        for word, ranks in by_call.items()
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as errors show them.
+
+    Examples
+    --------
+    >>> ranks_text([3]), ranks_text([0, 2]), ranks_text(range(20))
+    ('rank 3', 'ranks 0, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (20)')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f", ... ({len(ranks)})" if len(ranks) > 8 else ""
+    return f"ranks {', '.join(map(str, ranks[:8]))}{more}"
+
+
+def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
+    """Return the error for ranks that have made different calls."""
+    return MismatchError(
+        f"the ranks have made different calls: {calls_text(words)}; all ranks must make the same collective "
+        "calls, in the same order, and give the same arrays"
+    )
+
+
+class Block:
+    """Status of one rank of the node, in memory that all of them map.
+
+    Attributes
+    ----------
+    count : memoryview of int64
+        One element: rounds of gathering that the rank has come to.
+    wait : memoryview of int64
+        Whether it waits, for whom, and what it has found.
+    ring : memoryview of int64
+        Its latest calls.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self.count = memory[:8].data.cast("B").cast("q")
+        self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
+        self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
+        starts = [_SLOTS + (8 + SLOT_BYTES) * n for n in range(2)]
+        self.lengths = [memory[at : at + 8].data.cast("B").cast("q") for at in starts]
+        self.slots = [memory[at + 8 : at + 8 + SLOT_BYTES].data for at in starts]
+
+    def last(self) -> int:
+        """Return the word of the latest call."""
+        return max(self.ring)
+
+    def call(self, number: int) -> int | None:
+        """Return the word of a call, None if it is not among the latest ones."""
+        word = self.ring[number % _RING_WORDS]
+        return word if word >> CODE_BITS == number and word else None
+
+
+class CallWatch:
+    """Position of this rank among the collective calls of one communicator, and the view of the others'.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    blocks : mapping from rank to Block
+        Of the ranks of this node; this rank's own at least.
+    pids : mapping from rank to int
+        Processes of the node's ranks, where they can be looked up.
+
+    Attributes
+    ----------
+    number : int
+        Of this rank's latest call.
+    """
+
+    def __init__(
+        self, mpi: Any, comm: MPI.Intracomm, blocks: dict[int, Block], pids: dict[int, int]
+    ) -> None:
+        self._mpi, self._comm, self.rank = mpi, comm, comm.rank
+        self.blocks, self._own, self._pids = blocks, blocks[comm.rank], pids
+        self.number = 0
+        self.word = 0
+        self._notes: dict[int, tuple[Any, Any]] = {}
+        self._heard: dict[int, int] = {}
+        self._is_told = False
+
+    # Calls
+
+    def call(self, code: int) -> None:
+        """Count a call and publish it."""
+        n = self.number = self.number + 1
+        self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
+
+    def ticker(self, code: int) -> Callable[[], None]:
+        """Return what counts and publishes calls of one kind, with the least on the way."""
+        ring = self._own.ring
+        mask = _RING_WORDS - 1
+
+        def tick() -> None:
+            n = self.number = self.number + 1
+            self.word = ring[n & mask] = n << CODE_BITS | code
+
+        return tick
+
+    def renumber(self, number: int) -> None:
+        """Go on from another number, the same on all ranks."""
+        self.number, self.word = number, 0
+        for words in (self._own.ring, self._own.wait):
+            for n in range(len(words)):
+                words[n] = 0
+
+    # Waits
+
+    def begin(self, ranks: Sequence[int]) -> None:
+        """Publish that this rank waits."""
+        self._is_told = False
+        self._own.wait[1] = ranks[0] + 1 if ranks else 0
+        self._own.wait[0] = 1
+
+    def end(self) -> None:
+        """Publish that it waits no more."""
+        self._own.wait[0] = 0
+
+    def look(self, ranks: Sequence[int], waited_s: float) -> None:
+        """Raise if the wait cannot end.
+
+        Raises
+        ------
+        MismatchError
+            If another rank has made another call.
+        ExchangeTimeoutError
+            If a rank that is waited for has ended.
+        """
+        for rank, block in self.blocks.items():
+            if rank != self.rank:
+                self._compare(rank, block)
+        if waited_s > _NOTE_AFTER_S:
+            self._find_ended(ranks)
+            if len(self.blocks) < self._comm.size:
+                self._exchange_notes(ranks)
+        if waited_s > _NOTICE_S and not self._is_told:
+            self._tell(ranks, waited_s)
+
+    def _compare(self, rank: int, block: Block) -> None:
+        broken = block.wait[2]
+        if broken == self.word and broken:
+            found = (rank, block.wait[4]), (block.wait[3], block.wait[5])
+            raise mismatch(sorted(found))
+        theirs = block.call(self.number)
+        mine: int | None = self.word
+        if theirs is None:
+            theirs = block.last()
+            if theirs >> CODE_BITS > self.number:
+                return
+            mine = self._own.call(theirs >> CODE_BITS)
+        self._check(rank, mine, theirs)
+
+    def _check(self, rank: int, mine: int | None, theirs: int) -> None:
+        if not mine or not theirs or mine == theirs:
+            return
+        starts = code_of("start of a plan") >> _PLAN_BITS
+        if all(name_of(w & ((1 << CODE_BITS) - 1)) == CALLS[starts] for w in (mine, theirs)):
+            return  # started in another order, which may still end well
+        self.breaks(rank, mine, theirs)
+        raise mismatch(sorted([(self.rank, mine), (rank, theirs)]))
+
+    def breaks(self, rank: int, mine: int, theirs: int) -> None:
+        """Publish that this rank's call and another's differ."""
+        wait = self._own.wait
+        wait[3], wait[4], wait[5] = rank, mine, theirs
+        wait[2] = self.word
+
+    def _find_ended(self, ranks: Sequence[int]) -> None:
+        for rank in ranks or self._pids:
+            pid = self._pids.get(rank)
+            if pid is not None and rank != self.rank and has_ended(pid):
+                raise ExchangeTimeoutError(
+                    f"rank {self.rank} has waited in {word_text(self.word)} for rank {rank}, whose process (pid {pid}) "
+                    f"has ended; its last call here was {word_text(self.blocks[rank].last())}"
+                )
+
+    def report(self, ranks: Sequence[int]) -> str:
+        """Return where this rank is and where those are that it waits for."""
+        if not self.word:
+            return ""
+        others = [self._place(rank) for rank in list(ranks)[:3] or self._behind()]
+        there = "".join(f", {one}" for one in others if one)
+        return f" in {word_text(self.word)}{there}"
+
+    def _behind(self) -> list[int]:
+        """Return the ranks of the node that have not come to this rank's call."""
+        blocks = self.blocks.items()
+        return [r for r, block in blocks if block.last() >> CODE_BITS < self.number][:3]
+
+    def _place(self, rank: int) -> str:
+        block = self.blocks.get(rank)
+        if block is None:
+            heard = self._heard.get(rank)
+            return f"rank {rank} waits in {word_text(heard)}" if heard else ""
+        last = block.last()
+        if not last:
+            return f"rank {rank} has made no call yet"
+        if block.wait[0]:
+            return f"rank {rank} waits in {word_text(last)}"
+        return f"the last call of rank {rank} is {word_text(last)}"
+
+    def _tell(self, ranks: Sequence[int], waited_s: float) -> None:
+        """Print who is waited for, on the first rank that waits."""
+        for rank, block in self.blocks.items():
+            if rank < self.rank and block.wait[0]:
+                return
+            if rank != self.rank and block.wait[6] == self.word:
+                return  # told by another rank
+        if any(rank < self.rank and heard == self.word for rank, heard in self._heard.items()):
+            return
+        self._is_told = True
+        self._own.wait[6] = self.word
+        waited_for = list(ranks) or self._behind()
+        whom = ranks_text(waited_for) if waited_for else "another rank"
+        print(
+            f"halox: rank {self.rank} has waited for {waited_s:.0f} s for {whom}{self.report(ranks)}; it goes on "
+            "waiting, up to HALOX_TIMEOUT",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # Ranks of other nodes
+
+    def _exchange_notes(self, ranks: Sequence[int]) -> None:
+        """Tell ranks of other nodes which call this one waits in, and hear it of them."""
+        for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
+            del self._notes[rank]
+        far = [rank for rank in ranks or range(self._comm.size) if rank not in self.blocks]
+        for rank in far[:_MOST_NOTES]:
+            if rank not in self._notes:
+                note = np.array([self.word, 0, 0, 0], "i8")
+                self._notes[rank] = self._comm.Issend(note, rank, _NOTE_TAG), note
+        self._hear()
+
+    def _hear(self) -> None:
+        note, status = np.zeros(4, "i8"), self._mpi.Status()
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
+            rank = status.Get_source()
+            self._comm.Recv(note, rank, _NOTE_TAG)
+            theirs = self._heard[rank] = int(note[0])
+            number = theirs >> CODE_BITS
+            if note[1]:
+                found = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
+                if int(note[0]) == self.word:
+                    raise mismatch(sorted(found))
+                continue
+            mine = self._own.call(number) if number <= self.number else None
+            try:
+                self._check(rank, mine, theirs)
+            except MismatchError:
+                self._spread(rank, mine or 0, theirs)
+                raise
+
+    def _spread(self, rank: int, mine: int, theirs: int) -> None:
+        """Tell ranks of other nodes that calls differ, so that they do not wait to the end."""
+        for other in [r for r in range(self._comm.size) if r not in self.blocks][:_MOST_NOTES]:
+            for word in {self.word, theirs}:
+                note = np.array([word, rank + 1, mine, theirs], "i8")
+                request = self._comm.Isend(note, other, _NOTE_TAG)
+                self._notes[-1 - len(self._notes)] = request, note
+
+    def drain(self) -> None:
+        """Take the notes that have come and nobody reads any more."""
+        status, note = self._mpi.Status(), np.zeros(4, "i8")
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
+            self._comm.Recv(note, status.Get_source(), _NOTE_TAG)
+        for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
+            del self._notes[rank]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message of this object is on its way."""
+        return not self._notes
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process of this machine has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")
+    except OSError:
+        with suppress(OSError):
+            os.kill(pid, 0)
+        return False

@@ -1,0 +1,152 @@
+"""Waits for other ranks, with a limit: ``HALOX_TIMEOUT``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from halox.errors import ExchangeTimeoutError, HaloxError
+
+DEFAULT_TIMEOUT_S = 300.0
+"""Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
+
+_SPINS_BEFORE_YIELD = 200
+_YIELDS_BEFORE_CLOCK = 200
+_LOOK_EVERY_S = 0.25
+_BUSY_S = 1.0
+_NAP_S = 0.0005
+
+Ranks = Callable[[], Sequence[int]]
+"""Returns the ranks that are waited for."""
+
+
+def timeout_s() -> float:
+    """Seconds to wait for another rank: ``HALOX_TIMEOUT``, 0 meaning for ever.
+
+    Raises
+    ------
+    HaloxError
+        If the variable is set and is not a number of seconds >= 0.
+    """
+    text = os.environ.get("HALOX_TIMEOUT", "")
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise HaloxError(
+            f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit"
+        )
+    return seconds
+
+
+class Watch(Protocol):
+    """Observer of long waits: tells other ranks of them, and finds those that cannot end."""
+
+    def begin(self, ranks: Sequence[int]) -> None:
+        """Publish that this rank waits."""
+
+    def look(self, ranks: Sequence[int], waited_s: float) -> None:
+        """Raise if the wait cannot end; called every quarter of a second."""
+
+    def report(self, ranks: Sequence[int]) -> str:
+        """Return where the ranks that are waited for are, for the text of a timeout."""
+
+    def end(self) -> None:
+        """Publish that this rank waits no more."""
+
+
+class Waiter:
+    """Wait for a condition: busily at first, then yielding to other ranks on the core.
+
+    Parameters
+    ----------
+    limit_s : float
+        Seconds before giving up; 0 waits for ever.
+    crowded : bool
+        Whether ranks share cores, so that busy spinning would only delay the others.
+    watch : Watch, optional
+        Observer of waits that take long.
+    """
+
+    __slots__ = ("limit_s", "spins", "watch")
+
+    def __init__(self, limit_s: float, crowded: bool, watch: Watch | None = None) -> None:
+        self.limit_s = limit_s
+        self.spins = 0 if crowded else _SPINS_BEFORE_YIELD
+        self.watch = watch
+
+    def until(
+        self,
+        ready: Callable[[], bool],
+        what: Callable[[], str],
+        ranks: Ranks = tuple,
+    ) -> None:
+        """Return once ``ready()`` is true.
+
+        Parameters
+        ----------
+        ready : callable
+        what : callable
+            Describes the wait for the text of a timeout.
+        ranks : callable
+            Returns the ranks that are waited for, where they are known.
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            After the limit, or as soon as a rank that is waited for has ended.
+        MismatchError
+            If another rank has made another call.
+        """
+        for _ in range(self.spins):
+            if ready():
+                return
+        give_way = os.sched_yield
+        for _ in range(_YIELDS_BEFORE_CLOCK):
+            if ready():
+                return
+            give_way()
+        self._wait_long(ready, what, ranks)
+
+    def _wait_long(self, ready: Callable[[], bool], what: Callable[[], str], ranks: Ranks) -> None:
+        start = time.monotonic()
+        next_look = start + _LOOK_EVERY_S
+        watch, is_published = self.watch, False
+        try:
+            while not ready():
+                now = time.monotonic()
+                if now - start > _BUSY_S:
+                    time.sleep(_NAP_S)
+                else:
+                    os.sched_yield()
+                is_late = bool(self.limit_s) and now - start > self.limit_s
+                if now < next_look and not is_late:
+                    continue
+                next_look = now + _LOOK_EVERY_S
+                try:
+                    if is_late:
+                        raise self._timeout(what, ranks)
+                    if watch is not None and is_published:
+                        watch.look(ranks(), now - start)
+                except HaloxError:
+                    if ready():  # by what came in the meantime
+                        return
+                    raise
+                if watch is not None and not is_published:
+                    is_published = True
+                    watch.begin(ranks())
+        finally:
+            if is_published and watch is not None:
+                watch.end()
+
+    def _timeout(self, what: Callable[[], str], ranks: Ranks) -> ExchangeTimeoutError:
+        report = "" if self.watch is None else self.watch.report(ranks())
+        return ExchangeTimeoutError(
+            f"{what()} for {self.limit_s:g} s (HALOX_TIMEOUT){report}; a rank has failed, is far "
+            "behind, or has made another sequence of calls"
+        )
