@@ -685,19 +685,11 @@ class Grid:
     def _cells(self, name: str, fields: Sequence[Any]) -> list[Cells]:
         """Return the cells of fields, halos left out."""
         layouts = [self.layout(field) for field in fields]
-        for field, layout in zip(fields, layouts, strict=True):
-            if tuple(field.shape) != layout.padded_shape:
-                raise FieldError(
-                    f"{name}: the field's shape is {tuple(field.shape)}, and was {layout.padded_shape} when the grid "
-                    f"read it on rank {self.rank}; take a reshaped view instead, as a field of its own"
-                )
         if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
             raise FieldError(
                 f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
             )
-        return [
-            _cells_of(field, layout.interior) for field, layout in zip(fields, layouts, strict=True)
-        ]
+        return [_cells_of(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 
     # Life
 
@@ -801,9 +793,14 @@ class Grid:
             )
 
 
-def _cells_of(field: Any, interior: tuple[slice, ...]) -> Cells:
+def _cells_of(field: Any, layout: FieldLayout) -> Cells:
     """Return the cells of a field without making a view of it, which takes longer on a GPU than a launch."""
-    whole = describe(field, "field")
+    whole, interior = describe(field, "field"), layout.interior
+    if tuple(whole.shape) != layout.padded_shape:
+        raise FieldError(
+            f"field: its shape is {tuple(whole.shape)} now, and was {layout.padded_shape} when the grid read it; take "
+            "a reshaped view instead, which is a field of its own"
+        )
     pointer, shape = whole.pointer, []
     for cut, extent, stride in zip(interior, whole.shape, whole.strides, strict=True):
         start, stop = cut.start or 0, extent if cut.stop is None else cut.stop

@@ -157,8 +157,8 @@ class DeviceNumbers:
         number(cells, target)
         if out is not None or self.numbers_seen.again(fields):
             launch = number.bound(cells, new if out is None else target.data.ptr)
-            if launch is not None:
-                first, other = fields if len(fields) > 1 else (fields[0], None)
+            first, other = fields if len(fields) > 1 else (fields[0], None)
+            if launch is not None and hasattr(first, "shape"):
                 self.numbers_seen.keep(name, (first, other, out), (launch, first.shape))
         return target if out is None else out
 

@@ -572,13 +572,13 @@ class TestSeenBefore:
         found = grid._numbers.arrays_seen.found
         ids = set()
         total = comm.size * (comm.size + 1) // 2
-        for dtype, elements in (("f8", 6), ("i4", 12), ("f8", 6), ("f4", 12)) * 3:
+        for dtype, elements in (("f8", 6), ("i8", 6), ("f8", 3)) * 3:
             given = Array(np.full(elements, comm.rank + 1, dtype))
             ids.add(id(given))
             for _ in range(3):
                 result = grid.allreduce(given)
                 assert result.dtype == np.dtype(dtype)
-                assert agree(bool((result.get() == np.full(elements, total)).all()), comm)
+                assert (result.get() == np.full(elements, total)).all()
             assert len(found) == 1
             out = Array(np.zeros(elements, dtype))
             grid.allreduce(given, out=out)
@@ -587,7 +587,7 @@ class TestSeenBefore:
             assert len(found) == 1
             del given
             assert not found
-        assert len(ids) < 12, "an address has been used again"
+        assert len(ids) < 9, "an address has been used again"
 
     def test_evicted_alike_on_all_ranks(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm
