@@ -21,7 +21,6 @@ from halox.collectives.reductions import (
     check_out,
     reduce_array,
     reduce_scalar,
-    wide_dtype,
 )
 from halox.decomposition import (
     Decomposition,
@@ -31,7 +30,7 @@ from halox.decomposition import (
     infer_spec,
     normalise_halo,
 )
-from halox.engine.arrays import Described, describe
+from halox.engine.arrays import Described, as_ndarray, describe
 from halox.engine.cuda import is_device_array
 from halox.engine.devices import allocate, array_module, as_device_array, choose_device, to_host
 from halox.engine.operations import find_operation
@@ -563,7 +562,7 @@ class Grid:
         There, an error that only one rank can see (an array that does not fit) is raised on it at once, and after the
         first call as a `MismatchError` on the others when they call again; that result is not valid.
         """
-        return self._number("sum", lambda a: np.sum(a, dtype=wide_dtype(a.dtype)), out, field)
+        return self._number("sum", local.total, out, field)
 
     def min(self, field: Any, out: Any = None) -> Any:
         """Return the smallest value of a real field; NaN if there is one. All else as of `sum`."""
@@ -613,13 +612,23 @@ class Grid:
         Notes
         -----
         Collective. Blocks for arrays on the host. Of arrays on a GPU grid's GPU each first call with a shape, dtype and
-        operation makes a `halox.Allreduce`, of which the grid keeps the 32 that were used last; so such calls must
-        come in one order on all ranks.
+        operation makes a `halox.Allreduce`, of which the grid keeps the 32 that were made last; so such calls must
+        come in one order on all ranks. Later calls cost what those of a `halox.Allreduce` cost.
         """
+        if self._numbers is not None:
+            try:
+                prepared = self._numbers.arrays_seen.found.get((op, id(array), id(out)))
+            except TypeError:  # an operation that is none
+                prepared = None
+            if prepared is not None:
+                launch, shape = prepared
+                if array.shape == shape and (out is None or out is array or out.shape == shape):
+                    result = launch()
+                    return result if out is None else out
         if self._numbers is not None and is_device_array(array):
             self._world.check_open()
             return self._numbers.array(array, op, out)
-        self._world.begin("allreduce", op)
+        self._world.begin("allreduce", str(op))
 
         def prepare() -> np.ndarray[Any, Any]:
             host = np.ascontiguousarray(to_host(array))
@@ -640,13 +649,18 @@ class Grid:
             return result if isinstance(array, np.ndarray) else result[()]
         return self.xp.asarray(result)
 
-    def _number(self, name: str, local_number: Callable[..., Any], out: Any, *fields: Any) -> Any:
+    def _number(
+        self, name: str, local_number: Callable[..., Any], out: Any, field: Any, other: Any = None
+    ) -> Any:
         """Reduce fields to a number: on the host by this function of their cells, and a sum or so of the ranks."""
         if self._numbers is not None:
-            launch = self._numbers.seen.found.get((name, *map(id, fields), id(out)))
-            if launch is not None:
-                launch()
-                return out
+            prepared = self._numbers.numbers_seen.found.get((name, id(field), id(other), id(out)))
+            if prepared is not None:
+                launch, shape = prepared
+                if field.shape == shape and (other is None or other.shape == shape):
+                    result = launch()
+                    return result if out is None else out
+        fields = (field,) if name != "dot" else (field, other)
         if self._numbers is not None:
             self._world.check_open()
             return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
@@ -669,7 +683,7 @@ class Grid:
             result = np.sqrt(result)
         if out is None:
             return result
-        out[...] = result
+        as_ndarray(out)[...] = result
         return out
 
     def _cells(self, name: str, fields: Sequence[Any]) -> list[Cells]:
@@ -679,9 +693,7 @@ class Grid:
             raise FieldError(
                 f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
             )
-        return [
-            _cells_of(field, layout.interior) for field, layout in zip(fields, layouts, strict=True)
-        ]
+        return [_cells_of(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 
     # Life
 
@@ -785,13 +797,19 @@ class Grid:
             )
 
 
-def _cells_of(field: Any, interior: tuple[slice, ...]) -> Cells:
+def _cells_of(field: Any, layout: FieldLayout) -> Cells:
     """Return the cells of a field without making a view of it, which takes longer on a GPU than a launch."""
-    whole = describe(field, "field")
+    whole, interior = describe(field, "field"), layout.interior
+    if tuple(whole.shape) != layout.padded_shape:
+        raise FieldError(
+            f"field: its shape is {tuple(whole.shape)} now, and was {layout.padded_shape} when the grid read it; take "
+            "a reshaped view instead, which is a field of its own"
+        )
     pointer, shape = whole.pointer, []
     for cut, extent, stride in zip(interior, whole.shape, whole.strides, strict=True):
         start, stop = cut.start or 0, extent if cut.stop is None else cut.stop
         pointer += start * stride
         shape.append(stop - start)
     found = replace(whole, pointer=pointer, shape=tuple(shape))
-    return Cells(found, lambda: field[interior])
+    # On the host a view of NumPy, since sums of other libraries are formed in other dtypes.
+    return Cells(found, lambda: as_ndarray(field)[interior])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -40,7 +41,7 @@ class DeviceAllreduce:
     captures : bool
         Whether a call may be captured in a CUDA graph.
     seen : Seen
-        For an array and an ``out``, what a call with them does, where that is a launch and no more.
+        Launches by array and ``out``, of calls that are no more than that; without ``out`` they return a new array.
 
     Raises
     ------
@@ -66,7 +67,7 @@ class DeviceAllreduce:
         self.captures = self._do.captures
         self._nbytes = prod(shape) * dtype.itemsize
         self._part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-        self.seen: Seen[Callable[[], None]] = Seen()
+        self.seen: Seen[Callable[[], Any]] = Seen()
         self._empty = cupy().empty
         self._current_stream = cupy().cuda.get_current_stream
 
@@ -103,8 +104,12 @@ class DeviceAllreduce:
             self.refuse(error)
         assert source is not None and target is not None
         self._do.reduce(source.data.ptr, target.data.ptr, stream, None)
-        if isinstance(self._do, ByKernel) and source is array and target is out:
-            self.seen.keep("", (array, out), self._do.bound(source.data.ptr, target.data.ptr))
+        if isinstance(self._do, ByKernel) and source is array:
+            if target is out:
+                self.seen.keep("", (array, out), self._do.bound(source.data.ptr, target.data.ptr))
+            elif out is None and self.seen.again((array,)):
+                new = partial(self._empty, self.shape, self.dtype)
+                self.seen.keep("", (array, None), self._do.bound(source.data.ptr, new))
         if out is None:
             if is_device_array(array):
                 return target

@@ -9,9 +9,9 @@ All that ranks decide together follows from the number and the dtypes, which the
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,12 +27,20 @@ from halox.engine.devices import as_device_array
 from halox.engine.operations import ELEMENTS, find_operation
 from halox.engine.seen import Seen
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
-from halox.transports.allreduce import FieldReduction, make_field_reduction, make_local_reduction
+from halox.transports.allreduce import (
+    FieldReduction,
+    Target,
+    make_field_reduction,
+    make_local_reduction,
+)
 from halox.transports.surroundings import Ground
 
 _DOING = "a reduction"
 _MOST_ARRAYS = 32
 """Allreduces of arrays that are kept."""
+
+Prepared = tuple[Callable[[], Any], tuple[int, ...]]
+"""A launch, which returns the result's array if it makes one, and the shape that the arrays of a call must have."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Number(Protocol):
     def __call__(self, cells: Sequence[Cells], out: Any) -> Any:
         """Return ``out``, an array of one element, with the number of some cells."""
 
-    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
-        """Return what does the same as a call with these cells and an address, None if nothing simpler does."""
+    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
+        """Prepare calls with these cells; None if a call is more than a launch."""
 
     def refuse(self, error: Exception) -> None:
         """Raise this rank's reason not to take part in a call, on the other ranks too."""
@@ -94,15 +102,18 @@ class DeviceNumbers:
 
     Attributes
     ----------
-    seen : Seen
-        For a number's name, its fields and an ``out``, what a call does, where that is a launch and no more.
+    numbers_seen : Seen
+        Launches by a number's name, its field, a second one or None, and ``out``.
+    arrays_seen : Seen
+        Launches by an allreduce's operation, its array, and ``out``.
     """
 
     def __init__(self, ground: Ground, device: int) -> None:
         self._ground, self._world, self._device = ground, ground.world, device
         self._numbers: dict[tuple[str, ...], Number] = {}
-        self._arrays: OrderedDict[tuple[Any, ...], DeviceAllreduce] = OrderedDict()
-        self.seen: Seen[Callable[[], None]] = Seen()
+        self._arrays: dict[tuple[Any, ...], DeviceAllreduce] = {}
+        self.numbers_seen: Seen[Prepared] = Seen()
+        self.arrays_seen: Seen[Prepared] = Seen()
 
     def number(
         self, name: str, fields: Sequence[Any], find: Callable[[], Sequence[Cells]], out: Any
@@ -135,24 +146,25 @@ class DeviceNumbers:
             key = (name, *(one.str for one in dtypes))
             number = self._numbers.get(key)
             dtype = result_dtype(name, dtypes)
-            target = cupy().empty((), dtype) if out is None else self._target(out, dtype)
+            new = partial(cupy().empty, (), dtype)
+            target = new() if out is None else self._target(out, dtype)
         except HaloxError as error:
             known = [one for of, one in self._numbers.items() if of[0] == name]
-            self._refuse(known if number is None else [number], error)
+            self._refuse(name, known if number is None else [number], error)
             raise
         if number is None:
             number = self._numbers[key] = self._make(name, dtypes)
         number(cells, target)
-        if out is None:
-            return target
-        bound = number.bound(cells, target.data.ptr)
-        if bound is not None:
-            self.seen.keep(name, (*fields, out), bound)
-        return out
+        if out is not None or self.numbers_seen.again(fields):
+            launch = number.bound(cells, new if out is None else target.data.ptr)
+            first, other = fields if len(fields) > 1 else (fields[0], None)
+            if launch is not None and hasattr(first, "shape"):
+                self.numbers_seen.keep(name, (first, other, out), (launch, first.shape))
+        return target if out is None else out
 
     def forget(self) -> None:
         """Look at all fields again at their next calls, since what belongs to them has changed; local."""
-        self.seen.clear()
+        self.numbers_seen.clear()
 
     def _target(self, out: Any, dtype: np.dtype[Any]) -> Any:
         found = describe(out, "out")
@@ -164,12 +176,15 @@ class DeviceNumbers:
         check_out(found, None, dtype)
         return as_device_array(out)
 
-    def _refuse(self, known: Sequence[Number | DeviceAllreduce], error: Exception) -> None:
+    def _refuse(
+        self, name: str, known: Sequence[Number | DeviceAllreduce], error: Exception
+    ) -> None:
         """Raise an error of this rank's arguments, on the other ranks too if it is clear what they call."""
         if len(known) == 1:
             known[0].refuse(error)
         if not known:
-            self._world.agree(error, _DOING)  # they are making it
+            self._world.begin(name)  # they are making it
+            self._world.agree(error, _DOING)
 
     def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> Number:
         world, ground = self._world, self._ground
@@ -183,6 +198,7 @@ class DeviceNumbers:
             ground.use_device(self._device)
             cupy().cuda.Device(self._device).synchronize()
 
+        world.begin(name)
         world.guarded(begin, _DOING)
         mine = {"reduction": name, "dtype": ", ".join(map(str, dtypes))}
         world.compare(mine, _DOING)
@@ -208,28 +224,35 @@ class DeviceNumbers:
             key = tuple(found.shape), found.dtype.str, op
             reduce = self._arrays.get(key)
         except HaloxError as error:
-            self._refuse(list(self._arrays.values()), error)
+            self._refuse("allreduce", list(self._arrays.values()), error)
             raise
         if reduce is None:
+            self._world.begin("allreduce")
             self._world.agree(None, _DOING)
             mine = {"shape": key[0], "dtype": str(found.dtype), "op": op}
             self._world.compare(mine, _DOING)
             reduce = DeviceAllreduce(self._ground, self._device, key[0], found.dtype, op)
             self._arrays[key] = reduce
             if len(self._arrays) > _MOST_ARRAYS:
-                self._arrays.popitem(last=False)[1].close()
-        self._arrays.move_to_end(key)
-        return reduce(array, out)
+                # By age and not by use, which a rank's own errors may change, so that all ranks close the same one.
+                self.arrays_seen.clear()
+                self._arrays.pop(next(iter(self._arrays))).close()
+        result = reduce(array, out)
+        launch = reduce.seen.found.get(("", id(array), id(out)))
+        if launch is not None:
+            self.arrays_seen.keep(op, (array, out), (launch, array.shape))
+        return result
 
     def close(self) -> None:
         """Give back what all of them hold; collective."""
+        self.numbers_seen.clear()
+        self.arrays_seen.clear()
         for number in self._numbers.values():
             number.close()
         for reduce in self._arrays.values():
             reduce.close()
         self._numbers.clear()
         self._arrays.clear()
-        self.seen.clear()
 
 
 class InOneLaunch:
@@ -254,7 +277,7 @@ class InOneLaunch:
             self.refuse(error)
         return out
 
-    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
+    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
         """Return the launch for these cells, None if CuPy combines them first."""
         first = cells[0].described
         other = cells[1].described if len(cells) > 1 else None
@@ -330,7 +353,7 @@ class InTwoSteps:
             out[...] = total.reshape(out.shape)
         return out
 
-    def bound(self, cells: Sequence[Cells], target: int) -> Callable[[], None] | None:
+    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
         """Return None: it takes two steps."""
         return None
 

@@ -41,6 +41,11 @@ def blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice | int, ...]]:
                 yield (row, *index)
 
 
+def total(cells: Array) -> Any:
+    """Return the sum, in 64 bits a part."""
+    return np.sum(cells, dtype=wide_dtype(cells.dtype))
+
+
 def sum_of_squares(cells: Array) -> Any:
     """Return the sum of the squares of the absolute values, in float64."""
     scratch = np.empty(BLOCK, "f8")

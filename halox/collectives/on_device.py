@@ -29,7 +29,7 @@ from halox.engine.memory import pinned
 from halox.engine.operations import Operation, find_operation
 from halox.engine.streams import StreamOrder
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
-from halox.transports.allreduce import make_array_reduction
+from halox.transports.allreduce import Target, make_array_reduction
 from halox.transports.surroundings import Ground
 from halox.transports.topology import Topology
 from halox.transports.tree_allreduce import DeviceMoves, Shape, make_tree_reduction
@@ -106,8 +106,8 @@ class ByKernel:
             raise error
         self._launch(source, target, stream)
 
-    def bound(self, source: int, target: int) -> Callable[[], None]:
-        """Return what a call with these addresses on CuPy's current stream does, with less on the way."""
+    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+        """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
         return self._launch.bound(source, target)
 
     def close(self) -> None:

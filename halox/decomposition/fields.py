@@ -230,7 +230,7 @@ class FieldLayout:
         coords = decomposition.coords_of(self.rank)
         return tuple(map(_AxisLayout.of, decomposition.axes, coords, spec.halo, spec.staggered))
 
-    @property
+    @cached_property
     def padded_shape(self) -> tuple[int, ...]:
         """Shape of the rank's array: halo and component axes included."""
         return self._with_components(tuple(axis.stored for axis in self._axes))
@@ -246,7 +246,7 @@ class FieldLayout:
         """Global index of the array's first point, per grid axis; negative in a low halo."""
         return tuple(axis.start - axis.low for axis in self._axes)
 
-    @property
+    @cached_property
     def interior(self) -> tuple[slice, ...]:
         """Index of the owned points in the array, component axes in full."""
         grid = tuple(slice(axis.low, axis.low + axis.points) for axis in self._axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 Found = TypeVar("Found")
@@ -26,6 +27,7 @@ class Seen(Generic[Found]):
     def __init__(self) -> None:
         self.found: dict[Hashable, Found] = {}
         self._watched: dict[Hashable, tuple[weakref.ref[Any], ...]] = {}
+        self._met: dict[int, weakref.ref[Any]] = {}
 
     def keep(self, name: Hashable, arrays: Sequence[Any], found: Found) -> None:
         """Keep something for a name and some arrays or None; not where one of them cannot be watched."""
@@ -42,6 +44,23 @@ class Seen(Generic[Found]):
             self._drop(next(iter(self.found)))
         self.found[key], self._watched[key] = found, watched
 
+    def again(self, arrays: Sequence[Any]) -> bool:
+        """Whether all of some arrays have been asked for before.
+
+        Temporaries never have, even at an address used before: to keep something for them costs more than it saves.
+        """
+        known = True
+        for array in arrays:
+            met = self._met.get(id(array))
+            if met is not None and met() is array:
+                continue
+            known = False
+            if len(self._met) >= CAPACITY:
+                self._met.clear()
+            with suppress(TypeError):  # of what cannot be watched
+                self._met[id(array)] = weakref.ref(array)
+        return known
+
     def _drop(self, key: Hashable) -> None:
         self.found.pop(key, None)
         self._watched.pop(key, None)
@@ -50,3 +69,4 @@ class Seen(Generic[Found]):
         """Forget everything."""
         self.found.clear()
         self._watched.clear()
+        self._met.clear()

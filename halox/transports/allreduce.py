@@ -56,6 +56,9 @@ from halox.world import World
 _MAKING = "the making of a reduction"
 _MEETING = "a reduction after one that was called off"
 
+Target = int | Callable[[], Any]
+"""Address of a result, or what makes a CuPy array for it at each call."""
+
 _Laid = tuple[Any, Any, PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
 
@@ -151,6 +154,30 @@ class _Meeting:
         self._order.follow(stream)
 
     def _bound(
+        self, launch: PreparedLaunch, sources: Sequence[tuple[Any, int]], target: Target
+    ) -> Callable[[], Any]:
+        """Launch with fixed addresses on CuPy's current stream; returns the array if the target is a new one."""
+        if callable(target):
+            return self._bound_to_new(self._bound_at(launch, sources), target)
+        return self._bound_at(launch, (*sources, (self._target, target)))
+
+    def _bound_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
+        target, current_stream = self._target, cupy().cuda.get_current_stream
+
+        def call() -> Any:
+            try:
+                result = new()
+            except Exception:
+                self.call_off(current_stream())
+                raise
+            # The sources are set again as well: any launch in between has set its own.
+            target.value, self._laid_for = result.data.ptr, None
+            go()
+            return result
+
+        return call
+
+    def _bound_at(
         self, launch: PreparedLaunch, values: Sequence[tuple[Any, int]]
     ) -> Callable[[], None]:
         """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
@@ -282,9 +309,9 @@ class KernelReduction(_Meeting):
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
-    def bound(self, source: int, target: int) -> Callable[[], None]:
-        """Return what a call with these addresses on CuPy's current stream does, with less on the way."""
-        return self._bound(self._launch, ((self._source, source), (self._target, target)))
+    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+        """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
+        return self._bound(self._launch, ((self._source, source),), target)
 
 
 class FieldReduction(_Meeting):
@@ -381,11 +408,11 @@ class FieldReduction(_Meeting):
         found = self._find(cells, other)
         self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
 
-    def bound(self, cells: Described, other: Described | None, target: int) -> Callable[[], None]:
-        """Return what a call with these cells on CuPy's current stream does, with less on the way."""
+    def bound(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
+        """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
         first, second, launch = self._find(cells, other)
-        values = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
-        return self._bound(launch, (*values, (self._target, target)))
+        sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
+        return self._bound(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Any) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""

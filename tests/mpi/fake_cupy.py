@@ -33,10 +33,9 @@ class Array:
 
     def __init__(self, values: np.ndarray, device: int = 0) -> None:
         self.values, self.device_id = values, device
+        pointer = values.__array_interface__["data"][0]
         self.data = SimpleNamespace(
-            ptr=values.__array_interface__["data"][0],
-            device_id=device,
-            copy_from_device_async=self._fill,
+            ptr=pointer, device_id=device, copy_from_device_async=partial(_fill, pointer)
         )
 
     shape = property(lambda self: self.values.shape)
@@ -45,9 +44,6 @@ class Array:
     size = property(lambda self: self.values.size)
     flags = property(lambda self: self.values.flags)
     real = property(lambda self: Array(self.values.real))
-
-    def _fill(self, source: Any, nbytes: int) -> None:
-        ctypes.memmove(self.data.ptr, source.ptr, nbytes)
 
     def get(self) -> np.ndarray:
         return self.values.copy()
@@ -72,6 +68,10 @@ class Array:
 
     def __mul__(self, other: Any) -> Array:
         return Array(np.asarray(self.values * plain(other)))
+
+
+def _fill(pointer: int, source: Any, nbytes: int) -> None:
+    ctypes.memmove(pointer, source.ptr, nbytes)
 
 
 def plain(value: Any) -> Any:

@@ -396,6 +396,41 @@ def test_norm_over_reading(
     assert speed == pytest.approx(found["copy_gb_per_s"], abs=0.051)
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_grid_over_persistent(
+    spoilt: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class Counting(HostGrid):
+        def allreduce(self, array: Any, op: str = "sum", out: Any = None) -> Any:
+            calls.append(out is array)
+            found = super().allreduce(array, op, out)
+            if spoilt and len(calls) == 4:
+                found[-1] += 1
+            return found
+
+    def on_cpu(comm: Any, case: AllreduceCase, algorithm: Any, device: str) -> Any:
+        assert case.nbytes == 8192
+        return make_reduction(comm, case, algorithm, "cpu")
+
+    stage = Capturing()
+    stage.xp = SimpleNamespace(ones=np.ones)
+    monkeypatch.setattr(allreduce_headlines, "Grid", Counting)
+    monkeypatch.setattr(allreduce_headlines, "make_reduction", on_cpu)
+    figures = headlines_on(stage, comm, monkeypatch).over_persistent()
+    if spoilt:
+        with pytest.raises(RuntimeError, match="8KiB f8 sum ones, grid, new: wrong result"):
+            next(figures)
+        return
+    in_place, new = figures
+    assert "8KiB float64 in place" in in_place["name"] and "without out" in new["name"]
+    assert in_place["target"] == 1.3 and new["target"] is None
+    for one in (in_place, new):
+        assert one["value"] == pytest.approx(one["us"] / one["baseline"], rel=0.1)
+    assert set(calls) == {True, False}
+
+
 def test_one_value_over_a_launch(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[Any] = []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives import in_shared_memory
+from halox.collectives import device_numbers, in_shared_memory
 from halox.collectives.algorithms import DEVICE_ALGORITHMS
 from halox.engine import capture, memory
 from halox.errors import (
@@ -470,6 +472,262 @@ class TestGrid:
         grid.close()
         with pytest.raises(HaloxError, match="closed"):
             grid.sum(field)
+
+
+def python_calls(call: Callable[[], Any]) -> int:
+    """Count the calls of halox's own functions on the way of a call that has been made before."""
+    package, count = str(Path(halox.__file__).parent), 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    for _ in range(3):
+        call()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("way", ["own GPUs"], indirect=True)
+class TestSeenBefore:
+    """Calls of a grid with arrays that it has seen go straight to the launch."""
+
+    @pytest.fixture
+    def grid(self, machine: Machine, comm: MPI.Intracomm) -> Any:
+        with halox.Grid((5 * comm.size + 1, 7), comm=comm, device="gpu") as found:
+            yield found
+
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """Shapes and operations of the allreduces that grids have made."""
+        shapes: list[Any] = []
+
+        class Counted(device_numbers.DeviceAllreduce):
+            def __init__(self, *given: Any) -> None:
+                shapes.append((given[2], given[4]))
+                super().__init__(*given)
+
+        monkeypatch.setattr(device_numbers, "DeviceAllreduce", Counted)
+        return shapes
+
+    def test_python_calls(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """As many as those of the persistent form."""
+        given, out = Array(np.ones(5)), Array(np.ones(5))
+        with reduced(None, comm, 5, "f8", "max") as reduce:
+            for place in (given, out, None):
+                persistent = python_calls(lambda place=place: reduce(given, out=place))  # type: ignore[misc]
+                convenient = python_calls(
+                    lambda place=place: grid.allreduce(given, "max", out=place)  # type: ignore[misc]
+                )
+                assert persistent <= 3 and convenient <= persistent + 2, place
+        field, number = grid.ones("f8"), Array(np.zeros(()))
+        for name in NUMBERS:
+            assert python_calls(lambda name=name: getattr(grid, name)(field)) <= 5  # type: ignore[misc]
+            assert (
+                python_calls(lambda name=name: getattr(grid, name)(field, out=number)) <= 4  # type: ignore[misc]
+            )
+        assert python_calls(lambda: grid.dot(field, field)) <= 5
+
+    def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Of one array, in turns, with other contents at each call; results that were returned stay."""
+        given, out = Array(np.zeros((3, 2))), Array(np.zeros((3, 2)))
+        results = []
+        for call in range(4):
+            values = [np.arange(6.0).reshape(3, 2) * (rank - 1) + call for rank in range(comm.size)]
+            given[...] = values[comm.rank]
+            total, most = sum(values), np.max(values, axis=0)
+            assert grid.allreduce(given, "max", out=out) is out
+            ok = np.array_equal(out.get(), most)
+            results.append((grid.allreduce(given), total))
+            results.append((grid.allreduce(given, "max"), most))
+            ok &= np.array_equal(given.get(), values[comm.rank])
+            assert grid.allreduce(given, out=given) is given
+            ok &= np.array_equal(given.get(), total)
+            assert agree(ok, comm), call
+        assert agree(all(np.array_equal(a.get(), b) for a, b in results), comm)
+        assert len({id(array) for array, _ in results}) == len(results)
+
+    def test_numbers_without_out(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Between calls with ``out``, which use the same launch; and of fields that come and go."""
+        field, out = grid.ones("f8"), Array(np.zeros(()))
+        cells = np.prod(grid.grid_shape)
+        results = []
+        for call in range(1, 5):
+            field[...] = call
+            results.append((grid.sum(field), call * cells))
+            assert float(grid.sum(field, out=out)) == call * cells
+            results.append((grid.dot(field, field), call**2 * cells))
+            assert float(grid.sum(field * 2)) == 2 * call * cells
+        assert agree(all(float(number) == value for number, value in results), comm)
+        assert grid._numbers is not None
+        assert len(grid._numbers.numbers_seen.found) == 3
+
+    def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """What was kept for one is not taken for another one at its address."""
+        assert grid._numbers is not None
+        found = grid._numbers.arrays_seen.found
+        ids = set()
+        total = comm.size * (comm.size + 1) // 2
+        for dtype, elements in (("f8", 6), ("i8", 6), ("f8", 3)) * 3:
+            given = Array(np.full(elements, comm.rank + 1, dtype))
+            ids.add(id(given))
+            for _ in range(3):
+                result = grid.allreduce(given)
+                assert result.dtype == np.dtype(dtype)
+                assert (result.get() == np.full(elements, total)).all()
+            assert len(found) == 1
+            out = Array(np.zeros(elements, dtype))
+            grid.allreduce(given, out=out)
+            assert (out.get() == total).all() and len(found) == 2
+            del out
+            assert len(found) == 1
+            del given
+            assert not found
+        assert len(ids) < 9, "an address has been used again"
+
+    def test_evicted_alike_on_all_ranks(
+        self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm
+    ) -> None:
+        """Whichever arrays each rank keeps: those that were made first go first."""
+        kept = Array(np.zeros(3))
+
+        def often_used() -> bool:
+            given = kept if comm.rank == 0 else Array(np.zeros(3))
+            given[...] = 1.0
+            grid.allreduce(given, out=given)
+            return bool((given.get() == comm.size).all())
+
+        ok = True
+        for elements in range(4, 40):
+            ok &= often_used() and often_used()
+            other = Array(np.ones(elements))
+            ok &= bool((grid.allreduce(other, out=other).get() == comm.size).all())
+        assert agree(ok, comm)
+        shapes = [shape for (shape,), _ in made]
+        assert len(set(comm.allgather(tuple(shapes)))) == 1
+        assert shapes == [*range(3, 35), 35, 3, *range(36, 40)]
+        assert grid._numbers is not None and len(grid._numbers._arrays) == 32
+
+    def test_other_shapes_in_place(
+        self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm
+    ) -> None:
+        given, out = Array(np.ones(6)), Array(np.zeros(6))
+        with reduced(None, comm, 6, "f8", "sum") as reduce:
+            for _ in range(3):
+                reduce(given)
+                grid.allreduce(given)
+                grid.allreduce(given, out=out)
+            given.values = given.values.reshape(2, 3)
+            with pytest.raises(FieldError, match=r"array: got shape \(2, 3\)"):
+                reduce(given)
+        with pytest.raises(FieldError, match=r"out: got shape \(6,\)"):
+            grid.allreduce(given, out=out)
+        for _ in range(3):
+            found = grid.allreduce(given)
+            assert found.shape == (2, 3) and (found.get() == comm.size).all()
+        out.values = out.values.reshape(2, 3)
+        assert (grid.allreduce(given, out=out).get() == comm.size).all()
+        assert [shape for shape, _ in made] == [(6,), (2, 3)]
+
+    @pytest.mark.parametrize("is_same_size", [False, True])
+    def test_fields_of_other_shapes_in_place(
+        self, grid: halox.Grid, is_same_size: bool, comm: MPI.Intracomm
+    ) -> None:
+        field, number = grid.ones("f8"), Array(np.zeros(()))
+        right = field.values
+        for _ in range(3):
+            grid.sum(field)
+            grid.sum(field, out=number)
+        field.values = right.T if is_same_size else right.reshape(-1)
+        for _ in range(2):
+            with pytest.raises(FieldError, match="shape"):
+                grid.sum(field, out=number)
+            with pytest.raises(FieldError, match="shape"):
+                grid.sum(field)
+            with pytest.raises(FieldError, match="shape"):
+                grid.dot(field, field)
+        field.values = right
+        assert float(grid.sum(field, out=number)) == np.prod(grid.grid_shape)
+
+    def test_captured(self, grid: halox.Grid, machine: Machine, comm: MPI.Intracomm) -> None:
+        given, field, number = Array(np.ones(4)), grid.ones("f8"), Array(np.zeros(()))
+        grid.allreduce(given, out=given)
+        grid.norm(field, out=number)
+        before = machine.launches
+        machine.capturing = True
+        grid.allreduce(given, out=given)
+        grid.norm(field, out=number)
+        with pytest.raises(StateError, match="before the capture"):
+            grid.allreduce(given, "prod", out=given)
+        machine.capturing = False
+        assert machine.launches == before + 2
+        assert agree(bool((given.get() == comm.size**2).all()), comm)
+
+    def test_no_memory_for_a_result_on_one_rank(
+        self, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The others are told, as they are of a bad array."""
+        cupy: Any = sys.modules["cupy"]
+        empty, full = cupy.empty, False
+
+        def allocate(*given: Any) -> Any:
+            if full:
+                raise MemoryError("no memory")
+            return empty(*given)
+
+        monkeypatch.setattr(cupy, "empty", allocate)
+        last = comm.rank == comm.size - 1
+        given = Array(np.ones(4))
+        with halox.Grid((8 * comm.size,), comm=comm, device="gpu") as grid:
+            field = grid.ones("f8")
+            for call in (lambda: grid.allreduce(given), lambda: grid.max(field)):
+                for _ in range(3):
+                    before = call().get()
+                if last:
+                    full = True
+                    with pytest.raises(MemoryError):
+                        call()
+                    full = False
+                else:
+                    call()
+                    with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has called off"):
+                        call()
+                assert same(call().get(), before)
+
+    def test_an_operation_that_is_none(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        given = Array(np.ones(4))
+        for _ in range(3):
+            grid.allreduce(given)
+            for op in (["sum"], "average", None):
+                with pytest.raises(FieldError, match="op must be one of"):
+                    grid.allreduce(given, op)  # type: ignore[arg-type]
+
+    def test_closed(self, machine: Machine, comm: MPI.Intracomm) -> None:
+        given, out, number = Array(np.ones(4)), Array(np.ones(4)), Array(np.zeros(()))
+        with halox.Grid((4 * comm.size,), comm=comm, device="gpu") as grid:
+            field = grid.ones("f8")
+            calls = (
+                lambda: grid.allreduce(given),
+                lambda: grid.allreduce(given, out=given),
+                lambda: grid.allreduce(given, out=out),
+                lambda: grid.sum(field),
+                lambda: grid.sum(field, out=number),
+            )
+            for call in calls * 3:
+                call()
+        for call in calls:
+            with pytest.raises(ClosedError):
+                call()
+        reduce = reduced(None, comm, 4, "f8", "sum")
+        for _ in range(3):
+            reduce(given)
+        reduce.close()
+        with pytest.raises(ClosedError):
+            reduce(given)
 
 
 @pytest.mark.ranks(2, 3, 4)

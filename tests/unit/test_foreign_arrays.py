@@ -70,6 +70,18 @@ class OldTensor(Tensor):
         return self.array.__dlpack__()
 
 
+class Narrow(OldTensor):
+    """Forms sums in its own dtype, as JAX's do, whatever NumPy's functions ask for."""
+
+    __array_ufunc__ = None
+
+    def __getitem__(self, index):
+        return type(self)(self.array[index])
+
+    def sum(self, axis=None, dtype=None, out=None):
+        return self.array.sum(dtype=self.dtype)
+
+
 class InterfaceTensor(Tensor):
     """On a GPU, with both protocols, as PyTorch's and JAX's are; on the host with one."""
 
@@ -450,3 +462,23 @@ class TestExchanges:
                 grid.exchange(field)
                 assert np.array_equal(array, np.pad(array[1:-1, 1:-1], 1, mode="wrap"))
                 array[1:-1, 1:-1] += 100
+
+    @pytest.mark.parametrize("kind", [Tensor, OldTensor, Narrow])
+    def test_numbers_of_a_field_are_formed_in_64_bits(self, kind):
+        require("mpi")
+        from mpi4py import MPI
+
+        array = np.full((6, 8), 99, "f4")
+        array[1:-1, 1:-1] = 1
+        array[1, 1] = large = 2.0**24
+        assert array[1:-1, 1:-1].sum() != large + 23, "float32 holds no such number"
+        field = kind(array)
+        with Grid((4, 6), device="cpu", comm=MPI.COMM_SELF) as grid:
+            found = grid.sum(field)
+            assert isinstance(found, np.float64) and found == large + 23
+            assert grid.dot(field, field) == large**2 + 23
+            assert grid.norm(field) == np.sqrt(large**2 + 23)
+            assert grid.min(field) == 1 and grid.max(field) == large
+            out = np.zeros(1)
+            result = Tensor(out)
+            assert grid.sum(field, out=result) is result and out[0] == found

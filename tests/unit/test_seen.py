@@ -35,6 +35,19 @@ def test_what_cannot_be_watched_is_not_kept():
     assert not kept.found
 
 
+def test_met_before_only_while_it_lives(monkeypatch):
+    monkeypatch.setattr(seen, "CAPACITY", 3)
+    kept: Seen[str] = Seen()
+    a, b = np.zeros(3), np.zeros(3)
+    assert not kept.again((a,)) and kept.again((a,))
+    assert not kept.again((a, b)) and kept.again((b, a))
+    assert not any(kept.again((np.zeros(3),)) for _ in range(9)), "most of them at one address"
+    assert not kept.again((5,)) and not kept.again((5,)), "cannot be watched"
+    kept.again((a,))
+    kept.clear()
+    assert not kept.again((a,))
+
+
 def test_the_oldest_goes_first(monkeypatch):
     monkeypatch.setattr(seen, "CAPACITY", 2)
     kept: Seen[int] = Seen()

@@ -47,6 +47,9 @@ OF_HOST = 0.5
 OF_HOST_SHARED = 1.0
 SHARED_BYTES = 64 * KIB
 
+CONVENIENT_BYTES = 8 * KIB
+OF_PERSISTENT = 1.3
+
 NORM_CELLS = 512
 OF_READING = 1.15
 JACOBI_CELLS = 256
@@ -95,6 +98,7 @@ class _Headlines:
         found: dict[str, Callable[[], Iterator[Figure]]] = {"one float64": self.one_value}
         if not self._bench.shared_gpu:
             found["one float64 over a launch"] = self.over_launch
+            found["Grid.allreduce over halox.Allreduce"] = self.over_persistent
             found["medium arrays over NCCL"] = partial(self.over_nccl, MEDIUM, OF_NCCL_MEDIUM)
             found["Jacobi step"] = self.jacobi
         found["norm of a field"] = self.norm
@@ -150,6 +154,48 @@ class _Headlines:
             f"us of a {BARE_LAUNCH}",
             us=round(times["reduce"], 2),
         )
+
+    def over_persistent(self) -> Iterator[Figure]:
+        """Measure `Grid.allreduce` beside `halox.Allreduce`, each in place and with new results, in turns."""
+        stage, size, case = self._bench.stage, self._comm.size, _case(CONVENIENT_BYTES)
+        with (
+            stage.current(),
+            Grid((size,), comm=self._comm, device="gpu") as grid,
+            make_reduction(self._comm, case, None, "gpu") as reduce,
+        ):
+            one, other = (stage.xp.ones(case.elements, case.dtype) for _ in range(2))
+            ways: dict[str, Callable[[], Any]] = {
+                "grid": lambda: grid.allreduce(one, out=one),
+                "reduce": lambda: reduce(other, out=other),
+                "grid, new": lambda: grid.allreduce(one),
+                "reduce, new": lambda: reduce(other),
+            }
+            for name, way in ways.items():
+                # Twice, since the second call may be another one than the first.
+                for array in (one, other):
+                    array[...] = 1
+                found = way(), way()
+                stage.synchronize()
+                wanted = size if "new" in name else size**2
+                if any(float(result.sum()) != wanted * case.elements for result in found):
+                    raise RuntimeError(f"allreduce of {case.name} ones, {name}: wrong result")
+            for array in (one, other):
+                array[...] = 0  # so that no sum of sums grows beyond what floats hold
+            stage.settle()
+            times = self._bench.clock.measure(ways)
+            stage.settle()
+        for how, kind, most in (("in place", "", OF_PERSISTENT), ("without out", ", new", None)):
+            ours, theirs = times[f"grid{kind}"], times[f"reduce{kind}"]
+            what = f"grid.allreduce of {in_words(case.nbytes)} float64 {how}, {size} ranks"
+            yield limited(
+                f"{what}, in a stream: over halox.Allreduce",
+                ours / theirs,
+                "x its time",
+                most,
+                theirs,
+                "us of halox.Allreduce",
+                us=round(ours, 2),
+            )
 
     def over_nccl(self, sizes: tuple[int, ...], most: float) -> Iterator[Figure]:
         for nbytes in sizes:

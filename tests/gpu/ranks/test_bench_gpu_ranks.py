@@ -105,7 +105,7 @@ def test_allreduce(case: AllreduceCase, comm: MPI.Intracomm) -> None:
 
 
 def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of a norm and of a Jacobi step, in small: both check their results."""
+    """The figures of a norm, of a Jacobi step and of a grid's allreduce, in small: all check their results."""
     monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 48)
     (norm,) = allreduce_headlines._Headlines(comm).norm()
     assert norm["value"] > 0
@@ -113,3 +113,5 @@ def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
     if not bench.shared_gpu:
         # Ranks that share a GPU have no exchange that a graph can hold.
         assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
+        in_place, new = allreduce_headlines._Headlines(comm).over_persistent()
+        assert in_place["value"] > 0 and new["value"] > 0

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, MismatchError, StateError
+from halox.errors import ClosedError, FieldError, MismatchError, StateError
 from tests.mpi.conftest import agree
 from tests.support import require
 
@@ -197,3 +197,168 @@ def test_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
     assert grid.allreduce(one, "prod", out=one) is one and float(one) == 2.0**comm.size
     host = grid.allreduce(np.array([comm.rank]), "max")
     assert isinstance(host, np.ndarray) and host.tolist() == [comm.size - 1]
+
+
+@pytest.mark.ranks(1, 2, 4, 8)
+class TestSeenBefore:
+    """Arrays that a grid has been given before, which it does not look at again where a call is one launch."""
+
+    @staticmethod
+    def kept(grid: halox.Grid) -> Any:
+        """What the grid keeps for the arrays of `Grid.allreduce`."""
+        assert grid._numbers is not None
+        return grid._numbers.arrays_seen.found
+
+    def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Of one array, in turns, with other contents at each call; results that were returned stay."""
+        base = np.arange(1024.0)
+        ramp, given, out = cupy.asarray(base), cupy.zeros(1024), cupy.zeros(1024)
+        ranks = comm.size * (comm.size + 1) // 2
+        results = []
+        for call in range(20):
+            given[...] = ramp * (comm.rank + 1) + call
+            total, most = base * ranks + call * comm.size, base * comm.size + call
+            assert grid.allreduce(given, "max", out=out) is out
+            results += [(out.copy(), most), (grid.allreduce(given), total)]
+            results += [(grid.allreduce(given, "max"), most)]
+            assert grid.allreduce(given, out=given) is given
+            results += [(given.copy(), total)]
+        assert agree(all(np.array_equal(found.get(), value) for found, value in results), comm)
+        assert len(self.kept(grid)) == (4 if can_signal(grid) else 0)
+
+    def test_numbers_without_out(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Between calls with ``out``; and of fields that come and go."""
+        u, out = grid.zeros("f8"), cupy.zeros(())
+        cells = int(np.prod(grid.grid_shape))
+        results = []
+        for call in range(1, 20):
+            u[...] = call
+            results += [(grid.sum(u), call * cells), (grid.sum(u, out=out).copy(), call * cells)]
+            results += [(grid.dot(u, u), call**2 * cells), (grid.sum(u * 2), 2 * call * cells)]
+        assert agree(all(float(found) == value for found, value in results), comm)
+
+    def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """What was kept for one is not taken for another one at its address."""
+        total = comm.size * (comm.size + 1) // 2
+        addresses, ok, count = set(), True, 0
+        for dtype, elements in (("f8", 512), ("i8", 512), ("f8", 256)) * 10:
+            given, out = cupy.full(elements, comm.rank + 1, dtype), cupy.zeros(elements, dtype)
+            addresses.add((id(given), given.data.ptr))
+            for _ in range(3):
+                found = grid.allreduce(given)
+                ok &= found.dtype == given.dtype and found.shape == given.shape
+                ok &= bool((found == total).all())
+                ok &= bool((grid.allreduce(given, out=out) == total).all())
+            count += 1
+            del given, out, found
+            assert not self.kept(grid)
+        assert agree(ok, comm)
+        assert len(addresses) < count, "no address was used again, and so nothing was tried"
+
+    def test_evicted_alike_on_all_ranks(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Whichever arrays each rank keeps; the one that was used most is made again."""
+        kept, ok = cupy.zeros(3), True
+
+        def often_used() -> bool:
+            given = kept if comm.rank == 0 else cupy.zeros(3)
+            given[...] = 1
+            grid.allreduce(given, out=given)
+            return bool((given == comm.size).all())
+
+        for elements in range(4, 38):
+            ok &= often_used() and often_used()
+            other = cupy.ones(elements)
+            ok &= bool((grid.allreduce(other, out=other) == comm.size).all())
+            ok &= bool((grid.allreduce(other, out=other) == comm.size**2).all())
+        ok &= often_used()
+        assert agree(ok, comm)
+        assert grid._numbers is not None
+        keys = tuple(grid._numbers._arrays)
+        assert len(keys) == 32 and len(set(comm.allgather(keys))) == 1
+
+    def test_other_shapes_in_place(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        given, out = cupy.ones(6), cupy.zeros(6)
+        for _ in range(3):
+            grid.allreduce(given)
+            grid.allreduce(given, out=out)
+        given.shape = (2, 3)
+        with pytest.raises(FieldError, match=r"out: got shape \(6,\)"):
+            grid.allreduce(given, out=out)
+        for _ in range(3):
+            found = grid.allreduce(given)
+            assert found.shape == (2, 3)
+        out.shape = (2, 3)
+        grid.allreduce(given, out=out)
+        assert agree(bool((found == comm.size).all() and (out == comm.size).all()), comm)
+        u, number = grid.zeros("f8"), cupy.zeros(())
+        u[...] = 1
+        for _ in range(3):
+            grid.sum(u)
+            grid.sum(u, out=number)
+        right = u.shape
+        u.shape = (u.size,)
+        for place in (None, number):
+            with pytest.raises(FieldError, match="shape"):
+                grid.sum(u, out=place)
+        u.shape = right
+        assert agree(float(grid.sum(u, out=number)) == np.prod(grid.grid_shape), comm)
+
+    def test_on_changing_streams(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Behind and ahead of what they hold."""
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+        array, out = cupy.zeros(4000), cupy.zeros(4000)
+        cupy.cuda.runtime.deviceSynchronize()
+        for call in range(8):
+            wanted = sum(range(comm.size)) + comm.size * call
+            with streams[call % 2]:
+                stall()
+                array[...] = comm.rank + call
+                found = grid.allreduce(array)
+                grid.allreduce(array, out=out)
+                ok = bool(((found == wanted) & (out == wanted)).all())
+            assert agree(ok, comm), call
+            streams[call % 2].synchronize()
+
+    def test_in_a_graph(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
+        """Captured where it is one launch, replayed, and called in the stream again."""
+        array, total, sums = (cupy.zeros(1000, "i8") for _ in range(3))
+        array += 1
+        sums += total  # compiled before the capture
+        for _ in range(3):
+            grid.allreduce(array, out=total)
+        cupy.cuda.runtime.deviceSynchronize()
+        captures = can_signal(grid)
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            stream.begin_capture()
+            if captures:
+                grid.allreduce(array, out=total)
+            else:
+                with pytest.raises(StateError, match="captured"):
+                    grid.allreduce(array, out=total)
+            sums += total
+            array += 1
+            graph = stream.end_capture()
+            for _ in range(REPLAYS if captures else 0):
+                graph.launch(stream)
+            stream.synchronize()
+        replays = REPLAYS if captures else 0
+        ok = bool((sums == comm.size * replays * (replays + 1) // 2).all())
+        grid.allreduce(array, out=total)
+        assert agree(ok and bool((total == comm.size * (replays + 1)).all()), comm)
+
+    def test_closed(self, comm: MPI.Intracomm) -> None:
+        given, out, number = cupy.ones(4), cupy.ones(4), cupy.zeros(())
+        with halox.Grid((8 * comm.size,), comm=comm, device="gpu") as grid:
+            u = grid.zeros("f8")
+            calls = (
+                lambda: grid.allreduce(given),
+                lambda: grid.allreduce(given, out=given),
+                lambda: grid.allreduce(given, out=out),
+                lambda: grid.sum(u),
+                lambda: grid.sum(u, out=number),
+            )
+            for call in calls * 3:
+                call()
+        for call in calls:
+            with pytest.raises(ClosedError):
+                call()
