@@ -25,7 +25,7 @@ from halox.engine.packers.traversal_plan import (
 )
 from halox.engine.packers.traversal_tree import simplified
 from tests.support import require
-from tests.unit.cpu_kernels import FLAGS, SHIM, aligned, before_a_forbidden_page
+from tests.unit.cpu_kernels import FLAGS, HERE, SHIM, aligned, before_a_forbidden_page
 from tests.unit.cpu_traversal import library, move
 from tests.unit.datatype_strategies import build, recipes
 
@@ -337,8 +337,9 @@ int main() {{ char shared[1]; launch_with_barriers(1, 8, false, shared, 1, kerne
     (tmp_path / "kernel.cpp").write_text(text)
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
     program = tmp_path / "kernel"
-    subprocess.run(["g++", *flags, str(tmp_path / "kernel.cpp"), "-o", str(program)], check=True)
-    result = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    command = ["g++", f"-I{HERE}", *flags, str(tmp_path / "kernel.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True)
+    result = subprocess.run([program], capture_output=True, text=True, timeout=600)
     assert result.returncode != 0
     assert "wait at a barrier" in result.stderr
 
