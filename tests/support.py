@@ -13,6 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+FULL = "HALOX_TEST_FULL"
+"""Environment variable that is set where the whole matrix runs."""
+
+
+def cases(number: int) -> int:
+    """How many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
+    return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
+
 
 def _missing(need: str) -> str | None:
     if need == "mpi":
