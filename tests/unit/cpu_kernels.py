@@ -61,12 +61,12 @@ def _standard_headers(*flags: str) -> Path:
 def _surroundings() -> tuple[str, ...]:
     """What a library depends on beside its text: the headers that it may include, the compiler, the machine."""
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
-    said = subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=600)
+    said = subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=500)
     return (*headers, said.stdout, platform.machine())
 
 
 def _compile(*words: str) -> None:
-    result = subprocess.run(["g++", *words], capture_output=True, text=True, timeout=600)
+    result = subprocess.run(["g++", *words], capture_output=True, text=True, timeout=500)
     if result.returncode:
         raise AssertionError(f"g++ {' '.join(words)}\n{result.stderr}")
 

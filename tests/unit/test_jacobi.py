@@ -38,7 +38,7 @@ def on_ranks(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 

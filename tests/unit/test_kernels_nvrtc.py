@@ -26,7 +26,7 @@ from tests.unit.kept import digest, made_once
 
 require("nvrtc")
 
-ARCHITECTURES = [80, 90]
+ARCHITECTURES = [pytest.param(80, marks=pytest.mark.full), 90]
 WAYS = ("pack", "unpack")
 FEW = 64
 """Bytes of registers in memory that do no harm: compilers differ in a few."""
@@ -166,9 +166,13 @@ def newest() -> int:
     return max(architectures)
 
 
+# The oldest and the newest are for the whole matrix: a minute of compiling.
+OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest()))]
+
+
 @pytest.mark.parametrize("defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0)], ids=str)
 class TestPeer:
-    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
         code = compiled("peer", defines, f"sm_{architecture}")
         assert code.startswith(b"\x7fELF") and b"peer_exchange\0" in code
@@ -253,7 +257,7 @@ REDUCTIONS = [
 
 @pytest.mark.parametrize(("name", "defines"), REDUCTIONS, ids=str)
 class TestReductions:
-    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
         code = compiled(name, defines, f"sm_{architecture}")
         assert name.encode() + b"\0" in code
@@ -276,7 +280,7 @@ class TestReductions:
         assert "atom.acq_rel.gpu.global.add.u64" in ptx
 
 
-@pytest.mark.parametrize("architecture", [75, 90, newest()])
+@pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
 def test_combine_compiles(element, architecture):
     code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}")

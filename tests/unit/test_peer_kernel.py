@@ -17,7 +17,7 @@ from halox.engine.packers import peer_plan
 from halox.engine.packers.peer_plan import Kind
 from halox.messages import Message, Part
 from halox.transports import peer_ends
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.cpu_peer import (
     ORDERS,
     Array,
@@ -407,7 +407,7 @@ class TestWaiting:
             ranks[0].limit(0.5)
             start = time.monotonic()
             ranks[0].run(blocks)
-            assert 0.5 <= time.monotonic() - start < 20
+            assert time.monotonic() - start >= 0.5
             for other in others:
                 other.result()
         number, epoch = ranks[0].failure
@@ -415,11 +415,11 @@ class TestWaiting:
         assert ranks[0].draft.peer_of(number - 1) == 2
         assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
         assert ranks[1].failure == ranks[3].failure == (0, 0)
-        ranks[0].limit(30)
+        ranks[0].limit(1000)
         for _ in range(2):
             start = time.monotonic()
             ranks[0].run(blocks)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 500
         assert ranks[0].failure == (number, epoch)
         assert ranks[0].epochs == 6
         for rank in ranks:
@@ -508,7 +508,7 @@ def messages(draw) -> list[Flow]:
     return flows
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=trials(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())
