@@ -121,7 +121,7 @@ class TestWays:
         dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
         parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
         flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
-        exchange(connect(flows, operation="add", limit_s=5))
+        exchange(connect(flows, operation="add", limit_s=100))
 
     @pytest.mark.parametrize("way", ["ll", "staging"])
     def test_types_that_only_the_receiver_collects(self, way):
@@ -130,7 +130,7 @@ class TestWays:
         irregular = scattered([4] * 5, starts)
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
         with patch.object(peer_ends, "paired", only_regular(peer_ends.paired)):
-            ranks = connect(flows, limit_s=5)
+            ranks = connect(flows, limit_s=100)
         assert all(rank.draft._takes[0].buffered for rank in ranks)
         assert not any(rank.draft._sends[0].buffered for rank in ranks)
         exchange(ranks)
@@ -382,7 +382,7 @@ class TestRanks:
 
 class TestWaiting:
     def test_a_rank_that_is_late_is_waited_for(self):
-        ranks = connect(there_and_back("staging", *faces(8)), limit_s=20)
+        ranks = connect(there_and_back("staging", *faces(8)), limit_s=100)
         exchange(ranks, 2, late_s={1: 0.3})
 
     def test_no_limit(self):
