@@ -21,7 +21,8 @@ RANKS = 4
 
 PYTEST = [
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
-    *("-o", "faulthandler_timeout=600"),
+    # Without a selection, in words that a shell leaves as they are.
+    *("-o", "faulthandler_timeout=600", "-o", "addopts="),
 ]
 
 
