@@ -1,9 +1,13 @@
 PYTHON ?= python3
 
-.PHONY: test lint types docs gpu-check gpu-check-several figures bench
+.PHONY: test test-all lint types docs gpu-check gpu-check-several figures bench
 
 test:
 	$(PYTHON) -m pytest
+
+# What CI runs: every test on every number of ranks, all random cases, kernels for all architectures.
+test-all:
+	$(PYTHON) -m pytest -m "full or not full"
 
 lint:
 	$(PYTHON) -m ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from tests.support import require
 require("mpi")
 
 from mpi4py import MPI  # noqa: E402
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -31,6 +34,11 @@ def agree(ok: bool, comm: MPI.Intracomm) -> bool:
     return bool(comm.allreduce(ok, op=MPI.LAND))
 
 
+SMALL = (1, 2, 3)
+"""Numbers of ranks on which every test runs by default; on others, those whose geometry needs them."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, rather than skip, what is for another number of ranks."""
     size = MPI.COMM_WORLD.size
@@ -38,10 +46,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         mark = item.get_closest_marker("ranks")
         (kept if mark is None or size in mark.args else left).append(item)
+        on_cpus = HERE in item.path.parents
+        if on_cpus and size not in SMALL and item.get_closest_marker("geometry") is None:
+            item.add_marker(pytest.mark.full)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing to do for this number of ranks is no failure."""
+    if MPI.COMM_WORLD.size > 1 and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(*sizes): run only on these numbers of ranks")
     os.environ.setdefault("HALOX_TIMEOUT", "60")

@@ -21,6 +21,8 @@ from tests.mpi.reference import (
     same_bytes,
 )
 
+pytestmark = pytest.mark.geometry
+
 SEED = int(os.environ.get("HALOX_SEED", "20261120"))
 CASES = int(os.environ.get("HALOX_GRIDS", "60"))
 

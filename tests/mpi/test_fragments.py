@@ -297,10 +297,8 @@ def test_a_rank_that_stops_half_way(
     else:
         rig.channel.start()
         if comm.rank == 1:
-            start = time.monotonic()
             with pytest.raises(ExchangeTimeoutError, match=r"rank 1 has waited for .* ranks \[.*0"):
                 rig.channel.finish()
-            assert time.monotonic() - start < 10
     comm.Barrier()
 
 

@@ -16,6 +16,8 @@ from halox.errors import FieldError
 from tests.mpi.conftest import agree
 from tests.support import no_shared_memory
 
+pytestmark = pytest.mark.geometry
+
 
 @pytest.fixture
 def grid(comm: MPI.Intracomm) -> Iterator[halox.Grid]:
@@ -353,7 +355,7 @@ def test_host_overhead(comm: MPI.Intracomm) -> None:
         u = grid.zeros()
         times = []
         for _ in range(300):
-            start = time.perf_counter()
+            start = time.thread_time()  # of the processor: others may be busy
             grid.exchange(u)
-            times.append(time.perf_counter() - start)
+            times.append(time.thread_time() - start)
         assert np.median(times) < 20e-6

@@ -14,7 +14,7 @@ from apps.nas_mg.classes import CLASSES, FIRST_NORMS
 from apps.nas_mg.hierarchy import Hierarchy, finest_grid
 from tests.mpi.conftest import agree
 
-pytestmark = pytest.mark.ranks(2, 4, 8)
+pytestmark = [pytest.mark.ranks(2, 4, 8), pytest.mark.geometry]
 
 
 def solved(comm: MPI.Intracomm, gather: int) -> tuple[list[float], np.ndarray | None, list[int]]:
@@ -42,7 +42,14 @@ def solved(comm: MPI.Intracomm, gather: int) -> tuple[list[float], np.ndarray | 
 
 
 @pytest.mark.parametrize(
-    ("gather", "levels"), [(0, [1]), (2, [1]), (4, [1, 2]), (8, [1, 2, 3]), (1000, [1, 2, 3, 4])]
+    ("gather", "levels"),
+    [
+        (0, [1]),
+        pytest.param(2, [1], marks=pytest.mark.full),
+        (4, [1, 2]),
+        pytest.param(8, [1, 2, 3], marks=pytest.mark.full),
+        pytest.param(1000, [1, 2, 3, 4], marks=pytest.mark.full),
+    ],
 )
 def test_same_result_however_divided(gather: int, levels: list[int], comm: MPI.Intracomm) -> None:
     norms, residual, gathered = solved(comm, gather)

@@ -23,15 +23,29 @@ from halox.transports.cuda_aware import Verdict
 from halox.world import World
 from tests.mpi.conftest import agree
 
+pytestmark = pytest.mark.geometry
+
 NODES = os.environ.get("HALOX_TEST_NODES", "")
 
 
-@pytest.fixture(autouse=True)
-def nodes(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
-    """The node of each rank: as they were started, or two or three ranks a node by name."""
+# Ranks one after another, in turns, and each a node of its own; fewer than four make no difference.
+SEVERAL = not NODES and MPI.COMM_WORLD.size > 3
+LAYOUTS = ["halves", "turns", "each"] if SEVERAL else ["halves"]
+
+
+@pytest.fixture(autouse=True, params=LAYOUTS)
+def nodes(
+    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, ...]:
+    """The node of each rank: as they were started, or by name."""
     if NODES:
         return tuple(map(int, NODES.split(",")))
-    expected = tuple(rank // max(2, comm.size // 2) for rank in range(comm.size))
+    ranks = range(comm.size)
+    expected = {
+        "halves": tuple(rank // max(2, comm.size // 2) for rank in ranks),
+        "turns": tuple(rank % 2 for rank in ranks),
+        "each": tuple(ranks),
+    }[request.param]
     monkeypatch.setenv("HALOX_NODE", f"name of {expected[comm.rank]}")
     return expected
 

@@ -26,6 +26,7 @@ from halox.errors import (
 from tests.mpi.conftest import agree
 from tests.mpi.reference import RECORD, cast, factorisations, part_range, poison, same_bytes
 from tests.mpi.test_exchange import SEED
+from tests.support import trials
 
 World = MPI.Intracomm
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
@@ -208,12 +209,14 @@ def check(case: Case, comm: World, device: str = "cpu") -> None:
             assert agree(right, comm), (SEED, case, salt, "backward")
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.geometry
+@pytest.mark.parametrize("number", range(trials(60)))
 def test_random_divisions(number: int, comm: World) -> None:
     rng = np.random.default_rng([SEED, 17, comm.size, number])
     check(random_case(rng, comm.size, DTYPES), comm)
 
 
+@pytest.mark.geometry
 @pytest.mark.parametrize("number", range(20))
 def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank a node of its own: everything goes by MPI requests."""
@@ -235,6 +238,7 @@ def owned_part(grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
     return whole[grid.owned]
 
 
+@pytest.mark.geometry
 def test_pencils_round_a_ring_of_three(comm: World) -> None:
     """x to y to z to x: after three transposes all is where it was, and right on the way."""
     shape = (9, 10, 11)
@@ -254,6 +258,7 @@ def test_pencils_round_a_ring_of_three(comm: World) -> None:
         grid.close()
 
 
+@pytest.mark.geometry
 def test_slabs_send_one_message_to_each_rank(comm: World) -> None:
     n = comm.size
     with (
@@ -269,6 +274,7 @@ def test_slabs_send_one_message_to_each_rank(comm: World) -> None:
         assert {r.path for r in rows} == ({"local", "host"} if n > 1 else {"local"})
 
 
+@pytest.mark.geometry
 def test_fft_by_pencils_equals_the_serial_one(comm: World) -> None:
     """Along x, y and z in turn, each time along a contiguous axis, against NumPy's transform of the whole."""
     shape = (12, 9, 10)
@@ -306,6 +312,7 @@ def test_fft_by_pencils_equals_the_serial_one(comm: World) -> None:
         assert agree(bool(np.allclose(w, whole[along_z.owned], rtol=0, atol=1e-13)), comm)
 
 
+@pytest.mark.geometry
 def test_rows_to_blocks_of_any_size_in_one_dimension(comm: World) -> None:
     """From even parts to one large part and many of one cell, as for load balancing."""
     n, size = 40, comm.size
@@ -323,6 +330,7 @@ def test_rows_to_blocks_of_any_size_in_one_dimension(comm: World) -> None:
         assert agree(bool(wanted), comm), "the halo was written"
 
 
+@pytest.mark.geometry
 def test_one_array_into_many_and_one_way_only(comm: World) -> None:
     """Rank 0 owns nearly all before, the last rank after: most messages have no answer."""
     n, size = 64, comm.size

@@ -21,7 +21,7 @@ from halox.world import World
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Work, judge, waits
 from tests.unit.cpu_allreduce import AtOnce
 
-pytestmark = pytest.mark.ranks(2, 3, 4, 6, 8)
+pytestmark = [pytest.mark.ranks(2, 3, 4, 6, 8), pytest.mark.geometry]
 
 ELEMENTS, EPOCHS = 50, 7
 NBYTES = 8 * ELEMENTS

@@ -9,6 +9,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
+from tests.support import trials
 
 TYPES = {
     "contiguous": dt.contiguous(24, "f8"),
@@ -110,7 +111,7 @@ def test_transpose_of_a_matrix(comm: MPI.Intracomm) -> None:
 def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
     with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
         u = grid.zeros()
-        for number in range(300):
+        for number in range(trials(300)):
             plan = grid.plan(u)
             if number % 2:
                 plan.close()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import mmap
-import os
+import platform
 import subprocess
 from collections.abc import Callable
-from fcntl import LOCK_EX, flock
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from shutil import copy, rmtree
-from tempfile import TemporaryDirectory, mkdtemp
+from shutil import copy
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from halox.engine.compiler import preamble, source
 from halox.engine.packers.strided_plan import Plan
+from tests.unit.kept import digest, folder, made_once
 
-SHIM = Path(__file__).with_name("cpu_shim.h")
-STANDARD = Path(__file__).with_name("cpu_standard.h")
+HERE = Path(__file__).parent
+SHIM = "cpu_shim.h"
+STANDARD = HERE / "cpu_standard.h"
 
 # Misaligned or null accesses, overflows and bad shifts end the process loudly.
 FLAGS = [
@@ -31,65 +30,45 @@ FLAGS = [
 ]
 
 
-FOLDER = "HALOX_TEST_LIBRARIES"
-
-
-@cache
-def folder() -> Path:
-    """Where libraries are kept until this process ends; the ranks that it starts use them too."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
-    made, owner = Path(mkdtemp(prefix="halox-tests-")), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and rmtree(made, ignore_errors=True))
-    os.environ[FOLDER] = str(made)
-    return made
-
-
 def compiled_once(text: str, *flags: str) -> Path:
     """A shared library of a text that g++ compiles, once for all processes that share the folder."""
-    name = _digest(text, *flags)
+    name = digest(text, *_surroundings(), *flags)
 
     def make(library: Path) -> None:
         code = folder() / f"{name}.cpp"
         code.write_text(text)
-        headers = () if "-x" in flags else ("-include", str(_standard_headers(*flags)))
-        _compile(*headers, *flags, str(code), "-o", str(library))
+        wanted = '#include "cpu_' in text
+        headers = ("-include", str(_standard_headers(*flags))) if wanted else ()
+        _compile(*headers, f"-I{HERE}", *flags, str(code), "-o", str(library))
 
-    return _made_once(f"{name}.so", make)
+    return made_once(f"{name}.so", make)
 
 
 def _standard_headers(*flags: str) -> Path:
     """A header that is compiled for these flags."""
     flags = tuple(flag for flag in flags if not flag.startswith(("-W", "-l", "-shared")))
-    header = folder() / f"{_digest(*flags)}.h"
+    header = folder() / f"{digest(*_surroundings(), *flags)}.h"
 
     def make(compiled: Path) -> None:
-        header.write_text(f'#include "{STANDARD}"\n')
+        header.write_text(STANDARD.read_text())
         _compile(*flags, "-x", "c++-header", str(header), "-o", str(compiled))
 
-    _made_once(f"{header.name}.gch", make)
+    made_once(f"{header.name}.gch", make)
     return header
 
 
-def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    found, part = folder() / name, folder() / f"part-{name}"
-    with (folder() / f"{name}.lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        if not found.exists():
-            make(part)
-            part.rename(found)
-    return found
+@cache
+def _surroundings() -> tuple[str, ...]:
+    """What a library depends on beside its text: the headers that it may include, the compiler, the machine."""
+    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    said = subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=500)
+    return (*headers, said.stdout, platform.machine())
 
 
 def _compile(*words: str) -> None:
-    result = subprocess.run(["g++", *words], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(["g++", *words], capture_output=True, text=True, timeout=500)
     if result.returncode:
         raise AssertionError(f"g++ {' '.join(words)}\n{result.stderr}")
-
-
-def _digest(*words: str) -> str:
-    return sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
 def own_copy(library: Path) -> ctypes.CDLL:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.unit.cpu_kernels import compiled_once
+
 SHIM = """
 struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
 #define __global__
 #define __restrict__
-#include "{source}"
+{source}
 #define LAUNCH(name, parameters, arguments)                                       \\
     extern "C" void launch_##name(const unsigned* blocks, const unsigned* threads, parameters) \\
     {{                                                                            \\
@@ -43,17 +44,11 @@ C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
 class Module:
     """What ``cupy.RawModule`` is to the app."""
 
-    def __init__(
-        self, source: Path, options: Sequence[str], folder: Path, calls: list[str]
-    ) -> None:
-        (folder / "mg.cpp").write_text(SHIM.format(source=source))
+    def __init__(self, source: Path, options: Sequence[str], calls: list[str]) -> None:
         flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror", *options]
-        subprocess.run(
-            ["g++", *flags, "-o", str(folder / "mg.so"), str(folder / "mg.cpp")],
-            check=True,
-            timeout=120,
+        self._library = ctypes.CDLL(
+            str(compiled_once(SHIM.format(source=source.read_text()), *flags))
         )
-        self._library = ctypes.CDLL(str(folder / "mg.so"))
         self._calls = calls
 
     def get_function(self, name: str) -> Any:
@@ -86,10 +81,10 @@ class FakeCupy:
         Names of the kernels launched.
     """
 
-    def __init__(self, source: Path, folder: Path) -> None:
-        self._source, self._folder = source, folder
+    def __init__(self, source: Path) -> None:
+        self._source = source
         self.calls: list[str] = []
 
     def RawModule(self, code: str, options: Sequence[str]) -> Module:
         assert code == self._source.read_text()
-        return Module(self._source, options, self._folder, self.calls)
+        return Module(self._source, options, self.calls)

@@ -11,6 +11,7 @@ from halox import datatypes as dt
 from halox.engine.addresses import MemoryKind
 from halox.engine.packers.absolute import check_absolute
 from halox.errors import DatatypeError, FieldError
+from tests.support import trials
 
 
 class Table:
@@ -149,7 +150,7 @@ class TestCheckAbsolute:
         st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6),
         st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=6),
     )
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=trials(300), deadline=None)
     def test_against_every_byte(self, ranges, gaps):
         allocations, at = [], 0
         for gap, nbytes in gaps:

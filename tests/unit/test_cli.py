@@ -215,7 +215,7 @@ class TestCommand:
             env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=500,
             check=False,
         )
         assert ended.returncode == 2

@@ -14,7 +14,7 @@ from halox.engine.packers.copy_engine import CopyEnginePacker
 from halox.engine.packers.copy_engine_plan import MOST_BOXES, MOST_RUNS, Box, Plan, plan
 from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError, DeviceError
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.datatype_strategies import MOST_SPAN, build, recipes
 from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver
 
@@ -82,7 +82,7 @@ def check(datatype: Datatype, count: int, planned: Plan, span: int = ORIGIN) -> 
 
 class TestPlan:
     @given(recipes(), st.integers(0, 3))
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=trials(400), deadline=None)
     def test_random_types(self, recipe, count):
         datatype = build(recipe)
         check(datatype, count, plan(datatype, count))
@@ -90,7 +90,7 @@ class TestPlan:
     # Side by side in memory, but not in what is packed.
     @example(("hindexed", ([1, 1, 1], [0, 1, 0]), (("primitive", ("i1",), ()),)), 2, 1, 3)
     @given(recipes(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=trials(300), deadline=None)
     def test_random_types_in_few_copies(self, recipe, count, most_boxes, most_runs):
         datatype = build(recipe)
         try:
@@ -218,7 +218,7 @@ def transfer(
 
 class TestPacker:
     @given(recipes(), st.integers(0, 3), st.integers(0, 9), st.integers(0, 9))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=trials(150), deadline=None)
     def test_random_types(self, recipe, count, at, to):
         require("cxx")
         with fake_driver():

@@ -17,7 +17,7 @@ from halox.engine.packers.cutting import cut, cut_parts
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.errors import DatatypeError, PathError
 from halox.transports.fragments import FRAGMENT_BYTES, MOST_FRAGMENTS, cutter, ends_of
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
 ARRAY, PACKED = 1 << 20, 1 << 24
@@ -52,7 +52,7 @@ def cuts(nbytes: int, positions: list[int]) -> list[int]:
     return [*sorted(p % (nbytes + 1) for p in positions), nbytes]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=trials(400), deadline=None)
 @given(recipes(), st.lists(st.integers(0, 1 << 14), max_size=6), st.booleans())
 def test_random_types(recipe: Recipe, positions: list[int], unpack: bool) -> None:
     datatype = build(recipe)

@@ -31,6 +31,7 @@ from halox.datatypes import (
     vector,
 )
 from halox.errors import DatatypeError
+from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
 
@@ -89,7 +90,7 @@ def pairs(blocks: BlockList) -> list[tuple[int, int]]:
     return list(zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=trials(1000), deadline=None)
 @given(recipe=recipes(), count=st.integers(0, 3))
 def test_blocks_follow_the_typemap(recipe: Recipe, count: int) -> None:
     made, entries = build(recipe), typemap(recipe)
@@ -103,7 +104,7 @@ def test_blocks_follow_the_typemap(recipe: Recipe, count: int) -> None:
     assert made.overlaps(count) == (len(set(touched)) < len(touched))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=trials(1000), deadline=None)
 @given(recipe=recipes())
 def test_strided_form_is_a_function_of_the_bytes_alone(recipe: Recipe) -> None:
     made = build(recipe)
@@ -343,9 +344,9 @@ def test_text() -> None:
 def quickest(call: Callable[[], Any], repetitions: int) -> float:
     times = []
     for _ in range(repetitions):
-        start = time.perf_counter()
+        start = time.thread_time()  # of the processor: others may be busy
         call()
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     return min(times)
 
 
@@ -354,7 +355,7 @@ def test_building_a_subarray_expands_nothing() -> None:
         return subarray((2**20, 2**20, 64), (2**20, 2**20, 1), (0, 0, 1), "f8").strided
 
     assert commit() == StridedBlocks(8, (2**40,), (512,), 8)
-    assert quickest(commit, 100) < 500e-6  # about 25 us; the margin is for busy machines
+    assert quickest(commit, 100) < 500e-6  # about 25 us
 
 
 def test_a_million_blocks_are_built_at_once() -> None:

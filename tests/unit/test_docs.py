@@ -60,7 +60,7 @@ def test_examples_run_on_ranks(example: Path) -> None:
         env=launcher.environment(3),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -23,6 +23,7 @@ from halox.decomposition import (
     place,
 )
 from halox.errors import DecompositionError, FieldError
+from tests.support import trials
 
 POISON = -1
 
@@ -193,7 +194,7 @@ def widest(sizes: tuple[int, ...], periodic: bool, staggered: bool) -> tuple[int
     return low, high
 
 
-@settings(max_examples=400, deadline=None, print_blob=True)
+@settings(max_examples=trials(400), deadline=None, print_blob=True)
 @given(cases())
 def test_random_exchanges_fill_every_halo_point(case: Case) -> None:
     event(f"{len(case.blocks)} axes")
@@ -399,10 +400,10 @@ def test_a_layout_with_eighty_neighbours_is_cheap() -> None:
     spec = FieldSpec(((1, 1),) * 4, (3,), (3,))
 
     def seconds() -> float:
-        began = time.perf_counter()
+        began = time.thread_time()  # of the processor: others may be busy
         layout = FieldLayout(domain, 40, spec)
         layout.check_widths()
         assert len(layout.regions()) == 80
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     assert min(seconds() for _ in range(30)) < 2e-3

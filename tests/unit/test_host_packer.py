@@ -28,6 +28,7 @@ from halox.engine.packers import host
 from halox.engine.packers.host import HostPacker
 from halox.engine.packing import pack, unpack
 from halox.errors import DatatypeError, FieldError
+from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
 GUARD = 16
@@ -203,7 +204,7 @@ def test_add_needs_numbers_of_one_type() -> None:
     assert not memory.any()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=trials(300), deadline=None)
 @given(recipe=recipes(), count=st.integers(0, 3))
 def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
     made = build(recipe)

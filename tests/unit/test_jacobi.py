@@ -18,6 +18,7 @@ import halox
 from halox.cli import launcher
 from halox.errors import StateError
 from tests import support
+from tests.unit.cpu_kernels import compiled_once
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "jacobi.py"
@@ -37,7 +38,7 @@ def on_ranks(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 
@@ -164,7 +165,6 @@ class FakeGrid(halox.Grid):
 
     refused: bool
     streams: list[FakeStream]
-    folder: Path
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"device": "cpu"})
@@ -202,7 +202,7 @@ class FakeCupy:
         return FakeGrid.streams[-1]
 
     def RawKernel(self, source: str, name: str) -> Callable[..., None]:
-        function = compiled(source, name, self._grid.folder)
+        function = compiled(source, name)
 
         def launch(blocks: Sequence[int], threads: Sequence[int], given: Sequence[Any]) -> None:
             *fields, ny, nz = given
@@ -218,7 +218,7 @@ class FakeCupy:
         return launch
 
 
-def compiled(source: str, name: str, folder: Path) -> Any:
+def compiled(source: str, name: str) -> Any:
     text = f"""
 struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
@@ -236,15 +236,8 @@ extern "C" void run(const unsigned* shape, const double* u, const double* f, dou
         {name}(u, f, next, r, ny, nz);
 }}
 """
-    (folder / "kernel.cpp").write_text(text)
     flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
-    library = str(folder / "kernel.so")
-    subprocess.run(
-        ["g++", *flags, "-fno-sanitize-recover=all", "-o", library, str(folder / "kernel.cpp")],
-        check=True,
-        timeout=120,
-    )
-    return ctypes.CDLL(library).run
+    return ctypes.CDLL(str(compiled_once(text, *flags, "-fno-sanitize-recover=all"))).run
 
 
 @pytest.mark.parametrize(
@@ -260,14 +253,13 @@ def test_what_a_gpu_does(
     refused: bool,
     way: str,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The kernel, the capture and its refusal; one rank, odd extents, several blocks of threads."""
     support.require("mpi")
     support.require("cxx")
     monkeypatch.setattr(halox, "Grid", FakeGrid)
-    for name, value in {"refused": refused, "streams": [], "folder": tmp_path}.items():
+    for name, value in {"refused": refused, "streams": []}.items():
         monkeypatch.setattr(FakeGrid, name, value, raising=False)
     options = "--cells 6 9 37 --tolerance 1e-2 --read-every 10"
     assert example()["main"](options.split() + words.split()) < 1e-13

@@ -16,7 +16,7 @@ from halox.engine.packers.ordering import rounds
 from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.engine.packers.strided import _ELEMENTS, addition_element
 from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
 
 require("cxx")
@@ -291,7 +291,7 @@ def layouts(draw, nbytes_factors):
     return StridedBlocks.canonical(0, outer, strides, block), span
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=trials(300), deadline=None)
 @given(st.data())
 def test_any_two_layouts_of_equal_size(data):
     """Strided on both sides, whatever the counts; the oracle enumerates bytes one by one."""

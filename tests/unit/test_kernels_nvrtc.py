@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,10 +22,11 @@ from halox.engine.compiler import OPTIONS, preamble, source
 from halox.engine.packers.peer_plan import MANY_THREADS, Kind
 from halox.engine.packers.strided import _ELEMENTS
 from tests.support import require
+from tests.unit.kept import digest, made_once
 
 require("nvrtc")
 
-ARCHITECTURES = [80, 90]
+ARCHITECTURES = [pytest.param(80, marks=pytest.mark.full), 90]
 WAYS = ("pack", "unpack")
 FEW = 64
 """Bytes of registers in memory that do no harm: compilers differ in a few."""
@@ -66,7 +70,27 @@ def spilled(name: str, defines: tuple[tuple[str, str], ...]) -> list[int]:
 def compile_with(
     name: str, defines: tuple[tuple[str, str], ...], *options: str
 ) -> tuple[bytes, str]:
-    """Machine code, or PTX, of a kernel file, and what the compiler says."""
+    """Machine code, or PTX, of a kernel file, and what the compiler says; kept from one run to the next."""
+    text = preamble(defines) + source(name)
+    words = (*OPTIONS, *options)
+
+    def make(path: Path) -> None:
+        code, log = by_nvrtc(text, f"{name}.cu", words)
+        path.write_bytes(log.encode() + b"\0" + code)
+
+    kept = made_once(f"{digest(compiler(), text, *words)}.nvrtc", make)
+    log, _, code = kept.read_bytes().partition(b"\0")
+    return code, log.decode()
+
+
+@cache
+def compiler() -> str:
+    """The exact version, which the compiler itself does not tell."""
+    found = [d for d in distributions() if "nvrtc" in (d.metadata["Name"] or "")]
+    return " ".join(sorted(f"{d.metadata['Name']} {d.version}" for d in found))
+
+
+def by_nvrtc(text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
     from cuda.bindings import nvrtc
 
     def call(result):
@@ -74,18 +98,17 @@ def compile_with(
         assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
         return values[0] if values else None
 
-    text = preamble(defines) + source(name)
-    program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
-    encoded = [option.encode() for option in (*OPTIONS, *options)]
+    program = call(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    encoded = [option.encode() for option in options]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
     call(nvrtc.nvrtcGetProgramLog(program, log))
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    kind = "CUBIN" if "=sm_" in options[0] else "PTX"
+    kind = "PTX" if any("=compute_" in option for option in options) else "CUBIN"
     code = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
     call(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
     call(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(code), log.decode()
+    return bytes(code), log.decode().strip("\0")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -143,9 +166,13 @@ def newest() -> int:
     return max(architectures)
 
 
+# The oldest and the newest are for the whole matrix: a minute of compiling.
+OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest()))]
+
+
 @pytest.mark.parametrize("defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0)], ids=str)
 class TestPeer:
-    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
         code = compiled("peer", defines, f"sm_{architecture}")
         assert code.startswith(b"\x7fELF") and b"peer_exchange\0" in code
@@ -230,7 +257,7 @@ REDUCTIONS = [
 
 @pytest.mark.parametrize(("name", "defines"), REDUCTIONS, ids=str)
 class TestReductions:
-    @pytest.mark.parametrize("architecture", [75, 90, newest()])
+    @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
         code = compiled(name, defines, f"sm_{architecture}")
         assert name.encode() + b"\0" in code
@@ -253,7 +280,7 @@ class TestReductions:
         assert "atom.acq_rel.gpu.global.add.u64" in ptx
 
 
-@pytest.mark.parametrize("architecture", [75, 90, newest()])
+@pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
 def test_combine_compiles(element, architecture):
     code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}")

@@ -62,9 +62,9 @@ LARGEST = {
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> FakeCupy:
+def device() -> FakeCupy:
     support.require("cxx")
-    return FakeCupy(MG_CU, tmp_path_factory.mktemp("mg"))
+    return FakeCupy(MG_CU)
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from halox.datatypes import Datatype, from_mpi
 from halox.engine.packers.host import HostPacker
 from tests import support
+from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
 support.require("mpi")
 from mpi4py import MPI  # noqa: E402
 
-EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", "5000"))
+EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(5000)))
 GUARD = 32
 OPEN_MPI = MPI.get_vendor()[0] == "Open MPI"
 

@@ -17,7 +17,7 @@ from halox.engine.packers import peer_plan
 from halox.engine.packers.peer_plan import Kind
 from halox.messages import Message, Part
 from halox.transports import peer_ends
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.cpu_peer import (
     ORDERS,
     Array,
@@ -121,7 +121,7 @@ class TestWays:
         dtype = {4: 4, 2: 2, 1: 1}[min(word, 4)]
         parts = [(box((n + 5 * dtype,), (n // dtype,), (2,), dtype),) * 2 for n in lengths]
         flows = [Flow(a, 1 - a, "ll" if way == "wide" else way, parts) for a in (0, 1)]
-        exchange(connect(flows, operation="add", limit_s=5))
+        exchange(connect(flows, operation="add", limit_s=100))
 
     @pytest.mark.parametrize("way", ["ll", "staging"])
     def test_types_that_only_the_receiver_collects(self, way):
@@ -130,7 +130,7 @@ class TestWays:
         irregular = scattered([4] * 5, starts)
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
         with patch.object(peer_ends, "paired", only_regular(peer_ends.paired)):
-            ranks = connect(flows, limit_s=5)
+            ranks = connect(flows, limit_s=100)
         assert all(rank.draft._takes[0].buffered for rank in ranks)
         assert not any(rank.draft._sends[0].buffered for rank in ranks)
         exchange(ranks)
@@ -382,7 +382,7 @@ class TestRanks:
 
 class TestWaiting:
     def test_a_rank_that_is_late_is_waited_for(self):
-        ranks = connect(there_and_back("staging", *faces(8)), limit_s=20)
+        ranks = connect(there_and_back("staging", *faces(8)), limit_s=100)
         exchange(ranks, 2, late_s={1: 0.3})
 
     def test_no_limit(self):
@@ -407,7 +407,7 @@ class TestWaiting:
             ranks[0].limit(0.5)
             start = time.monotonic()
             ranks[0].run(blocks)
-            assert 0.5 <= time.monotonic() - start < 20
+            assert time.monotonic() - start >= 0.5
             for other in others:
                 other.result()
         number, epoch = ranks[0].failure
@@ -415,11 +415,11 @@ class TestWaiting:
         assert ranks[0].draft.peer_of(number - 1) == 2
         assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
         assert ranks[1].failure == ranks[3].failure == (0, 0)
-        ranks[0].limit(30)
+        ranks[0].limit(1000)
         for _ in range(2):
             start = time.monotonic()
             ranks[0].run(blocks)
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 500
         assert ranks[0].failure == (number, epoch)
         assert ranks[0].epochs == 6
         for rank in ranks:
@@ -508,7 +508,7 @@ def messages(draw) -> list[Flow]:
     return flows
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=trials(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from apps.stencil2d import options, verification
 from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
 from apps.stencil2d.problem import Problem, computed
 from tests import support
+from tests.unit.cpu_kernels import compiled_once
 
 STENCIL_CU = Path(options.__file__).with_name("stencil.cu")
 
@@ -22,7 +22,7 @@ struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
 #define __global__
 #define __restrict__
-#include "{source}"
+{source}
 extern "C" void launch(unsigned bx, unsigned by, unsigned threads, const REAL* old, REAL* fresh,
                        long long pitch, int top, int bottom, int left, int right,
                        REAL a, REAL b, REAL c)
@@ -92,22 +92,14 @@ class TestOperator:
 
 @pytest.mark.parametrize(("real", "dtype"), [("float", "f4"), ("double", "f8")])
 @pytest.mark.parametrize("threads", [1, 32, 128])
-def test_device_kernel_as_cpp_equals_numpy(
-    real: str, dtype: str, threads: int, tmp_path: Path
-) -> None:
+def test_device_kernel_as_cpp_equals_numpy(real: str, dtype: str, threads: int) -> None:
     support.require("cxx")
     import ctypes
 
-    (tmp_path / "kernel.cpp").write_text(CPU_LAUNCH.format(source=STENCIL_CU))
-    library = tmp_path / "kernel.so"
-    compile_line = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC"]
-    subprocess.run(
-        [*compile_line, f"-DREAL={real}", "-o", str(library), str(tmp_path / "kernel.cpp")],
-        check=True,
-        timeout=120,
-    )
+    text = CPU_LAUNCH.format(source=STENCIL_CU.read_text())
+    flags = ("-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", f"-DREAL={real}")
     scalar = ctypes.c_float if dtype == "f4" else ctypes.c_double
-    launch = ctypes.CDLL(str(library)).launch
+    launch = ctypes.CDLL(str(compiled_once(text, *flags))).launch
     launch.argtypes = [
         *[ctypes.c_uint] * 3,
         *[ctypes.c_void_p] * 2,

@@ -24,8 +24,8 @@ from halox.engine.packers.traversal_plan import (
     table_dtype,
 )
 from halox.engine.packers.traversal_tree import simplified
-from tests.support import require
-from tests.unit.cpu_kernels import FLAGS, SHIM, aligned, before_a_forbidden_page
+from tests.support import require, trials
+from tests.unit.cpu_kernels import FLAGS, HERE, SHIM, aligned, before_a_forbidden_page
 from tests.unit.cpu_traversal import library, move
 from tests.unit.datatype_strategies import build, recipes
 
@@ -78,7 +78,7 @@ def check(datatype, count=1, *, at=0, to=0, **options):
 OFFSETS = st.sampled_from([0, 0, 0, 1, 2, 4, 8, 3, 12])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=trials(400), deadline=None)
 @given(
     recipe=recipes(),
     count=st.sampled_from([1, 2, 3]),
@@ -123,7 +123,7 @@ def branching(draw):
     return small[-1 - draw(st.integers(0, min(2, len(small) - 1)))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=trials(200), deadline=None)
 @given(branching(), st.sampled_from([1, 3]), OFFSETS, st.booleans())
 def test_random_branches(datatype, count, at, backwards):
     check(datatype, count, at=at, shape=SMALL, backwards=backwards)
@@ -337,8 +337,9 @@ int main() {{ char shared[1]; launch_with_barriers(1, 8, false, shared, 1, kerne
     (tmp_path / "kernel.cpp").write_text(text)
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
     program = tmp_path / "kernel"
-    subprocess.run(["g++", *flags, str(tmp_path / "kernel.cpp"), "-o", str(program)], check=True)
-    result = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    command = ["g++", f"-I{HERE}", *flags, str(tmp_path / "kernel.cpp"), "-o", str(program)]
+    subprocess.run(command, check=True)
+    result = subprocess.run([program], capture_output=True, text=True, timeout=500)
     assert result.returncode != 0
     assert "wait at a barrier" in result.stderr
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.engine.packers import workunits_plan as wp
 from halox.engine.packers.host import HostPacker
-from tests.support import require
+from tests.support import require, trials
 from tests.unit.cpu_kernels import (
     aligned,
     before_a_forbidden_page,
@@ -283,7 +283,7 @@ class TestForms:
         there_and_back(coded(aligned(span)), datatype)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=trials(200), deadline=None)
 @given(st.data())
 def test_any_datatype(data):
     datatype = build(data.draw(recipes()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from halox import datatypes as dt
 from halox.datatypes import BlockList
 from halox.engine.packers import workunits_plan as wp
 from halox.errors import DeviceError
+from tests.support import trials
 from tests.unit.datatype_strategies import build, recipes
 
 
@@ -48,7 +49,7 @@ def segments_of(datatype, count=1, unit_bytes=512):
     return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=trials(150), deadline=None)
 @given(st.data())
 def test_every_byte_once_in_order(data):
     datatype = build(data.draw(recipes()))
@@ -195,8 +196,8 @@ def test_a_million_blocks_convert_without_a_loop_over_them(kind):
         blocks = BlockList(np.cumsum(lengths + 8) - lengths, lengths)
     took = []
     for _ in range(3):
-        start = perf_counter()
+        start = thread_time()  # of the processor: others may be busy
         parts = list(wp.converted(blocks, 4096))
-        took.append(perf_counter() - start)
+        took.append(thread_time() - start)
     assert min(took) < 0.4
     assert sum(part.words.size for part in parts) <= wp.most_words(blocks, 4096)

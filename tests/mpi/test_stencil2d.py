@@ -1,0 +1,30 @@
+"""The stencil mini-app in the ranks that are there; tests/unit/test_cli_ranks.py has the command that starts some."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from mpi4py import MPI
+
+from apps import stencil2d
+
+pytestmark = pytest.mark.geometry
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_equals_one_rank(scaling: str, every: int, comm: MPI.Intracomm) -> None:
+    # 41 x 54 is uneven over every process grid if it is cut; 23 steps end between two exchanges.
+    words = f"--custom-size 41,54 --num-iters 23 --scaling {scaling} --iters-per-exchange {every}"
+    parser = argparse.ArgumentParser()
+    stencil2d.add_arguments(parser)
+    common = "--passes 1 --warmup-passes 0 --device cpu"
+    args = parser.parse_args(f"{words} {common}".split())
+    figures = comm.bcast(stencil2d.run(args, comm, lambda *_: None))
+    assert figures["verified"] is True
+    assert all(checks["equals_one_rank"] is True for checks in figures["checks"].values())
+    procs = (2, comm.size // 2) if comm.size % 2 == 0 else (1, comm.size)
+    tiles = procs if scaling == "weak" else (1, 1)
+    margin = 2 * (every - 1)
+    assert figures["points"] == [41 * tiles[0] + margin, 54 * tiles[1] + margin]
