@@ -35,6 +35,7 @@ import numpy as np
 from halox.messages import Message
 from halox.transports.arena import Bytes, SharedArena
 from halox.transports.fragments import MOST_FRAGMENTS, Cutter, whole
+from halox.transports.helping import UNDER_WAY, help_at, help_until
 from halox.transports.node import NodeLink
 from halox.world import World
 
@@ -171,6 +172,8 @@ class SharedCarrier(Carrier):
 
     def open(self, epoch: int) -> None:
         """Wait for receivers that send nothing back to have read the slot's last message."""
+        if UNDER_WAY:
+            help_at(self._link.world, self._drained, epoch - 2, "to take its last message")
         self._drained.wait(epoch - 2)
 
     def post(self, epoch: int) -> None:
@@ -188,6 +191,8 @@ class SharedCarrier(Carrier):
 
     def collect(self, epoch: int) -> None:
         """Wait for the flags of all senders."""
+        if UNDER_WAY:
+            help_at(self._link.world, self._ready, epoch * _STEPS, "to send")
         self._ready.wait(epoch * _STEPS)
 
     def awaited(self, epoch: int) -> list[int]:
@@ -300,6 +305,15 @@ class RequestCarrier(Carrier):
 
     def collect(self, epoch: int) -> None:
         """Wait for all of them."""
+        if UNDER_WAY:
+            world, Testall = self._world, self._world.mpi.Request.Testall
+            help_until(
+                world,
+                lambda: bool(Testall(self._requests)),
+                lambda: (
+                    f"rank {world.rank} has waited for messages with ranks {self.awaited(epoch)}"
+                ),
+            )
         self._world.wait(self._requests, lambda: f"for messages with ranks {self.awaited(epoch)}")
 
     def complete(self, epoch: int) -> None:
