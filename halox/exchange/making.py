@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -87,6 +88,7 @@ def make_plan(
     if surroundings.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
         surroundings.device_arena.reclaim()
+    surroundings.leftovers.reclaim()
     judge = _judge(surroundings, drafted, wish)
     ends = {
         m.key: describe_end(
@@ -113,9 +115,9 @@ def make_plan(
     report = Report(world.rank, operation, names, tuple(rows))
     channels, cargoes = [c for c, _ in made], [cargo for _, cargo in made]
     stopwatch = Stopwatch(world, drafted.device, cargoes)
-    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch)
-    if keep:
-        plan.arrays = drafted.arrays
+    let_go = partial(surroundings.leftovers.add, number)
+    plan = Plan(channels, report, drafted.sends, world.check_open, let_go, stopwatch)
+    plan.hold(drafted.arrays, alive=keep)
     return plan
 
 

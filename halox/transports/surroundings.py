@@ -6,6 +6,7 @@ from halox.engine.ipc_events import EventPool
 from halox.errors import ExchangeTimeoutError
 from halox.transports.arena import SharedArena
 from halox.transports.device_arena import DeviceArena
+from halox.transports.leftovers import Leftovers
 from halox.transports.topology import Topology, survey
 from halox.world import World
 
@@ -21,6 +22,8 @@ class Ground:
     ----------
     arena : SharedArena
         Host memory that the ranks of the node share.
+    leftovers : Leftovers
+        Of plans that are closed.
     device_arena : DeviceArena or None
         Memory of this rank's GPU that they can map, once it is known which GPU that is.
     events : EventPool or None
@@ -32,6 +35,7 @@ class Ground:
     def __init__(self, world: World) -> None:
         self.world = world
         self.arena = SharedArena(world)
+        self.leftovers = Leftovers(world)
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
@@ -53,6 +57,7 @@ class Ground:
         """Free what plans stood on, and the communicators; collective, and harmless when repeated."""
         if self.world.closed:
             return
+        self.leftovers.close()
         if self.topology is not None or self.device_arena is not None:
             # Memory must not be freed while a peer has it mapped.
             own = None if self.device_arena is None else self.device_arena.name
