@@ -99,9 +99,10 @@ class World:
         if comm is None:
             comm = mpi.COMM_WORLD
         if not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:
+            is_null = isinstance(comm, mpi.Comm) and comm == mpi.COMM_NULL
             raise HaloxError(
                 f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
-                f"{' (COMM_NULL)' if comm == mpi.COMM_NULL else ''}"
+                f"{' (COMM_NULL)' if is_null else ''}"
             )
         self.mpi = mpi
         self.limit_s = timeout_s()
@@ -126,6 +127,11 @@ class World:
     def ranks(self) -> Communicator:
         """The communicator that it works on, which outlives it."""
         return self._ranks
+
+    @property
+    def failed(self) -> str:
+        """Why no further call can be made, empty while all is well."""
+        return self._ranks.failed
 
     @property
     def crowded(self) -> bool:
@@ -221,6 +227,8 @@ class World:
         requests: Sequence[MPI.Request],
         what: str | Callable[[], str],
         ranks: Ranks = tuple,
+        *,
+        collective: bool = False,
     ) -> None:
         """Wait for requests, at most for the limit.
 
@@ -231,6 +239,8 @@ class World:
             Purpose of the wait, for the text of a timeout.
         ranks : callable
             Returns the ranks that are waited for, where they are known.
+        collective : bool
+            Whether they belong to a collective of MPI, so that no further call can be made if they fail.
 
         Raises
         ------
@@ -243,7 +253,12 @@ class World:
             requests,
             lambda: f"rank {self.rank} has waited {what() if callable(what) else what}",
             ranks,
+            collective=collective,
         )
+
+    def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
+        """Wait for requests of a collective of MPI: see `wait`."""
+        self.wait(requests, what, collective=True)
 
     # Agreement
 

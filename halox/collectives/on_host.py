@@ -68,7 +68,7 @@ class InRankOrder:
         what = operation, dtype, elements
         is_one_node = world.node_size == world.size
         self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
-        self._all = None if self._shared else OrderedReduction(world.comm, world.wait, *what)
+        self._all = None if self._shared else OrderedReduction(world.comm, world.wait_all, *what)
 
     def reduce(
         self,
@@ -108,7 +108,7 @@ class Leaders:
         self._leaders: MPI.Intracomm = leaders
         self._between: OrderedReduction | None = None
         if is_leader:
-            self._between = OrderedReduction(self._leaders, world.wait, operation, dtype, elements)
+            self._between = OrderedReduction(self._leaders, world.wait_all, operation, dtype, elements)
         self._closed = False
 
     @property
@@ -128,7 +128,7 @@ class Leaders:
         told = values.view(np.uint8)
         for start in range(0, len(told), PIECE_BYTES):
             request = self._world.node_comm.Ibcast(told[start : start + PIECE_BYTES])
-            self._world.wait([request], "in an allreduce for the first rank of its node")
+            self._world.wait_all([request], "in an allreduce for the first rank of its node")
 
     def close(self) -> None:
         """Give the communicator back; collective."""
@@ -146,7 +146,7 @@ class Hierarchical:
         world = self._world = ground.world
         what = operation, dtype, elements
         self._shared = make_shared_reduction(world, ground.arena, *what)
-        self._node = None if self._shared else OrderedReduction(world.node_comm, world.wait, *what)
+        self._node = None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
         self._leaders = Leaders(world, *what)
 
     def reduce(

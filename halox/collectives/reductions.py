@@ -75,7 +75,7 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
             f"{shapes[other][:last]}"
         )
     operation = find_operation(op, array.dtype)
-    combine = OrderedReduction(world.comm, world.wait, operation, array.dtype, array.size)
+    combine = OrderedReduction(world.comm, world.wait_all, operation, array.dtype, array.size)
     result = np.empty_like(array)
     combine(np.ascontiguousarray(array).reshape(-1), result.reshape(-1))
     return result

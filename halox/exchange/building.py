@@ -202,7 +202,13 @@ class Builder:
         else:
             pinned = device is not None
             carrier = RequestCarrier(
-                world, job.sends, job.receives, self._mpi_tag, pinned=pinned, cut=self._cut
+                world,
+                job.sends,
+                job.receives,
+                self._mpi_tag,
+                pinned=pinned,
+                cut=self._cut,
+                leftovers=self.surroundings.leftovers,
             )
         if device is None:
             return HostChannel(job, carrier)
@@ -214,7 +220,10 @@ class Builder:
         device, world = self.draft.device, self.surroundings.world
         if device is None or not (job.sends or job.receives):
             return None
-        carrier = DeviceCarrier(world, job.sends, job.receives, self._mpi_tag, device)
+        left = self.surroundings.leftovers
+        carrier = DeviceCarrier(
+            world, job.sends, job.receives, self._mpi_tag, device, leftovers=left
+        )
         return staged_channel(world, job, carrier, device, "cuda_aware")
 
     def _cut(self, message: Message) -> tuple[int, ...]:
@@ -232,7 +241,7 @@ class Builder:
 
 
 class _LinkKeeper(Channel):
-    """Holds a plan's shared block until the plan is closed."""
+    """Holds a plan's shared block until all ranks have closed the plan."""
 
     def __init__(self, link: NodeLink) -> None:
         self._link = link
@@ -245,6 +254,6 @@ class _LinkKeeper(Channel):
     def finish(self) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def free(self) -> None:
         """Give the block back."""
         self._link.close()

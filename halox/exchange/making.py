@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from halox.engine.arrays import borrow, describe
 from halox.engine.capture import is_capturing
@@ -43,6 +44,8 @@ class _Said:
     operation : str
     numbers : tuple of int
         Of the arrays, where the grid has made them.
+    closed : tuple of int
+        Numbers of plans that it has closed, and others may not have.
     """
 
     wish: str | None
@@ -50,6 +53,7 @@ class _Said:
     sends: Counter[int]
     operation: str
     numbers: tuple[int, ...]
+    closed: tuple[int, ...]
 
 
 def make_plan(
@@ -108,6 +112,7 @@ def make_plan(
             Counter(m.peer for m in found.sends),
             found.operation,
             found.numbers,
+            surroundings.leftovers.closed,
         )
 
     said: list[_Said] = world.gather_result(prepared, _MAKING)
@@ -123,6 +128,7 @@ def make_plan(
     if surroundings.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
         surroundings.device_arena.reclaim()
+    surroundings.leftovers.reclaim([one.closed for one in said])
     judge = _judge(surroundings, drafted, any(one.on_gpu for one in said), wish)
     ends = {
         m.key: describe_end(
@@ -152,9 +158,9 @@ def make_plan(
     # A run that is a launch and no more is not counted, on any rank.
     by_host = world.any_rank(any(channel.needs_host for channel in channels), _MAKING)
     tick = world.ticker(call, number) if by_host else None
-    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch, tick)
-    if keep:
-        plan.arrays = drafted.arrays
+    let_go = partial(surroundings.leftovers.add, number)
+    plan = Plan(channels, report, drafted.sends, world.check_open, let_go, stopwatch, tick)
+    plan.hold(drafted.arrays, alive=keep)
     return plan
 
 

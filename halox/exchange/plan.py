@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
+from halox.engine.arrays import owner
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
@@ -13,6 +15,29 @@ from halox.messages import Message
 from halox.transports.base import Channel
 
 _READY, _STARTED, _FAILED = range(3)
+
+
+class LetGo(Protocol):
+    """Takes over what other ranks reach of a plan that is closed: channels to free, and arrays to keep."""
+
+    def __call__(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
+        """Take them over."""
+
+
+class _Life:
+    """The state of a plan, and the arrays that must live as long as it is under way; the finalizer's share of it."""
+
+    __slots__ = ("arrays", "state", "watched")
+
+    def __init__(self) -> None:
+        self.state = _READY
+        self.arrays: tuple[Any, ...] = ()
+        self.watched: tuple[weakref.ref[Any], ...] = ()
+
+    def fail(self) -> None:
+        """Keep the arrays alive, since peers may still come to them."""
+        if not self.arrays:
+            self.arrays = tuple(found for ref in self.watched if (found := ref()) is not None)
 
 
 class Plan:
@@ -30,6 +55,14 @@ class Plan:
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
+    Several plans may be under way at once; every rank may start and finish them in an order of its own. But `finish`
+    may wait for the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says
+    "direct"): between `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such
+    as a reduction or a message of the caller's own.
+
+    A plan that is closed or dropped between `start` and `finish`, or after an exchange has failed, ends on this rank
+    alone: messages on their way come to memory that is kept for them, and neighbours can finish theirs.
+
     On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
     later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
     On the peer and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
@@ -43,12 +76,14 @@ class Plan:
         report: Report,
         messages: Sequence[Message],
         check_open: Callable[[], None],
+        let_go: LetGo,
         stopwatch: Stopwatch | None = None,
         tick: Callable[[], None] | None = None,
     ) -> None:
         self._channels = tuple(channels)
+        self._life = _Life()
         # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
-        self._release = weakref.finalize(self, _close, self._channels)
+        self._release = weakref.finalize(self, _close, self._channels, self._life, let_go)
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
@@ -58,7 +93,6 @@ class Plan:
         self._report = report
         self._stopwatch = stopwatch
         self._check_open = check_open
-        self._state = _READY
         self.arrays: tuple[Any, ...] = ()
         sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
         self.bytes_sent = sum(m.nbytes for m in sent)
@@ -66,12 +100,29 @@ class Plan:
 
     def __call__(self) -> None:
         """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
-        self._enter(_READY, "called between start() and finish(); call finish() first")
-        for start in self._starts_at_once:
-            start()
-        for finish in self._finishes:
-            finish()
-        self._state = _READY
+        life = self._enter(_READY, "called between start() and finish(); call finish() first")
+        try:
+            for start in self._starts_at_once:
+                start()
+            for finish in self._finishes:
+                finish()
+        except BaseException:
+            life.arrays = self.arrays
+            life.fail()
+            raise
+        life.state = _READY
+
+    def hold(self, arrays: Sequence[Any], *, alive: bool) -> None:
+        """Keep the plan's arrays alive: always, or only from a failure on."""
+        if alive:
+            self.arrays = tuple(arrays)
+        watched = []
+        for array in arrays:
+            with suppress(
+                TypeError
+            ):  # what is no array of NumPy's or CuPy's may not let itself be watched
+                watched.append(weakref.ref(owner(array)))
+        self._life.watched = tuple(watched)
 
     def start(self) -> None:
         """Begin an exchange.
@@ -92,10 +143,11 @@ class Plan:
         On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
         current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
         """
-        self._enter(_READY, "start() was called twice; call finish() between two starts")
+        life = self._enter(_READY, "start() was called twice; call finish() between two starts")
+        life.arrays = self.arrays
         for start in self._starts:
             start()
-        self._state = _STARTED
+        life.state = _STARTED
 
     def finish(self) -> None:
         """End the exchange: the halos hold the neighbours' values, on a GPU for what is put on the current stream now.
@@ -110,21 +162,24 @@ class Plan:
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
         """
-        self._enter(_STARTED, "finish() was called without start(); call start() first")
+        life = self._enter(_STARTED, "finish() was called without start(); call start() first")
         for finish in self._finishes:
             finish()
-        self._state = _READY
+        life.arrays = ()
+        life.state = _READY
 
-    def _enter(self, expected: int, misuse: str) -> None:
+    def _enter(self, expected: int, misuse: str) -> _Life:
         """Check that a call is in order; what it does counts as failed until it has come to its end."""
         self._check_open()
-        if self._state != expected:
-            if self._state == _FAILED:
+        life = self._life
+        if life.state != expected:
+            if life.state == _FAILED:
                 misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
             raise StateError(misuse)
         for check in self._checks:
             check()
-        self._state = _FAILED
+        life.state = _FAILED
+        return life
 
     def explain(self) -> Report:
         """Return, for each message, its bytes, runs, path, the reason for it, and microseconds.
@@ -169,16 +224,19 @@ class Plan:
         if self._stopwatch is None:
             raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
         self._stopwatch.check(repeats)
-        self._enter(
+        life = self._enter(
             _READY, "measure() was called between start() and finish(); call finish() first"
         )
         found = self._stopwatch.measure(self._channels, repeats)
         self._report = self._report.measured(found)
-        self._state = _READY
+        life.state = _READY
         return self._report
 
     def close(self) -> None:
-        """Give back buffers and requests; local, and harmless when repeated."""
+        """Give back buffers and requests; local, and harmless when repeated.
+
+        What other ranks may still reach is given back when they have closed the plan too.
+        """
         self._release()
         self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
         self._check_open = _raise_closed
@@ -190,10 +248,14 @@ class Plan:
         )
 
 
-def _close(channels: Sequence[Channel]) -> None:
+def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
     # What was made first is what the others stand on.
-    for channel in reversed(channels):
+    backwards = channels[::-1]
+    for channel in backwards:
         channel.close()
+    if life.state != _READY or any(channel.has_failed for channel in channels):
+        life.fail()
+    let_go(backwards, life.arrays)
 
 
 def _raise_closed() -> None:

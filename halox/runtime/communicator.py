@@ -41,6 +41,9 @@ _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 _MOST_KEPT = 62
 _MAKING = "the making of a communicator"
 
+_unfinished: list[Any] = []
+"""Collectives of MPI that have failed: requests hold their buffers, in which MPI may write at any time."""
+
 
 class Communicator:
     """A duplicate of a user's communicator, and what its ranks share.
@@ -66,8 +69,6 @@ class Communicator:
     crowded : bool
         Whether some node has more ranks than cores.
     watch : CallWatch
-    failed : str
-        Why no further call can be made, empty while all is well.
 
     Raises
     ------
@@ -81,7 +82,6 @@ class Communicator:
 
     def __init__(self, mpi: Any, parent: MPI.Intracomm) -> None:
         self.mpi = mpi
-        self.failed = ""
         self.node_name = node_name()
         self.limit_s = timeout_s()
         self.plans = 0
@@ -151,6 +151,15 @@ class Communicator:
         self._rounds = 0
 
     @property
+    def failed(self) -> str:
+        """Why no further call can be made, empty while all is well."""
+        return self.watch.failed
+
+    @failed.setter
+    def failed(self, why: str) -> None:
+        self.watch.failed = why
+
+    @property
     def is_one_node(self) -> bool:
         """Whether all ranks are on one node."""
         return len(self.node_ranks) == self.size
@@ -179,11 +188,19 @@ class Communicator:
         return Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
 
     def wait(
-        self, requests: Sequence[MPI.Request], what: Callable[[], str], ranks: Ranks = tuple
+        self,
+        requests: Sequence[MPI.Request],
+        what: Callable[[], str],
+        ranks: Ranks = tuple,
+        *,
+        collective: bool = False,
     ) -> None:
         """Wait for requests; see `World.wait`."""
         Testall = self.mpi.Request.Testall
-        self._until(lambda: Testall(requests), what, ranks)
+        if collective:
+            self._until(lambda: Testall(requests), what, ranks, requests)
+        else:
+            self._waiter.until(lambda: Testall(requests), what, ranks)
 
     def check(self) -> None:
         """Refuse another call after one that has failed.
@@ -247,12 +264,19 @@ class Communicator:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         return [pickle.loads(one) if one else None for one in carry(sent, doing)]
 
-    def _until(self, ready: Callable[[], bool], what: Callable[[], str], ranks: Ranks) -> None:
-        """Wait; what comes in between leaves the ranks apart."""
+    def _until(
+        self,
+        ready: Callable[[], bool],
+        what: Callable[[], str],
+        ranks: Ranks,
+        requests: Sequence[MPI.Request] = (),
+    ) -> None:
+        """Wait for a step of all ranks; what comes in between leaves them apart, and MPI the buffers in use."""
         try:
             self._waiter.until(ready, what, ranks)
         except BaseException as error:
             self.failed = f"{error}" or type(error).__name__
+            _unfinished.extend(requests)
             raise
 
     def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
@@ -342,6 +366,7 @@ class Communicator:
             request.Test,
             lambda: f"rank {self.rank} has waited in {doing} for the other ranks",
             tuple,
+            [request],
         )
 
     def _compare(self, words: dict[int, int]) -> None:

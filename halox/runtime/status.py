@@ -189,6 +189,8 @@ class CallWatch:
     ----------
     number : int
         Of this rank's latest call.
+    failed : str
+        Why no further call can be made, empty while all is well.
     """
 
     def __init__(
@@ -198,6 +200,7 @@ class CallWatch:
         self.blocks, self._own, self._pids = blocks, blocks[comm.rank], pids
         self.number = 0
         self.word = 0
+        self.failed = ""
         self._notes: dict[int, tuple[Any, Any]] = {}
         self._heard: dict[int, int] = {}
         self._is_told = False
@@ -263,7 +266,7 @@ class CallWatch:
         broken = block.wait[2]
         if broken == self.word and broken:
             found = (rank, block.wait[4]), (block.wait[3], block.wait[5])
-            raise mismatch(sorted(found))
+            raise self._fails(found)
         theirs = block.call(self.number)
         mine: int | None = self.word
         if theirs is None:
@@ -280,13 +283,19 @@ class CallWatch:
         if all(name_of(w & ((1 << CODE_BITS) - 1)) == CALLS[starts] for w in (mine, theirs)):
             return  # started in another order, which may still end well
         self.breaks(rank, mine, theirs)
-        raise mismatch(sorted([(self.rank, mine), (rank, theirs)]))
+        raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def breaks(self, rank: int, mine: int, theirs: int) -> None:
         """Publish that this rank's call and another's differ."""
         wait = self._own.wait
         wait[3], wait[4], wait[5] = rank, mine, theirs
         wait[2] = self.word
+
+    def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
+        """Return the error, after which the ranks are not in step any more."""
+        error = mismatch(sorted(words))
+        self.failed = str(error)
+        return error
 
     def _find_ended(self, ranks: Sequence[int]) -> None:
         for rank in ranks or self._pids:
@@ -365,7 +374,7 @@ class CallWatch:
             if note[1]:
                 found = (rank, int(note[2])), (int(note[1]) - 1, int(note[3]))
                 if int(note[0]) == self.word:
-                    raise mismatch(sorted(found))
+                    raise self._fails(found)
                 continue
             mine = self._own.call(number) if number <= self.number else None
             try:

@@ -60,6 +60,26 @@ class Watch(Protocol):
         """Publish that this rank waits no more."""
 
 
+class Helper(Protocol):
+    """Exchange under way whose neighbours may wait for a step of this rank.
+
+    An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. If they did
+    so in their ``finish`` alone, two plans finished in another order on each rank would wait for each other for ever::
+
+        A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
+        B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
+
+    So a rank that waits takes the steps of the other exchanges that it has started, as soon as they can be taken.
+    """
+
+    def help(self) -> None:
+        """Take the step that neighbours may wait for, if it can be taken; does not wait."""
+
+
+UNDER_WAY: dict[Helper, Helper | None] = {}
+"""Exchanges between ``start`` and ``finish`` that neighbours wait for; empty in most programs."""
+
+
 class Waiter:
     """Wait for a condition: busily at first, then yielding to other ranks on the core.
 
@@ -119,6 +139,8 @@ class Waiter:
         watch, is_published = self.watch, False
         try:
             while not ready():
+                for helper in list(UNDER_WAY):
+                    helper.help()
                 now = time.monotonic()
                 if now - start > _BUSY_S:
                     time.sleep(_NAP_S)

@@ -124,11 +124,16 @@ class SharedArena:
         self._chunk = _FIRST_CHUNK
         self._registered: dict[tuple[int, int], Any] = {}
         self._is_open = False
+        self._world: weakref.ref[World] | None = None
         self.node_rank = world.node_rank
         self.open(world)
 
     def open(self, world: World) -> None:
-        """Serve another world of the same communicator; local."""
+        """Serve another world of the same communicator; local, once all ranks have let the last one go."""
+        if self._world is not None and self._world() is world:
+            return
+        self._world = weakref.ref(world)
+        self._release_plans()
         self._is_open = True
         self._size, self._shares_memory = world.node_size, world.shares_memory
         # A field's finalizer keeps the arena, which must not keep the world.
@@ -327,12 +332,15 @@ class SharedArena:
             return
         self._gather(None, _CLOSING)  # until then ranks may read what others have packed for them
         self._is_open = False
-        # Blocks of plans whose making failed, or that failed later, have no other end.
-        self._released.extend(key for key, (*_, is_field) in self._used.items() if not is_field)
-        self._sweep()
+        self._release_plans()
         unused = [number for number, own in self._own.items() if own.is_empty]
         for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
             self._drop(node_rank, dropped)
+
+    def _release_plans(self) -> None:
+        """Release all blocks but fields': plans whose making failed, or that failed later, have no other end."""
+        self._released.extend(key for key, (*_, is_field) in self._used.items() if not is_field)
+        self._sweep()
 
     def _drop(self, node_rank: int, numbers: list[int]) -> None:
         """Unmap segments of a rank, which it does not use any more."""

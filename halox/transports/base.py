@@ -48,13 +48,21 @@ class Channel(ABC):
     be touched, until `finish` returns (on a GPU: until what `finish` put on the stream has run). A plan starts all
     its channels before it finishes any, and every rank finishes its channels in the same order of paths.
 
+    A channel ends in two steps: each rank closes it when it likes, and it is freed when all have closed it.
+
     Attributes
     ----------
     needs_host : bool
         Whether the host takes part in an exchange, beyond launching kernels.
+    has_ended : bool
+        Whether nothing that this rank has begun is under way any more. Asked once it is closed.
+    has_failed : bool
+        Whether an exchange has failed of which the caller may not have been told. Asked once it is closed.
     """
 
     needs_host = True
+    has_ended = True
+    has_failed = False
 
     def check(self) -> None:  # noqa: B027 - most paths can always begin
         """Raise if an exchange cannot begin as things are; nothing has begun yet."""
@@ -72,4 +80,7 @@ class Channel(ABC):
         """End it: everything received is in place."""
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
-        """Give back what the channel holds; local."""
+        """End it, and give back what no other rank reaches; local."""
+
+    def free(self) -> None:  # noqa: B027 - most paths share nothing
+        """Give back what other ranks reached, when all have closed it; local."""

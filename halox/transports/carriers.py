@@ -36,6 +36,7 @@ from halox.messages import Message
 from halox.runtime.shared_memory import Bytes
 from halox.transports.arena import SharedArena
 from halox.transports.fragments import MOST_FRAGMENTS, Cutter, whole
+from halox.transports.leftovers import Leftovers, hold_at_exit
 from halox.transports.node import NodeLink
 from halox.world import World
 
@@ -233,6 +234,8 @@ class RequestCarrier(Carrier):
         Whether the buffers are page-locked, for a GPU to write and read them.
     cut : callable
         Where the fragments of a message end; alike on both ends.
+    leftovers : Leftovers, optional
+        Takes over the requests and buffers; one for this alone by default.
     """
 
     slots = 1
@@ -245,8 +248,10 @@ class RequestCarrier(Carrier):
         mpi_tag: Callable[[Message], int],
         pinned: bool = False,
         cut: Cutter = whole,
+        leftovers: Leftovers | None = None,
     ) -> None:
         self._world, self._pinned = world, pinned
+        self._leftovers = Leftovers(world) if leftovers is None else leftovers
         self._buffers_out = [self._buffer(m.packed_bytes) for m in sends]
         self._buffers_in = [self._buffer(m.packed_bytes) for m in receives]
         self.outgoing = [[b.array for b in self._buffers_out if isinstance(b, HostBuffer)]]
@@ -272,6 +277,7 @@ class RequestCarrier(Carrier):
         self._receiving = by_stage(comm.Recv_init, receives, self._buffers_in, self.incoming_ends)
         self._sending = by_stage(comm.Send_init, sends, self._buffers_out, self.outgoing_ends)
         self._requests = [r for stage in (*self._receiving, *self._sending) for r in stage]
+        hold_at_exit(self)
 
     def _buffer(self, nbytes: int) -> Buffer:
         return PinnedHostBuffer(nbytes) if self._pinned else HostBuffer(nbytes)
@@ -301,7 +307,11 @@ class RequestCarrier(Carrier):
 
     def collect(self, epoch: int) -> None:
         """Wait for all of them."""
-        self._world.wait(self._requests, lambda: f"for messages with ranks {self.awaited(epoch)}")
+        self._world.wait(
+            self._requests,
+            lambda: f"for messages with ranks {self.awaited(epoch)}",
+            lambda: self.awaited(epoch),
+        )
 
     def complete(self, epoch: int) -> None:
         """Wait for the sends too."""
@@ -319,13 +329,14 @@ class RequestCarrier(Carrier):
         )
 
     def close(self) -> None:
-        """Free the requests and the buffers."""
-        for request in self._requests:
-            request.Free()
+        """Free the requests and the buffers, those of active requests when MPI has done with them."""
+        receives, sends = (
+            [r for stage in s for r in stage] for s in (self._receiving, self._sending)
+        )
+        buffers = [*self._buffers_out, *self._buffers_in]
         self._requests, self._receiving, self._sending, self._peers = [], [], [], []
-        for buffer in (*self._buffers_out, *self._buffers_in):
-            buffer.close()
         self._buffers_out, self._buffers_in = [], []
+        self._leftovers.keep(receives, sends, buffers)
 
 
 class Buffer(Protocol):

@@ -27,6 +27,7 @@ from typing import Any
 from halox.errors import HaloxError
 from halox.transports.carriers import Buffer, RequestCarrier
 from halox.transports.cuda_probe import YES
+from halox.transports.leftovers import Leftovers
 from halox.world import World, load_mpi
 
 VARIABLE = "HALOX_CUDA_AWARE"
@@ -330,6 +331,8 @@ class DeviceCarrier(RequestCarrier):
         This rank's GPU.
     allocate : callable, optional
         Returns memory with an attribute ``ptr``; that of the GPU by default.
+    leftovers
+        As of `RequestCarrier`.
     """
 
     def __init__(
@@ -340,9 +343,10 @@ class DeviceCarrier(RequestCarrier):
         mpi_tag: Any,
         device: int,
         allocate: Callable[[int], Any] | None = None,
+        leftovers: Leftovers | None = None,
     ) -> None:
         self._allocate = _allocator(device) if allocate is None else allocate
-        super().__init__(world, sends, receives, mpi_tag)
+        super().__init__(world, sends, receives, mpi_tag, leftovers=leftovers)
 
     def _buffer(self, nbytes: int) -> Buffer:
         return DeviceBuffer(nbytes, self._allocate)

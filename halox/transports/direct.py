@@ -6,11 +6,15 @@ neighbours have read its cells, so that two flags are needed where the packed pa
 
     A: cells final | settled=e | ...... copy B's cells | read=e | wait for B's read=e | return
     B: cells final | settled=e | copy A's cells | read=e | ...... wait for A's read=e | return
+
+A rank that waits copies for its other exchanges between `start` and `finish` too, so that they may be finished in any
+order (`halox.runtime.waiting`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,7 @@ import numpy as np
 from halox.datatypes import StridedBlocks
 from halox.engine.arrays import WORDS, common_word, describe, strided_view
 from halox.messages import Message
+from halox.runtime.waiting import UNDER_WAY
 from halox.transports.arena import Place, SharedArena
 from halox.transports.base import Channel, Job
 from halox.transports.node import NodeLink
@@ -70,7 +75,11 @@ class DirectChannel(Channel):
         link: NodeLink,
         windows: Mapping[tuple[int, int], Window | None],
     ) -> None:
+        self._world = link.world
         self._epoch = 0
+        self._copied = 0
+        # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
+        self._to_copy: list[int] = []
         self._moves: list[tuple[Any, Any]] = []
         for message in job.receives:
             window = windows[message.peer, message.tag]
@@ -101,15 +110,67 @@ class DirectChannel(Channel):
 
     def start(self) -> None:
         """Let the neighbours read."""
+        self.start_at_once()
+        self._to_copy.append(self._epoch)
+        UNDER_WAY[self] = None
+
+    def start_at_once(self) -> None:
+        """Let the neighbours read; nobody waits for anything else before `finish`."""
         self._epoch += 1
         self._settled.raise_to(self._epoch)
 
     def finish(self) -> None:
         """Copy what the neighbours hold, and wait until they have read as well."""
         epoch = self._epoch
+        if UNDER_WAY and not self._is_alone():
+            self._finish_helping(epoch)
+            return
         self._settled.wait(epoch)
         copyto = np.copyto
         for target, source in self._moves:
             copyto(target, source)
         self._read.raise_to(epoch)
         self._read.wait(epoch)
+
+    def _is_alone(self) -> bool:
+        """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
+        was_started = UNDER_WAY.pop(self, self) is None
+        if not was_started:
+            self._to_copy.append(self._epoch)
+        elif not UNDER_WAY:
+            with suppress(IndexError):
+                self._to_copy.pop()
+                return True
+        return False
+
+    def _finish_helping(self, epoch: int) -> None:
+        """Finish while other exchanges are under way, or after somebody has copied."""
+        self._settled.wait(epoch)
+        self._copy()
+        self._world.waiter().until(
+            lambda: self._copied == epoch,
+            lambda: f"rank {self._world.rank} has waited for another thread to copy",
+        )
+        self._read.wait(epoch)
+
+    def help(self) -> None:
+        """Copy, if the neighbours have come and nobody has copied yet."""
+        if self._to_copy and self._settled.passed(self._epoch):
+            self._copy()
+
+    def _copy(self) -> None:
+        try:
+            epoch = self._to_copy.pop()
+        except IndexError:  # somebody else does
+            return
+        for target, source in self._moves:
+            np.copyto(target, source)
+        self._read.raise_to(epoch)
+        self._copied = epoch
+
+    def close(self) -> None:
+        """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
+        UNDER_WAY.pop(self, None)
+        if self._to_copy:
+            self._to_copy.clear()
+            self._read.raise_to(self._epoch)

@@ -18,14 +18,14 @@ active messages. A message goes one of three ways::
 The short cuts move the bytes once, and take one turn more.
 
 Staging memory is the receiver's: stores to another GPU are a little faster than loads from it, and what has been
-written there is known to the receiver alone, so that closing a plan needs no word from its peers. It has two slots,
-and epoch e uses slot e % 2, with events of its own. Slot and events are free for epoch e + 2 without a message for
-it wherever the sender waits for any event of the receiver in every exchange, because something comes back or because
-a short cut is taken between the two. For A waits in epoch e + 1 for an event that B recorded behind its unpacking of
-epoch e, and packs e + 2 behind that wait; and A's host had seen the flag of that event, which B's host raised after it
-had made its stream wait for A's event of epoch e. Where A waits for nothing else, B records "drained" behind its
-unpacking, and A waits for that of epoch e before it packs e + 2. Streams keep all this in order, and where the caller
-uses another stream than the last time, it is ordered behind the last one.
+written there is known to the receiver alone. It has two slots, and epoch e uses slot e % 2, with events of its own.
+Slot and events are free for epoch e + 2 without a message for it wherever the sender waits for any event of the
+receiver in every exchange, because something comes back or because a short cut is taken between the two. For A waits
+in epoch e + 1 for an event that B recorded behind its unpacking of epoch e, and packs e + 2 behind that wait; and A's
+host had seen the flag of that event, which B's host raised after it had made its stream wait for A's event of epoch
+e. Where A waits for nothing else, B records "drained" behind its unpacking, and A waits for that of epoch e before it
+packs e + 2. Streams keep all this in order, and where the caller uses another stream than the last time, it is
+ordered behind the last one.
 
 The GPUs cannot deadlock: a stream is made to wait only for what has been recorded by then, so that every piece of
 work stands behind others that were handed to a GPU before it, however streams share the hardware's queues. Nor can
@@ -313,7 +313,6 @@ class IpcChannel(Channel):
             end.arena.open(record.segments)
             end.events.open(rank, record.handles)
         self._epoch = 0
-        self._under_way = False
         self._stream: Any = None
         with cupy().cuda.Device(end.arena.device):
             self._last = cupy().cuda.Event(disable_timing=True)
@@ -428,7 +427,6 @@ class IpcChannel(Channel):
         """
         stream = self._enter()
         self._epoch = epoch = self._epoch + 1
-        self._under_way = True
         self._settled.give(epoch, stream)
         if epoch > _SLOTS:
             self._acknowledged.wait(epoch - _SLOTS, stream)
@@ -463,19 +461,20 @@ class IpcChannel(Channel):
         self._in_place.wait(epoch, stream)
         self._drained.give(epoch, stream)
         self._taken.wait(epoch, stream)
-        self._under_way = False
 
     def close(self) -> None:
-        """Wait until the stream has done with the memory, then give it back.
+        """Wait until the stream has done with the memory, which stays as it is for the peers.
 
-        Where an exchange has failed or the stream does not end within ``HALOX_TIMEOUT``, as when it waits for a rank
-        that is gone, the memory stays as it is.
+        A stream that does not end within ``HALOX_TIMEOUT``, as when a kernel of the caller's runs on, has not ended
+        later either: the memory is never used again.
         """
-        if not self._under_way and self._has_ended():
-            self._end.close()
-        self._under_way = True
+        self.has_ended = self.has_ended and self._waits()
 
-    def _has_ended(self) -> bool:
+    def free(self) -> None:
+        """Give the memory and the events back."""
+        self._end.close()
+
+    def _waits(self) -> bool:
         stream = self._stream
         try:
             if stream is not None:

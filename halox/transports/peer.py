@@ -110,14 +110,21 @@ class PeerChannel(Channel):
         )
 
     def close(self) -> None:
-        """Wait for the last launch, then give the memory back; warn if an exchange has failed since the last call."""
+        """Wait for the last launch; warn if an exchange has failed since the last call.
+
+        The memory stays as it is: the peers' launches may still store into it, and look there for this rank's.
+        """
         side, self._side = self._side, None
         assert side is not None
         self._order.synchronize()
-        if self._failure[0] and not self._is_told:
+        self.has_failed = bool(self._failure[0])
+        if self.has_failed and not self._is_told:
             warnings.warn(str(self._failed()), stacklevel=2)
         self._failure.release()
         SIDE_STREAMS.give_back(self._draft.device, side)
+
+    def free(self) -> None:
+        """Give the memory back, when the peers' last launches have ended too."""
         self._draft.release()
 
 

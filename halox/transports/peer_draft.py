@@ -334,14 +334,10 @@ class Draft:
         return [*self._sends, *self._takes][number].message.peer
 
     def release(self) -> None:
-        """Give the memory back; nothing may use it any more."""
-        # A peer that is behind may still say that it has begun.
-        for block, give_back in (
-            (self._block, self.arena.retire),
-            (self._own, self.arena.release),
-        ):
+        """Give the memory back; no rank may use it any more."""
+        for block in (self._block, self._own):
             if block is not None:
-                give_back(block)
+                self.arena.release(block)
         self._block = self._own = None
         if self.failure is not None:
             HOST_WORDS.give_back(self.device, self.failure)

@@ -51,7 +51,11 @@ class Work(ABC):
 
     @abstractmethod
     def wait_until_read(self) -> None:
-        """Wait on the host for all unpacking put on the other stream so far."""
+        """Wait on the host for all unpacking put on the other stream before the last `end`."""
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """Wait on the host for all packing and unpacking put on streams so far."""
 
 
 class Pipeline(Channel):
@@ -128,6 +132,6 @@ class Pipeline(Channel):
         return True
 
     def close(self) -> None:
-        """Wait for the last unpacking, then close the carrier."""
-        self._work.wait_until_read()
+        """Wait for the GPU, which may be in the middle of an exchange, then close the carrier."""
+        self._work.wait_for_all()
         self._carrier.close()

@@ -111,6 +111,7 @@ class StagedChannel(Channel):
         if self._stream is not None and self._stream.ptr != stream.ptr:
             self._stream.synchronize()  # the last unpacking went to another stream
         self._carrier.open(epoch)
+        self._stream = stream
         if self._pack:
             self._pack[epoch % len(self._pack)].launch(stream)
         stream.synchronize()
@@ -118,7 +119,7 @@ class StagedChannel(Channel):
         if self._clear is not None:
             self._clear.launch(stream)
         self._carrier.post(epoch)
-        self._epoch, self._stream = epoch, stream
+        self._epoch = epoch
 
     def finish(self) -> None:
         """Wait on the host for the messages, and put the unpacking on the current stream."""
@@ -131,7 +132,7 @@ class StagedChannel(Channel):
             self._stream = stream
 
     def close(self) -> None:
-        """Wait for the last unpacking, then close the carrier."""
+        """Wait for the last packing and unpacking, then close the carrier."""
         if self._stream is not None:
             self._stream.synchronize()
         self._carrier.close()
@@ -233,3 +234,9 @@ class _StagedWork(Work):
     def wait_until_read(self) -> None:
         """Wait for the event behind the last unpacking; one that was never recorded has passed."""
         self._read.synchronize()
+
+    def wait_for_all(self) -> None:
+        """Wait for both streams: one packs, and one unpacks without an event behind it before `end`."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._own.synchronize()

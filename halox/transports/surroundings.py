@@ -6,6 +6,7 @@ from halox.engine.ipc_events import EventPool
 from halox.errors import ExchangeTimeoutError
 from halox.transports.arena import SharedArena, arena_of
 from halox.transports.device_arena import DeviceArena
+from halox.transports.leftovers import Leftovers
 from halox.transports.topology import Topology, survey
 from halox.world import World
 
@@ -23,6 +24,8 @@ class Ground:
     ----------
     arena : SharedArena
         Host memory that the ranks of the node share.
+    leftovers : Leftovers
+        Of plans that are closed.
     device_arena : DeviceArena or None
         Memory of this rank's GPU that they can map, once it is known which GPU that is.
     events : EventPool or None
@@ -34,6 +37,7 @@ class Ground:
     def __init__(self, world: World) -> None:
         self.world = world
         self.arena: SharedArena = arena_of(world)
+        self.leftovers = Leftovers(world)
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
@@ -52,10 +56,17 @@ class Ground:
         return self.topology
 
     def close(self) -> None:
-        """Free what plans stood on, and the communicators; collective, and harmless when repeated."""
+        """Free what plans stood on, and let the communicator go; collective, and harmless when repeated.
+
+        Local where an earlier call has failed: the ranks may not come together any more.
+        """
         if self.world.closed:
             return
+        if self.world.failed:
+            self.world.close()
+            return
         self.world.begin("close")
+        self.leftovers.close()
         # Memory must not be freed while a peer has it mapped.
         names = self.world.gather(
             None if self.device_arena is None else self.device_arena.name, _CLOSING

@@ -7,8 +7,10 @@ that is used again too early holds the wrong bytes by the time it is read.
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,6 +101,11 @@ class LateGpu(Work):
             call()
         self._unpacks = []
 
+    def wait_for_all(self) -> None:
+        while self._packs:
+            self._packs.pop(0)()
+        self.wait_until_read()
+
     def _moves(self, side: int, slot: int, stage: int) -> Callable[[], None]:
         def move() -> None:
             rows = (self._outgoing, self._incoming)[side]
@@ -160,8 +167,9 @@ class Rig:
             peers = sorted({m.peer for m in (*self.sends, *self.receives)})
             self.link = NodeLink(self.world, self.arena, self.sends, peers)
             return SharedCarrier(self.arena, self.link, self.sends, self.receives, cut)
-        if kind == "mpi":
-            return RequestCarrier(self.world, self.sends, self.receives, tag, cut=cut)
+        if kind in ("mpi", "pinned"):
+            pinned = kind == "pinned"
+            return RequestCarrier(self.world, self.sends, self.receives, tag, pinned, cut)
 
         class Fake:
             def __init__(self, nbytes: int) -> None:
@@ -314,3 +322,54 @@ def test_nothing_moves_while_a_stream_is_captured(comm: MPI.Intracomm) -> None:
     rig.channel.finish()
     assert agree(rig.right(1), comm), "the refused call has left nothing behind"
     rig.close()
+
+
+class Pinned:
+    """Page-locked memory that says when it was given back."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.zeros(nbytes, np.uint8)
+        self.device_pointer = self.array.ctypes.data
+
+    def close(self) -> None:
+        self.array = self.array[:0]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("kind", ["mpi", "pinned", "device"])
+def test_buffers_stay_until_the_messages_have_come(
+    kind: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 closes its end between start and finish, long before the others start."""
+    monkeypatch.setattr("halox.engine.memory.pinned", Pinned)
+    rig = Rig(comm, "ring", kind)
+    rig.fill(2)
+    assert isinstance(rig.carrier, RequestCarrier)
+    left, right = rig.carrier._leftovers, True
+    if comm.rank == 0:
+        memory = [
+            weakref.ref(buffer._memory.array if kind == "pinned" else buffer)
+            for buffer in rig.carrier._buffers_in
+        ]
+        rig.channel.start()
+        rig.channel.close()
+        del rig.channel, rig.carrier, rig.gpu
+        gc.collect()
+        right = all(found() is not None for found in memory)
+    comm.Barrier()
+    if comm.rank != 0:
+        rig.channel.start()
+        rig.channel.finish()
+        right = rig.right(2)
+        rig.channel.close()
+    comm.Barrier()
+    assert agree(right, comm)
+    end = time.monotonic() + 20
+    while left._active and time.monotonic() < end:
+        left.sweep()
+    assert agree(not left._active, comm)
+    if comm.rank == 0:
+        gc.collect()
+        assert all(found() is None for found in memory)
+    rig.arena.close()
+    rig.world.close()

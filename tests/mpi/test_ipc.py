@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from halox.transports.ipc import (
     make_ipc_channel,
     one_way_cutter,
 )
+from halox.transports.leftovers import Leftovers
 from halox.transports.node import NodeLink
 from halox.world import World
 from tests.mpi.conftest import agree
@@ -173,9 +175,15 @@ class Rig:
         """What all ranks' streams were given, on rank 0; None on the others."""
         return self.world.comm.gather(self.gpu.log)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Close the plan on all ranks, and free it then."""
         self.channel.close()
+        self.world.comm.Barrier()
+        self.channel.free()
         self.link.close()
+
+    def close(self) -> None:
+        self.leave()
         self.world.comm.Barrier()
         self.shared.close()
         self.world.close()
@@ -194,6 +202,9 @@ class IdleChannel(IpcChannel):
         pass
 
     def close(self) -> None:
+        pass
+
+    def free(self) -> None:
         pass
 
 
@@ -399,8 +410,36 @@ def test_a_stream_that_does_not_end_keeps_its_memory(
     comm.Barrier()
     made.gpu.current.done = False
     made.channel.close()
-    assert not made.arena.released
+    assert not made.channel.has_ended and not made.arena.released
     comm.Barrier()
+
+
+@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("started", [False, True])
+def test_memory_stays_until_all_have_closed(
+    started: bool, way: str, rig: Callable[..., Rig], comm: MPI.Intracomm
+) -> None:
+    """A rank closes its plan between start and finish, or when it has finished and others have not."""
+    made = rig(ring(way, comm.size))
+    left, array = Leftovers(made.world), np.zeros(3)
+    made.poison()
+    made.step(0)
+    held = sys.getrefcount(array)
+    if started:
+        made.channel.start()
+    if comm.rank == 0:
+        made.channel.close()
+        left.add(1, [made.channel], [array] if started else [])
+    left.reclaim(made.world.gather(left.closed, "a test"))
+    assert made.arena.released == [] and not made.events._free
+    assert agree(sys.getrefcount(array) == held + (started and comm.rank == 0), comm)
+    if comm.rank != 0:
+        made.channel.close()
+        left.add(1, [made.channel], [])
+    left.reclaim(made.world.gather(left.closed, "a test"))
+    assert agree(sys.getrefcount(array) == held, comm)
+    assert len(made.arena.released) == (way == "staging") and made.events._free
+    made.channel = IdleChannel()
 
 
 def test_plans_grow_nothing(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
@@ -409,8 +448,7 @@ def test_plans_grow_nothing(rig: Callable[..., Rig], comm: MPI.Intracomm) -> Non
     sizes = []
     for _ in range(6):
         made.step(0)
-        made.channel.close()
-        made.link.close()
+        made.leave()
         made.channel = made.make()
         sizes.append((len(made.arena.sizes), len(made.arena.opened), made.gpu.made))
     # Each channel has an event to change streams by, which is nobody else's.

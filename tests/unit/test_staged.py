@@ -289,6 +289,28 @@ def test_in_order_with_the_users_streams(
     assert not any(stream.queue for stream in gpu.streams[2:]), "closed with work in flight"
 
 
+@pytest.mark.parametrize("cut", [whole, cutter(4096)])
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_closed_in_the_middle(
+    seed: int, is_finished: bool, cut: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers are given back when no kernel packs into them or unpacks from them any more."""
+    rig = Rig(seed, monkeypatch, "copy", cut)
+    busy: list[bool] = []
+
+    def look(*_: Any) -> None:
+        busy.append(any(stream.queue for stream in rig.gpu.streams))
+
+    monkeypatch.setattr(rig.carrier._leftovers, "keep", look)
+    rig.fill(seed)
+    rig.channel.start()
+    if is_finished:
+        rig.channel.finish()
+    rig.channel.close()
+    assert busy == [False]
+
+
 class EagerCarrier(Carrier):
     """Everything has arrived before anybody asks, as from a peer that is far ahead."""
 

@@ -1,0 +1,329 @@
+"""Plans that are closed or dropped in the middle of an exchange, on some ranks: nothing lands in memory of others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Recv, Send
+from halox.errors import ExchangeTimeoutError, MismatchError
+from halox.exchange.plan import Plan
+from halox.transports import leftovers
+from halox.transports.base import Channel
+from halox.transports.carriers import RequestCarrier
+from halox.transports.leftovers import Leftovers
+from halox.world import World
+from tests.mpi.conftest import agree
+
+pytestmark = pytest.mark.ranks(2)
+
+COMPONENTS = [1, 30, 300, 2_000]
+"""Of rows of ten cells: messages of 80 bytes to 160 kB."""
+
+
+@pytest.fixture(params=["rank", ""], ids=["each a node", "one node"])
+def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HALOX_NODE", request.param)
+    found: str = request.param
+    return found
+
+
+class Guarded:
+    """Arrays allocated since a plan was dropped, which nobody may write to."""
+
+    def __init__(self, components: int) -> None:
+        self.arrays = [np.full(10 * components + k % 7, 7.5) for k in range(40)]
+
+    def untouched(self) -> bool:
+        return all((array == 7.5).all() for array in self.arrays)
+
+
+def box(comm: MPI.Intracomm) -> halox.Grid:
+    """A row of ten cells to each neighbour."""
+    shape = (4 * comm.size, 10)
+    return halox.Grid(
+        shape, proc_shape=(comm.size, 1), halo=(1, 0), periodic=(True, False), comm=comm
+    )
+
+
+def own_array(grid: halox.Grid, components: int) -> Any:
+    """An array of the user's, so that messages are packed on one node too; it tells its rank."""
+    return np.full((components, *grid.padded_shape), grid.rank + 1.0)
+
+
+def leave(plan: Any, how: str) -> None:
+    """Close a plan, or say that the caller's reference is the last."""
+    if how == "close":
+        plan.close()
+
+
+def progress(comm: MPI.Intracomm) -> None:
+    """Have MPI deliver what is on its way."""
+    for _ in range(5):
+        comm.Barrier()
+
+
+def make(grid: halox.Grid, u: Any, kind: str = "exchange") -> Plan:
+    if kind == "accumulate":
+        return grid._plan("add", (u,), True, keep=True)
+    return grid.plan(u)
+
+
+def check(grid: halox.Grid, u: Any, kind: str = "exchange") -> bool:
+    """Whether this rank's cells are those after an exchange of `own_array`; also of its own after an accumulation."""
+    mine, other = grid.rank + 1.0, 2.0 - grid.rank
+    halo, owned = (other, mine) if kind == "exchange" else (0.0, mine + other)
+    return bool((u[:, [0, -1]] == halo).all() and (u[:, [1, -2]] == owned).all())
+
+
+def check_next(grid: halox.Grid, kind: str = "exchange") -> None:
+    """A new plan of new fields is right."""
+    v = own_array(grid, 3)
+    make(grid, v, kind)()
+    assert agree(check(grid, v, kind), grid.comm)
+
+
+@pytest.mark.parametrize("kind", ["exchange", "accumulate"])
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_left_on_one_rank(how: str, kind: str, node: str, comm: MPI.Intracomm) -> None:
+    """The other rank starts later, and can finish."""
+    with box(comm) as grid:
+        for components in COMPONENTS:
+            u = own_array(grid, components)
+            plan = make(grid, u, kind)
+            guarded, right = None, True
+            if comm.rank == 0:
+                plan.start()
+                leave(plan, how)
+                del plan
+                guarded = Guarded(components)
+            comm.Barrier()
+            if comm.rank == 1:
+                plan()
+                right = check(grid, u, kind)
+            progress(comm)
+            assert agree(right and (guarded is None or guarded.untouched()), comm), components
+        check_next(grid, kind)
+
+
+def test_left_on_both_ranks(node: str, comm: MPI.Intracomm) -> None:
+    """At different times."""
+    with box(comm) as grid:
+        for components in COMPONENTS:
+            plan = grid.plan(own_array(grid, components))
+            if comm.rank == 1:
+                comm.Barrier()
+            plan.start()
+            plan.close()
+            guarded = Guarded(components)
+            if comm.rank == 0:
+                comm.Barrier()
+            progress(comm)
+            assert agree(guarded.untouched(), comm), components
+        check_next(grid)
+
+
+def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> None:
+    """What no message comes for, and what nobody receives, does not keep the grid from closing."""
+    for _ in range(2):
+        with box(comm) as grid:
+            for components in COMPONENTS:
+                plan = grid.plan(own_array(grid, components))
+                if comm.rank == 0:
+                    plan.start()
+                plan.close()
+                with pytest.raises(MismatchError, match="different calls"):
+                    grid.plan(own_array(grid, components))
+            check_next(grid)
+
+
+def test_left_after_a_timeout(
+    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank comes when this one has given up."""
+    if comm.rank == 0:
+        monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    grid = box(comm)
+    for components in COMPONENTS[::3]:
+        u = own_array(grid, components)
+        plan = grid.plan(u)
+        guarded, right = None, True
+        if comm.rank == 0:
+            plan.start()
+            with pytest.raises(ExchangeTimeoutError):
+                plan.finish()
+            del plan
+            guarded = Guarded(components)
+        comm.Barrier()
+        if comm.rank == 1:
+            plan()
+            right = check(grid, u)
+        progress(comm)
+        assert agree(right and (guarded is None or guarded.untouched()), comm), components
+    check_next(grid)
+    grid.close()
+
+
+def test_a_typed_exchange_that_is_left(node: str, comm: MPI.Intracomm) -> None:
+    peer = 1 - comm.rank
+    for components in COMPONENTS:
+        n = 10 * components
+        source, target = np.full(n, comm.rank + 1.0), np.zeros(n)
+        kind = halox.datatypes.contiguous(n, "f8")
+        exchange = halox.Exchange([Send(source, kind, peer)], [Recv(target, kind, peer)], comm=comm)
+        guarded = None
+        if comm.rank == 0:
+            exchange.start()
+            del exchange
+            guarded = Guarded(components)
+        comm.Barrier()
+        if comm.rank == 1:
+            exchange()
+            assert (target == 1.0).all()
+        progress(comm)
+        assert agree(guarded is None or guarded.untouched(), comm), components
+
+
+@pytest.mark.parametrize(
+    ("own", "finished"),
+    [
+        (True, False),
+        (False, False),
+        (False, True),
+    ],  # a direct plan ends with its neighbours' reading
+    ids=["direct", "packed", "packed and finished"],
+)
+def test_shared_memory_is_not_handed_out_while_the_other_reads(
+    own: bool, finished: bool, comm: MPI.Intracomm
+) -> None:
+    """Rank 0 leaves its plan, field and all; new fields and plans must not lie where rank 1 still reads."""
+    with box(comm) as grid:
+        # Only whole rows are long enough to be read in place.
+        make_field: Callable[[float], Any] = (
+            (lambda x: grid.full(x, components_after=40))
+            if own
+            else lambda x: np.full((*grid.padded_shape, 40), x)
+        )
+        u, spare = make_field(comm.rank + 1.0), make_field(0.0)
+        plan, spare_plan = grid.plan(u), grid.plan(spare)
+        ways = {row.way for row in plan.explain().rows}
+        assert agree(ways == {"direct" if own else "shared"}, comm), ways
+        # Each rank has something to use again, and rank 0 what rank 1 has yet to read.
+        spare_plan()
+        spare_plan.close()
+        del spare_plan, spare
+        if comm.rank == 1:
+            plan.start()
+        comm.Barrier()
+        if comm.rank == 0:
+            if finished:
+                plan()
+            else:
+                plan.start()
+            del plan, u
+        others = [make_field(-5.0) for _ in range(3)]
+        plans = [grid.plan(other) for other in others]
+        for _ in range(2):
+            for other in plans:
+                other()
+        comm.Barrier()
+        if comm.rank == 1:
+            plan.finish()
+            assert (u[[0, -1]] == 1.0).all()
+        comm.Barrier()
+        assert agree(all((other == -5.0).all() for other in others), comm)
+
+
+def test_many_times(node: str, comm: MPI.Intracomm) -> None:
+    """Nothing grows where both ranks leave their plans, at once or one after the other."""
+    with box(comm) as grid:
+        left = grid._surroundings.leftovers
+        u = own_array(grid, 300)
+
+        def leave_some(count: int) -> None:
+            for number in range(count):
+                plan = grid.plan(u)
+                plan.start()
+                if number % 3 == 0:
+                    comm.Barrier()
+                if number % 2:
+                    plan.close()
+                del plan
+
+        def count() -> tuple[int, int]:
+            progress(comm)
+            left.reclaim(grid._world.gather(left.closed, "a test"))
+            return len(left._active) + len(left._shared), grid._surroundings.arena.segments
+
+        leave_some(4)
+        before = count()
+        leave_some(40)
+        after = count()
+        assert agree(after[0] == 0 and after == before, comm), (before, after)
+        check_next(grid)
+
+
+class Told(Channel):
+    """A channel that says what becomes of it."""
+
+    def __init__(self) -> None:
+        self.freed = 0
+
+    def start(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def free(self) -> None:
+        self.freed += 1
+
+
+def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
+    """Plans are closed in another order on each rank, and one of them never ends."""
+    world = World(comm)
+    left = Leftovers(world)
+    plans = {number: Told() for number in range(6)}
+    if comm.rank == 1:
+        plans[4].has_ended = False
+    array = np.zeros(3)
+    held = sys.getrefcount(array)
+
+    def close(*numbers: int) -> None:
+        for number in numbers:
+            left.add(number, [plans[number]], [array])
+
+    def freed() -> list[int]:
+        return [number for number, plan in plans.items() if plan.freed]
+
+    close(*([0, 2] if comm.rank == 0 else [2, 3]))
+    assert freed() == []
+    left.reclaim(world.gather(left.closed, "a test"))
+    assert agree(freed() == [2], comm)
+    close(*([3, 4] if comm.rank == 0 else [0, 4]))
+    left.reclaim(world.gather(left.closed, "a test"))
+    assert agree(freed() == [0, 2, 3], comm), freed()
+    close(1, 5)
+    left.close()
+    assert agree(freed() == [n for n in range(6) if plans[n].has_ended], comm), freed()
+    assert all(plan.freed <= 1 for plan in plans.values())
+    # What has not ended may still be written to; the rest lets go of its arrays.
+    assert sys.getrefcount(array) == held + (comm.rank == 1)
+    world.close()
+
+
+def test_memory_outlives_the_interpreter(comm: MPI.Intracomm) -> None:
+    """At exit MPI ends later than Python, which must not free buffers of requests until then."""
+    world = World(comm)
+    carrier = RequestCarrier(world, [], [], lambda message: 20)
+    before = sys.getrefcount(carrier)
+    leftovers._hold_all()
+    assert sys.getrefcount(carrier) == before + 1
+    carrier.close()
+    world.close()

@@ -1,0 +1,80 @@
+"""The end of a channel of the peer path: what waits for the GPU, and what for the other ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.transports import peer
+from halox.transports.base import Job
+
+
+class Draft:
+    """What a channel stands on, with launches that note when they have run."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.world = SimpleNamespace(rank=0, limit_s=1.0)
+        self.device, self.log = 0, log
+        self.job = Job([], (), ())
+        self.failure = SimpleNamespace(array=np.zeros(8, "u1"))
+
+    def prepared(self) -> tuple[Any, Any]:
+        launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
+        return launch, launch
+
+    def around(self) -> tuple[list[Any], list[Any]]:
+        return [], []
+
+    def peer_of(self, number: int) -> int:
+        return 1
+
+    def release(self) -> None:
+        self.log.append("memory given back")
+
+
+def stream_of(log: list[str]) -> Any:
+    return SimpleNamespace(ptr=7, synchronize=lambda: log.append("waited for the stream"))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    runtime = SimpleNamespace(eventRecord=lambda *_: None, streamWaitEvent=lambda *_: None)
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream_of(said))
+    event = SimpleNamespace(ptr=3)
+    side = SimpleNamespace(stream=stream_of(said), before=event, after=event)
+    streams = SimpleNamespace(
+        take=lambda device: side, give_back=lambda device, found: said.append("stream given back")
+    )
+    monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
+    monkeypatch.setattr("halox.engine.streams.is_capturing", lambda stream: False)
+    return said
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_memory_is_given_back_last(is_finished: bool, log: list[str]) -> None:
+    """Closing waits for the kernel, which gives up after the limit; peers may still store into the memory."""
+    channel = peer.PeerChannel(Draft(log))  # type: ignore[arg-type]
+    channel.start()
+    if is_finished:
+        channel.finish()
+    channel.close()
+    assert log == ["launched", "waited for the stream", "stream given back"]
+    assert channel.has_ended and not channel.has_failed
+    channel.free()
+    assert log[3:] == ["memory given back"]
+
+
+def test_a_failure_nobody_was_told_of(log: list[str]) -> None:
+    """The plan learns of it, so that it keeps arrays into which a late peer may still store."""
+    draft = Draft(log)
+    channel = peer.PeerChannel(draft)  # type: ignore[arg-type]
+    channel.start_at_once()
+    draft.failure.array.view("u4")[:] = 1, 5
+    with pytest.warns(UserWarning, match="rank 0 has waited for rank 1 in exchange 5"):
+        channel.close()
+    assert channel.has_failed and "memory given back" not in log

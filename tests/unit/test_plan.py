@@ -1,0 +1,88 @@
+"""The end of a plan: which arrays outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.exchange.plan import Plan
+from halox.transports.base import Channel
+
+
+class Given(Channel):
+    """Fails in the step it is told to."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.fails_in = fails_in
+        self.has_failed = fails_in == "silence"
+
+    def start(self) -> None:
+        if self.fails_in == "start":
+            raise RuntimeError
+
+    def finish(self) -> None:
+        if self.fails_in == "finish":
+            raise RuntimeError
+
+
+class Rig:
+    """A plan of one array, and the arrays that it leaves behind."""
+
+    def __init__(self, keep: bool, fails_in: str = "") -> None:
+        self.array = np.zeros(3)
+        self.left: list[Any] = []
+        channel: Any = Given(fails_in)
+        report: Any = SimpleNamespace(rank=0)
+        self.plan = Plan([channel], report, [], lambda: None, self.let_go)
+        self.plan.hold([self.array[1:]], alive=keep)
+
+    def let_go(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
+        self.left.append(list(arrays))
+
+    def leaves(self, how: str) -> bool:
+        """Whether the array's memory is kept when the plan is closed, or dropped."""
+        if how == "close":
+            self.plan.close()
+        del self.plan
+        (arrays,) = self.left
+        return any(np.shares_memory(array, self.array) for array in arrays)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_arrays_of_a_finished_plan_are_let_go(keep: bool, how: str) -> None:
+    rig = Rig(keep)
+    rig.plan()
+    rig.plan.start()
+    rig.plan.finish()
+    assert not rig.leaves(how)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("fails_in", ["", "start", "finish", "silence"])
+def test_arrays_of_an_unfinished_plan_are_kept(fails_in: str, keep: bool, how: str) -> None:
+    """Started, failed in a step, or failed on a GPU without a word."""
+    rig = Rig(keep, fails_in)
+    if fails_in == "":
+        rig.plan.start()
+    elif fails_in == "silence":
+        rig.plan()
+    else:
+        with pytest.raises(RuntimeError):
+            rig.plan()
+    assert rig.leaves(how)
+
+
+def test_a_plan_of_the_cache_keeps_its_arrays_from_a_failure_on() -> None:
+    """A late peer may still store into them when the caller has dropped them."""
+    rig = Rig(keep=False, fails_in="finish")
+    with pytest.raises(RuntimeError):
+        rig.plan()
+    rig.array = np.ones(3)
+    rig.plan.close()
+    assert [list(array) for array in rig.left[0]] == [[0.0, 0.0, 0.0]]
