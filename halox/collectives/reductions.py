@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from math import prod
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 from halox.collectives.ordered import OrderedReduction
 from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
-from halox.errors import FieldError, HaloxError, MismatchError
+from halox.errors import FieldError, MismatchError, as_halox_error
 from halox.world import World
 
 _RECORD = np.dtype([("ok", "i8"), ("kind", "S8"), ("value", "V32")])
+_ARRAY = np.dtype([("ok", "i8"), ("digest", "S32"), ("what", "S216"), ("op", "S16")])
 
 COMBINE: dict[str, Callable[[Any], Any]] = {
     "sum": np.sum,
@@ -33,7 +35,7 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     world : World
         The ranks.
     local : callable
-        Returns this rank's value, a NumPy scalar; may raise a `HaloxError`, which all ranks then raise.
+        Returns this rank's value, a NumPy scalar; may raise, whereupon all ranks raise a `HaloxError`.
     op : {"sum", "prod", "min", "max"}
 
     Returns
@@ -43,17 +45,18 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
 
     Notes
     -----
-    Collective; blocks the host.
+    Collective; blocks the host. Combining the ranks' values raises no floating-point errors, whatever NumPy is told
+    to do about them: the result is then infinite or NaN, on all ranks.
     """
     record = np.zeros(1, _RECORD)
-    error: HaloxError | None = None
+    error: Exception | None = None
     try:
         value = np.asarray(local())
         record["ok"] = 1
         record["kind"] = value.dtype.str.encode()
         record["value"] = value.tobytes().ljust(32, b"\0")
-    except HaloxError as caught:
-        error = caught
+    except Exception as caught:
+        error = as_halox_error(caught, "a reduction")
     gathered = np.zeros(world.size, _RECORD)
     request = world.comm.Iallgather(record.view(np.uint8), gathered.view(np.uint8))
     world.wait([request], "in a reduction for the other ranks")
@@ -70,27 +73,61 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     values = np.frombuffer(
         b"".join(raw.tobytes()[: dtype.itemsize] for raw in gathered["value"]), dtype
     )
-    return COMBINE[op](values)
+    with np.errstate(all="ignore"):
+        return COMBINE[op](values)
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
-    """Combine host arrays of one shape and dtype element by element, in the order of the ranks; collective.
+    """Combine host arrays of one shape and dtype element by element, in the order of the ranks.
 
-    Arrays on a GPU go through `halox.collectives.device_numbers`.
+    Parameters
+    ----------
+    world : World
+    array : ndarray
+    op : str
+        As of `find_operation`.
+
+    Returns
+    -------
+    ndarray
+        A new array; the same bits on every rank.
+
+    Raises
+    ------
+    MismatchError
+        If shapes, dtypes or operations differ between ranks.
+    HaloxError
+        On all ranks, if one of them cannot take part.
+    ExchangeTimeoutError
+        If a rank does not come.
+
+    Notes
+    -----
+    Collective; blocks. Arrays on a GPU go through `halox.collectives.device_numbers`.
     """
-    shapes = world.comm.allgather((array.shape, array.dtype.str, op))
-    if len(set(shapes)) > 1:
-        other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
-        last = 3 if shapes[0][:2] == shapes[other][:2] else 2
-        what = "operation" if last == 3 else "shape and dtype"
-        raise MismatchError(
-            f"allreduce needs the same {what} on all ranks: rank 0 gave {shapes[0][:last]}, rank {other} "
-            f"{shapes[other][:last]}"
-        )
-    operation = find_operation(op, array.dtype)
-    combine = OrderedReduction(world.comm, world.wait, operation, array.dtype, array.size)
-    result = np.empty_like(array)
-    combine(np.ascontiguousarray(array).reshape(-1), result.reshape(-1))
+    what = str((array.shape, array.dtype.str)).encode()
+    error: Exception | None = None
+    mine, gathered = np.zeros(1, _ARRAY), np.zeros(world.size, _ARRAY)
+    try:
+        operation = find_operation(op, array.dtype)
+        combine = OrderedReduction(world.comm, world.wait, operation, array.dtype, array.size)
+        source = np.ascontiguousarray(array).reshape(-1)
+        result = np.empty(array.shape, array.dtype)
+        mine[0] = 1, blake2b(what, digest_size=16).hexdigest(), what, op.encode()
+    except Exception as caught:
+        error = as_halox_error(caught, "an allreduce")
+    request = world.comm.Iallgather(mine.view(np.uint8), gathered.view(np.uint8))
+    world.wait([request], "in an allreduce for the other ranks")
+    if not gathered["ok"].all():
+        world.agree(error, "an allreduce")
+    for key, shown, name in (("digest", "what", "shape and dtype"), ("op", "op", "operation")):
+        differing = np.flatnonzero(gathered[key] != gathered[key][0])
+        if len(differing):
+            first, other = (gathered[shown][rank].decode() for rank in (0, differing[0]))
+            raise MismatchError(
+                f"allreduce needs the same {name} on all ranks: rank 0 gave {first}, rank {differing[0]} {other}"
+            )
+    combine(source, result.reshape(-1))
     return result
 
 
