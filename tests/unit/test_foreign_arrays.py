@@ -265,7 +265,7 @@ class TestArraysThatRaise:
         ids=["its device", "its memory", "its memory on a GPU", "its interface", "NumPy's"],
     )
     def test_any_exception_names_the_argument(self, array):
-        with pytest.raises(FieldError, match="field: ZeroDivisionError when asked .* nobody"):
+        with pytest.raises(FieldError, match=r"field: ZeroDivisionError when asked .* nobody"):
             describe(array, "field")
 
     @pytest.mark.parametrize(
