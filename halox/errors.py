@@ -45,3 +45,18 @@ class StateError(HaloxError, RuntimeError):
 
 class ExchangeTimeoutError(HaloxError, TimeoutError):
     """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not come."""
+
+
+def as_halox_error(error: Exception, doing: str) -> HaloxError:
+    """Return an error of this package: the error itself, or one that names and is caused by it.
+
+    Examples
+    --------
+    >>> as_halox_error(ZeroDivisionError("division by zero"), "a reduction")
+    HaloxError('a reduction failed: ZeroDivisionError: division by zero')
+    """
+    if isinstance(error, HaloxError):
+        return error
+    found = HaloxError(f"{doing} failed: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found

@@ -32,25 +32,34 @@ from halox.decomposition import (
 )
 from halox.engine.arrays import Described, as_ndarray, describe
 from halox.engine.cuda import is_device_array
-from halox.engine.devices import allocate, array_module, as_device_array, choose_device, to_host
+from halox.engine.devices import (
+    allocate,
+    array_module,
+    as_device_array,
+    choose_device,
+    fill,
+    fill_value,
+    to_host,
+)
 from halox.engine.operations import find_operation
-from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
+from halox.errors import DeviceError, FieldError, HaloxError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
-from halox.exchange.halo import halo_draft
+from halox.exchange.halo import check_apart, halo_draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
 from halox.field_options import field_spec, fixed_dtype
+from halox.gathering import gather
 from halox.transports.base import Operation
 from halox.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_GATHER_TAG = 2
+_ALLOCATION = "an allocation"
 
 
 class Grid:
@@ -214,7 +223,7 @@ class Grid:
     # Fields
 
     def zeros(self, dtype: Any = "f8", **layout: Any) -> Any:
-        """Allocate a field of zeros, halo included.
+        """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
 
         Parameters
         ----------
@@ -240,24 +249,40 @@ class Grid:
         ------
         FieldError, DecompositionError
             On all ranks, if the dtype or the layout is impossible.
+        HaloxError
+            On all ranks, if one of them has too little memory.
 
         Notes
         -----
         Collective. The array stays valid after `close`.
         """
-        return self._new("zeros", dtype, 0, layout)
+        return self._new(dtype, layout)
 
     def ones(self, dtype: Any = "f8", **layout: Any) -> Any:
-        """Allocate a field of ones; see `zeros`."""
-        return self._new("ones", dtype, 1, layout)
+        """Allocate a field of ones, as `numpy.ones` has them for any dtype; see `zeros`."""
+        return self._new(dtype, layout, "ones", 1)
 
     def full(self, value: Any, dtype: Any = "f8", **layout: Any) -> Any:
-        """Allocate a field filled with ``value``; see `zeros`."""
-        return self._new("full", dtype, value, layout)
+        """Allocate a field filled with ``value``; see `zeros`.
+
+        Parameters
+        ----------
+        value : scalar or array
+            Converted to the dtype as by `numpy.full`, but for integers, which must be in its range. An array is
+            broadcast to the field's shape on each rank, halo included.
+        dtype, **layout
+            As of `zeros`.
+
+        Raises
+        ------
+        FieldError
+            On all ranks, also if the dtype cannot hold the value, or its shape does not broadcast.
+        """
+        return self._new(dtype, layout, "full", value)
 
     def empty(self, dtype: Any = "f8", **layout: Any) -> Any:
         """Allocate a field with undefined contents; see `zeros`."""
-        return self._new("empty", dtype, None, layout)
+        return self._new(dtype, layout, "empty")
 
     def declare(self, array: Any, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
@@ -338,46 +363,36 @@ class Grid:
     def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
         """Bring the owned cells of all ranks together.
 
+        Parameters
+        ----------
+        field : array
+            Of one dtype and layout on all ranks.
+        root : int
+            The rank that gets them; the same on all ranks.
+
         Returns
         -------
         numpy.ndarray or None
             The whole field on the host of rank ``root``, None on the others.
 
+        Raises
+        ------
+        FieldError
+            If the array does not fit the grid, or ``root`` is no rank.
+        MismatchError
+            If dtypes, layouts or roots differ between ranks.
+        HaloxError
+            Also if rank ``root`` has no memory for the whole field.
+        ExchangeTimeoutError
+            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
+
         Notes
         -----
-        Collective; blocks.
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
+        cells are not contiguous; a field on a GPU comes to the host as a whole first.
         """
-        world = self._world
-        world.begin("gather")
-        layout: FieldLayout = world.guarded(lambda: self.layout(field), "a gather")
-        self._check_alike(field, layout)
-        mine = np.ascontiguousarray(to_host(field[layout.interior]))
-        if self.rank != root:
-            world.comm.Send(mine.view(np.uint8).reshape(-1), root, _GATHER_TAG)
-            return None
-        whole = np.empty(layout.global_shape, mine.dtype)
-        for rank in range(self.size):
-            other = FieldLayout(self._decomposition, rank, layout.spec)
-            before = (slice(None),) * len(layout.spec.components_before)
-            target = whole[(*before, *other.owned)]
-            if rank == root:
-                target[...] = mine
-                continue
-            received = np.empty(target.shape, mine.dtype)
-            world.comm.Recv(received.view(np.uint8).reshape(-1), rank, _GATHER_TAG)
-            target[...] = received
-        return whole
-
-    def _check_alike(self, field: Any, layout: FieldLayout) -> None:
-        """Raise on all ranks unless all gave a field of one dtype and layout."""
-        mine = (describe(field).dtype.descr, layout.spec)
-        others = self._world.gather(mine, "a gather")
-        other = next((rank for rank, found in enumerate(others) if found != others[0]), None)
-        if other is not None:
-            raise MismatchError(
-                f"gather needs one dtype and layout on all ranks: rank 0 gave {others[0]}, rank {other} "
-                f"{others[other]}"
-            )
+        self._world.begin("gather")
+        return gather(self._world, field, self.layout, root)
 
     def dataarray(self, field: Any, **options: Any) -> Any:
         """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
@@ -426,12 +441,12 @@ class Grid:
         Raises
         ------
         FieldError
-            Also if a field is not of numbers.
+            Also if a field is not of numbers, or two of them share memory, whose halos would count twice.
         """
         key = ("add", corners if corners is not None else self.corners)
         plan = self._plans.find(key, fields)
         if plan is None:
-            plan = self._cached("add", fields, bool(key[1]), key)
+            plan = self._cached("add", fields, key[1], key)
         plan()
 
     def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
@@ -453,7 +468,7 @@ class Grid:
         -----
         Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
         """
-        with_corners = self.corners if corners is None else bool(corners)
+        with_corners = self.corners if corners is None else corners
         self._world.begin("plan")
         return self._plan("copy", fields, with_corners, keep=True, path=path)
 
@@ -473,7 +488,7 @@ class Grid:
         return plan.explain()
 
     def _cached(
-        self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable
+        self, operation: Operation, fields: tuple[Any, ...], corners: Any, key: Hashable
     ) -> Plan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
@@ -484,7 +499,7 @@ class Grid:
         self,
         operation: Operation,
         fields: tuple[Any, ...],
-        corners: bool,
+        corners: Any,
         *,
         keep: bool,
         path: str | None = None,
@@ -492,6 +507,8 @@ class Grid:
         def draft() -> Draft:
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
+            if not isinstance(corners, bool | np.bool_):
+                raise FieldError(f"corners must be True or False, got {corners!r}")
             layouts = [self.layout(field) for field in fields]
             for field, layout in zip(fields, layouts, strict=True):
                 found = describe(field)
@@ -503,8 +520,10 @@ class Grid:
                         f"accumulate has no meaning for dtype {found.dtype}; use numbers"
                     )
                 layout.check_widths()
+            if operation == "add":
+                check_apart([describe(field) for field in fields])
             return halo_draft(
-                fields, layouts, operation=operation, corners=corners, device=self.device_id
+                fields, layouts, operation=operation, corners=bool(corners), device=self.device_id
             )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
@@ -752,23 +771,42 @@ class Grid:
         layout.check_widths()
         return layout
 
-    def _new(self, call: str, dtype: Any, value: Any, options: dict[str, Any]) -> Any:
-        self._world.begin(call, str(dtype))
+    def _new(
+        self, dtype: Any, options: dict[str, Any], contents: str = "zeros", value: Any = None
+    ) -> Any:
+        self._world.begin(contents, str(dtype))
 
-        def build() -> tuple[FieldLayout, np.dtype[Any]]:
-            return self._field_layout(options), fixed_dtype(dtype)
+        def build() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
+            layout, found = self._field_layout(options), fixed_dtype(dtype)
+            if contents in ("zeros", "empty"):
+                return layout, found, None
+            return layout, found, fill_value(value, found, layout.padded_shape)
 
-        layout, found = self._world.guarded(build, "an allocation")
-        array = None
+        layout, found, filling = self._world.guarded(build, _ALLOCATION)
+        shared = None
         if self.device_id is None and reads_in_place(layout, found.itemsize):
-            array = self._surroundings.arena.array(layout.padded_shape, found)
-        elif self.device_id is not None and self._world.node_size > 1:
-            # Memory that neighbours can map, so that they can store into its halo.
-            array = self._surroundings.use_device(self.device_id).array(layout.padded_shape, found)
-        if array is None:
-            array = allocate(layout.padded_shape, found, self.device_id)
-        if value is not None:
-            array[...] = np.zeros((), found) if found.kind == "V" and value == 0 else value
+            shared = self._surroundings.arena.array(layout.padded_shape, found)
+
+        def make() -> Any:
+            array = shared
+            try:
+                if self.device_id is not None and self._world.node_size > 1:
+                    # Memory that neighbours can map, so that they can store into its halo.
+                    arena = self._surroundings.use_device(self.device_id)
+                    array = arena.array(layout.padded_shape, found)
+                elif array is None:
+                    array = allocate(layout.padded_shape, found, self.device_id)
+            except MemoryError as error:
+                raise HaloxError(
+                    f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more "
+                    "ranks, or a smaller dtype"
+                ) from error
+            if contents != "empty":
+                fill(array, filling)
+            return array
+
+        # Memory can run out on one rank alone.
+        array = self._world.guarded(make, _ALLOCATION)
         self._remember(array, layout)
         return array
 

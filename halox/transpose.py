@@ -229,7 +229,7 @@ class Transpose:
         self._compare(
             {
                 "direction": direction,
-                "dtype": describe(u).dtype.descr,
+                "dtype": describe(u).dtype,
                 "layout of u": pair.u.spec,
                 "layout of v": pair.v.spec,
             }

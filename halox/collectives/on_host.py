@@ -108,7 +108,9 @@ class Leaders:
         self._leaders: MPI.Intracomm = leaders
         self._between: OrderedReduction | None = None
         if is_leader:
-            self._between = OrderedReduction(self._leaders, world.wait_all, operation, dtype, elements)
+            self._between = OrderedReduction(
+                self._leaders, world.wait_all, operation, dtype, elements
+            )
         self._closed = False
 
     @property
@@ -146,7 +148,9 @@ class Hierarchical:
         world = self._world = ground.world
         what = operation, dtype, elements
         self._shared = make_shared_reduction(world, ground.arena, *what)
-        self._node = None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
+        self._node = (
+            None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
+        )
         self._leaders = Leaders(world, *what)
 
     def reduce(

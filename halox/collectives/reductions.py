@@ -11,7 +11,7 @@ import numpy as np
 from halox.collectives.ordered import OrderedReduction
 from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
-from halox.errors import FieldError, MismatchError
+from halox.errors import FieldError, MismatchError, as_halox_error
 from halox.world import World
 
 COMBINE: dict[str, Callable[[Any], Any]] = {
@@ -31,7 +31,7 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     world : World
         The ranks.
     local : callable
-        Returns this rank's value, a NumPy scalar; may raise a `HaloxError`, which all ranks then raise.
+        Returns this rank's value, a NumPy scalar; may raise, whereupon all ranks raise a `HaloxError`.
     op : {"sum", "prod", "min", "max"}
 
     Returns
@@ -41,14 +41,15 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
 
     Notes
     -----
-    Collective; blocks the host.
+    Collective; blocks the host. Combining the ranks' values raises no floating-point errors, whatever NumPy is told
+    to do about them: the result is then infinite or NaN, on all ranks.
     """
     error: Exception | None = None
     value: np.ndarray[Any, Any] | None = None
     try:
         value = np.asarray(local())
     except Exception as caught:
-        error = caught
+        error = as_halox_error(caught, "a reduction")
     found: list[np.ndarray[Any, Any]] = world.gather(value, "a reduction", error)
     kinds = [one.dtype.str for one in found]
     if len(set(kinds)) > 1:
@@ -57,27 +58,54 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
             f"a reduction needs the same dtype on all ranks: rank 0 has {kinds[0]}, rank {other} has "
             f"{kinds[other]}"
         )
-    return COMBINE[op](np.array(found, found[0].dtype))
+    with np.errstate(all="ignore"):
+        return COMBINE[op](np.array(found, found[0].dtype))
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:
-    """Combine host arrays of one shape and dtype element by element, in the order of the ranks; collective.
+    """Combine host arrays of one shape and dtype element by element, in the order of the ranks.
 
-    Arrays on a GPU go through `halox.collectives.device_numbers`.
+    Parameters
+    ----------
+    world : World
+    array : ndarray
+    op : str
+        As of `find_operation`.
+
+    Returns
+    -------
+    ndarray
+        A new array; the same bits on every rank.
+
+    Raises
+    ------
+    MismatchError
+        If shapes, dtypes or operations differ between ranks.
+    HaloxError
+        On all ranks, if one of them cannot take part.
+    ExchangeTimeoutError
+        If a rank does not come.
+
+    Notes
+    -----
+    Collective; blocks. Arrays on a GPU go through `halox.collectives.device_numbers`.
     """
-    shapes = world.gather((array.shape, array.dtype.str, op), "an allreduce")
-    if len(set(shapes)) > 1:
-        other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
-        last = 3 if shapes[0][:2] == shapes[other][:2] else 2
-        what = "operation" if last == 3 else "shape and dtype"
-        raise MismatchError(
-            f"allreduce needs the same {what} on all ranks: rank 0 gave {shapes[0][:last]}, rank {other} "
-            f"{shapes[other][:last]}"
-        )
-    operation = find_operation(op, array.dtype)
-    combine = OrderedReduction(world.comm, world.wait_all, operation, array.dtype, array.size)
-    result = np.empty_like(array)
-    combine(np.ascontiguousarray(array).reshape(-1), result.reshape(-1))
+    error: Exception | None = None
+    try:
+        operation = find_operation(op, array.dtype)
+        combine = OrderedReduction(world.comm, world.wait_all, operation, array.dtype, array.size)
+        source = np.ascontiguousarray(array).reshape(-1)
+        result = np.empty(array.shape, array.dtype)
+    except Exception as caught:
+        error = as_halox_error(caught, "an allreduce")
+    said = world.gather(((array.shape, array.dtype.str), op), "an allreduce", error)
+    for name, parts in zip(("shape and dtype", "operation"), zip(*said, strict=True), strict=True):
+        other = next((rank for rank, part in enumerate(parts) if part != parts[0]), None)
+        if other is not None:
+            raise MismatchError(
+                f"allreduce needs the same {name} on all ranks: rank 0 gave {parts[0]}, rank {other} {parts[other]}"
+            )
+    combine(source, result.reshape(-1))
     return result
 
 

@@ -15,7 +15,7 @@ from halox.datatypes.boxes import contiguous_strides
 from halox.engine import dlpack
 from halox.engine.addresses import memory_kind
 from halox.engine.cuda import is_cupy_array, is_device_array
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 
 WORDS: dict[int, np.dtype[Any]] = {
     16: np.dtype("c16"),
@@ -57,41 +57,52 @@ def describe(array: Any, name: str = "array") -> Described:
     Raises
     ------
     FieldError
-        If ``array`` is none of these, or its dtype has no fixed size; names the argument.
+        If ``array`` is none of these, its dtype has no fixed size, or it raises when asked for its memory; names
+        the argument.
 
     Notes
     -----
     Element types that NumPy does not have, such as bfloat16, are described as opaque bytes (``V2``).
     An array that comes by DLPack of before version 1.0 alone counts as read-only.
     """
-    if not isinstance(array, np.ndarray):
-        if is_cupy_array(array):
-            place = array.data
-            return Described(
-                int(place.ptr), array.shape, array.strides, array.dtype, int(place.device_id), True
+    try:
+        if not isinstance(array, np.ndarray):
+            if is_cupy_array(array):
+                place = array.data
+                return Described(
+                    int(place.ptr),
+                    array.shape,
+                    array.strides,
+                    array.dtype,
+                    int(place.device_id),
+                    True,
+                )
+            if is_device_array(array, name):
+                return _on_gpu(array, name)
+            array = as_ndarray(array, name)
+        if isinstance(array, np.ndarray):
+            if isinstance(array, np.ma.MaskedArray):
+                raise FieldError(
+                    f"{name} is a masked array; give its .data, since masks are not exchanged"
+                )
+            found = Described(
+                array.__array_interface__["data"][0],
+                array.shape,
+                array.strides,
+                array.dtype,
+                None,
+                array.flags.writeable,
             )
-        if is_device_array(array):
-            return _on_gpu(array, name)
-        array = as_ndarray(array, name)
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
+        else:
             raise FieldError(
-                f"{name} is a masked array; give its .data, since masks are not exchanged"
+                f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
+                f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
+                f"{type(array).__qualname__}"
             )
-        found = Described(
-            array.__array_interface__["data"][0],
-            array.shape,
-            array.strides,
-            array.dtype,
-            None,
-            array.flags.writeable,
-        )
-    else:
-        raise FieldError(
-            f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
-            f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
-            f"{type(array).__qualname__}"
-        )
+    except HaloxError:
+        raise
+    except Exception as error:  # what an array says of itself is the code of its library
+        raise dlpack.refused(name, error) from error
     if found.dtype.hasobject:
         raise FieldError(
             f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"

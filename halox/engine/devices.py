@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.errors import DeviceError
+from halox.errors import DeviceError, FieldError
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
@@ -86,3 +86,79 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
     if is_device_array(array):
         array = as_device_array(array)
     return np.asarray(array.get() if is_cupy_array(array) else array)
+
+
+def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
+
+    Parameters
+    ----------
+    value : scalar, or array on the host or a GPU
+        For a structured dtype, also a tuple of its fields' values.
+    dtype : numpy.dtype
+    shape : tuple of int
+
+    Raises
+    ------
+    FieldError
+        If the dtype cannot hold the value, or the value does not broadcast.
+
+    Examples
+    --------
+    >>> fill_value(3, np.dtype("S2"), (4, 5))
+    array(b'3', dtype='|S2')
+    """
+    from halox.engine.cuda import is_device_array
+
+    given = to_host(value) if is_device_array(value, "value") else value
+    try:
+        if isinstance(given, tuple) and dtype.names is not None:
+            found = np.array(given, dtype)
+        else:
+            given = np.asarray(given)
+            found = np.zeros(given.shape, dtype)
+            if dtype.kind in "iu" and given.dtype.kind in "iuf":
+                limits = np.iinfo(dtype)
+                if not np.all((given >= limits.min) & (given <= limits.max)):
+                    raise OverflowError(f"{dtype} holds {limits.min} to {limits.max}")
+            np.copyto(found, given, casting="unsafe")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FieldError(
+            f"value: {_shortened(value)} cannot be held by dtype {dtype} ({error}); give another value, or dtype="
+        ) from error
+    try:
+        np.broadcast_to(found, shape)
+    except ValueError:
+        raise FieldError(
+            f"value: its shape {found.shape} does not broadcast to the field's {shape}; give one number, or an array "
+            "of the field's own shape"
+        ) from None
+    return found
+
+
+def fill(array: Any, value: np.ndarray[Any, Any] | None) -> None:
+    """Set all elements of a contiguous array.
+
+    Parameters
+    ----------
+    array : ndarray
+        On the host or a GPU.
+    value : ndarray or None
+        Of the array's dtype, to be broadcast; None for bytes of zero, padding included.
+    """
+    if isinstance(array, np.ndarray):
+        if value is None:
+            array.reshape(-1).view(np.uint8).fill(0)
+        else:
+            array[...] = value
+    elif array.dtype.kind in "biufc" and (value is None or value.ndim == 0):
+        array[...] = 0 if value is None else value[()]
+    elif value is None:  # CuPy has no kernels for such elements
+        array.data.memset_async(0, array.nbytes)
+    else:
+        array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape)))
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

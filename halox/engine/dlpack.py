@@ -93,9 +93,9 @@ def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
         return None
     try:
         kind, number = array.__dlpack_device__()
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise _refused(name, error) from error
-    return int(kind), int(number)
+        return int(kind), int(number)
+    except Exception as error:  # each library has its own
+        raise refused(name, error) from error
 
 
 def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
@@ -127,8 +127,8 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
             capsule = array.__dlpack__(**ordered, max_version=_NEWEST, copy=False)
         except TypeError:  # a library of before DLPack 1.0
             capsule = array.__dlpack__(**ordered)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise _refused(name, error) from error
+    except Exception as error:
+        raise refused(name, error) from error
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major > _NEWEST[0]:
@@ -137,6 +137,10 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
                 f"reads version {_NEWEST[0]}; make it a CuPy or NumPy array first"
             )
         return _read(versioned.tensor, name, writable=not versioned.flags & _READ_ONLY)
+    if not _is_valid(capsule, b"dltensor"):
+        raise FieldError(
+            f"{name}: its __dlpack__ gives {type(capsule).__qualname__}, not a DLPack capsule that is still unused"
+        )
     return _read(_Tensor.from_address(_pointer(capsule, b"dltensor")), name, writable=False)
 
 
@@ -164,7 +168,8 @@ def _dtype(tensor: _Tensor, name: str) -> np.dtype[Any]:
     return np.dtype(f"V{nbytes}")
 
 
-def _refused(name: str, error: Exception) -> FieldError:
+def refused(name: str, error: Exception) -> FieldError:
+    """Return the error for an array that raises when asked for its memory."""
     return FieldError(f"{name}: {type(error).__name__} when asked for its memory: {error}")
 
 

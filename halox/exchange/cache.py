@@ -30,14 +30,15 @@ class PlanCache:
     def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
         """Return the plan of these arrays, None if there is none yet.
 
-        None as well for what is no array: making a plan of it fails on all ranks together.
+        None as well for what is no array, and for a kind that cannot be one: making a plan of it fails on all ranks
+        together.
         """
-        entry = self._by_identity.get((kind, *map(id, arrays)))
-        if entry is not None:
-            return entry[1]
         try:
+            entry = self._by_identity.get((kind, *map(id, arrays)))
+            if entry is not None:
+                return entry[1]
             entry = self._by_layout.get((kind, *map(_layout, arrays)))
-        except FieldError:
+        except (FieldError, TypeError):
             return None
         if entry is None:
             return None

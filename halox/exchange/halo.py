@@ -7,8 +7,10 @@ from typing import Any
 
 from halox.datatypes import slab
 from halox.decomposition import Box, FieldLayout
-from halox.engine.arrays import describe
+from halox.engine.arrays import Described, describe
+from halox.errors import FieldError
 from halox.exchange.draft import Draft
+from halox.exchange.transpose import share_memory
 from halox.messages import Part, fuse
 from halox.transports.base import Operation
 
@@ -66,6 +68,23 @@ def halo_draft(
     receives = fuse("receive", ((peer, 0, p) for _, _, peer, p in _in_order(incoming)))
     names = tuple(f"{a.dtype}{list(a.shape)}" for a in arrays)
     return Draft(tuple(arrays), sends, receives, operation, device, names)
+
+
+def check_apart(fields: Sequence[Described]) -> None:
+    """Refuse fields of one accumulation that share memory: the halos of one would be added by both.
+
+    Raises
+    ------
+    FieldError
+        Names the two fields by their positions.
+    """
+    for second, other in enumerate(fields):
+        for first, one in enumerate(fields[:second]):
+            if share_memory(one, other):
+                raise FieldError(
+                    f"fields {first} and {second} share memory, so that what they share would be added twice; give "
+                    "each field once, or accumulate them one after the other"
+                )
 
 
 def _in_order(

@@ -35,7 +35,7 @@ import numpy as np
 from halox.messages import Message
 from halox.runtime.shared_memory import Bytes
 from halox.transports.arena import SharedArena
-from halox.transports.fragments import MOST_FRAGMENTS, Cutter, whole
+from halox.transports.fragments import MOST_FRAGMENTS, Cutter, whole, within_counts
 from halox.transports.leftovers import Leftovers, hold_at_exit
 from halox.transports.node import NodeLink
 from halox.world import World
@@ -233,7 +233,7 @@ class RequestCarrier(Carrier):
     pinned : bool
         Whether the buffers are page-locked, for a GPU to write and read them.
     cut : callable
-        Where the fragments of a message end; alike on both ends.
+        Where the fragments of a message end; alike on both ends. Those that MPI cannot count are cut once more.
     leftovers : Leftovers, optional
         Takes over the requests and buffers; one for this alone by default.
     """
@@ -256,6 +256,7 @@ class RequestCarrier(Carrier):
         self._buffers_in = [self._buffer(m.packed_bytes) for m in receives]
         self.outgoing = [[b.array for b in self._buffers_out if isinstance(b, HostBuffer)]]
         self.incoming = [[b.array for b in self._buffers_in if isinstance(b, HostBuffer)]]
+        cut = within_counts(cut)
         self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
         self._peers: list[tuple[Any, int]] = []
         comm = world.comm

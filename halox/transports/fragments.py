@@ -8,6 +8,7 @@ section 4: what remains is the slowest of the three stages, and the other two fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeAlias
 
 from halox.errors import PathError
@@ -22,6 +23,9 @@ in 20 us (measured on an H200), and most networks take longer for it, so that th
 
 MOST_FRAGMENTS = 32
 """Most fragments of a message: more of them would shorten neither the first nor the last stage by much."""
+
+MPI_BYTES = 1 << 30
+"""Most bytes of one MPI message: counts are 32-bit integers in most MPI libraries."""
 
 _GRANULE = 4096  # fragments start where pages, and the widest words of any kernel, do
 
@@ -79,3 +83,16 @@ def cutter(fragment_bytes: int | None = None) -> Cutter:
         return ends_of(message.packed_bytes, fragment_bytes)
 
     return cut
+
+
+def within_counts(cut: Cutter) -> Cutter:
+    """Return a cutter whose fragments MPI can count: those beyond `MPI_BYTES` are cut once more."""
+
+    def counted(message: Message) -> tuple[int, ...]:
+        return tuple(
+            end
+            for start, stop in pairwise((0, *cut(message)))
+            for end in (*range(start + MPI_BYTES, stop, MPI_BYTES), stop)
+        )
+
+    return counted

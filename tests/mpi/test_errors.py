@@ -73,6 +73,14 @@ def with_field(make: Callable[[halox.Grid], Any]) -> Callable[[World], None]:
     return call
 
 
+def with_call(method: str, **options: Any) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with grid(comm) as g:
+            getattr(g, method)(g.zeros(), **options)
+
+    return call
+
+
 def read_only(g: halox.Grid) -> np.ndarray:
     u = np.zeros(g.padded_shape)
     u.flags.writeable = False
@@ -117,6 +125,27 @@ def reduce_unlike(comm: World) -> None:
 def gather_unlike(comm: World) -> None:
     with grid(comm) as g:
         g.gather(g.zeros(only_on(comm, 0, "f8", "f4")))
+
+
+def gather_to_unlike_roots(comm: World) -> None:
+    with grid(comm) as g:
+        g.gather(g.zeros(), root=only_on(comm, 1, 1, 0))
+
+
+def accumulate_twice(comm: World) -> None:
+    with grid(comm) as g:
+        u = g.zeros()
+        g.accumulate(u, u)
+
+
+def sum_that_overflows(comm: World) -> None:
+    with grid(comm) as g, np.errstate(all="raise"):
+        g.sum(g.full(np.finfo("f8").max))
+
+
+class Raising:
+    def __dlpack_device__(self) -> Any:
+        raise ZeroDivisionError("no device")
 
 
 def started_twice(comm: World) -> None:
@@ -261,6 +290,43 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
     "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "same dtype"),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
+    "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "one root on all"),
+    "a gather to a rank that is none": (
+        lambda c: with_call("gather", root=c.size)(c),
+        FieldError,
+        "root must be a rank",
+    ),
+    "a value that the dtype cannot hold": (
+        using("full", 300, "u1"),
+        FieldError,
+        "value: 300 cannot be held by dtype uint8",
+    ),
+    "a value that does not broadcast": (
+        using("full", [1] * 5),
+        FieldError,
+        r"value: its shape \(5,\) does not broadcast",
+    ),
+    "a field larger than the memory": (
+        using("zeros", components=(10**6, 10**6)),
+        HaloxError,
+        "no memory for a field",
+    ),
+    "corners that are no bool": (
+        lambda c: with_call("exchange", corners=[1])(c),
+        FieldError,
+        "corners must be True or False",
+    ),
+    "accumulate of the same cells twice": (accumulate_twice, FieldError, "share memory"),
+    "an array that raises when asked for its memory": (
+        with_field(lambda g: Raising()),
+        FieldError,
+        "ZeroDivisionError when asked for its memory: no device",
+    ),
+    "a sum that overflows where NumPy is told to raise": (
+        sum_that_overflows,
+        HaloxError,
+        "a reduction failed: FloatingPointError: overflow",
+    ),
     "an unknown reduction": (using("allreduce", 1.0, op="median"), FieldError, "op must be"),
     "the minimum of complex numbers": (
         lambda c: _minimum_of_complex(c),

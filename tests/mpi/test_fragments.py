@@ -21,6 +21,7 @@ from mpi4py import MPI
 from halox.datatypes import contiguous
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.messages import Message, Part, fuse
+from halox.transports import fragments
 from halox.transports.arena import SharedArena
 from halox.transports.base import Channel, Job
 from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
@@ -270,6 +271,39 @@ def test_hosts_and_gpus_understand_one_another(kind: str, cut: Cutter, comm: MPI
         rig.channel.finish()
         assert agree(rig.right(step), comm), step
     rig.close()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("kind", ["mpi", "device"])
+@pytest.mark.parametrize("host", [False, True])
+def test_messages_that_mpi_cannot_count(
+    kind: str, host: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They travel in parts, also where the path leaves them whole."""
+    if host and kind == "device":
+        return
+    monkeypatch.setattr(fragments, "MPI_BYTES", 4000)
+    rig = Rig(comm, "ring", kind, whole, host=host)
+    assert [len(ends) for ends in rig.carrier.outgoing_ends] == [18, 3, 1]
+    for step in range(4):
+        rig.fill(step)
+        rig.channel.start()
+        rig.channel.finish()
+        assert agree(rig.right(step), comm), step
+    rig.close()
+
+
+@pytest.mark.ranks(2)
+def test_requests_of_more_bytes_than_counts_hold(comm: MPI.Intracomm) -> None:
+    """MPI takes them; nothing is sent, so that no memory is touched."""
+    world = World(comm)
+    part = Part(0, contiguous((1 << 31) + 16, "u1"))
+    peer = 1 - comm.rank
+    sends, receives = fuse("send", [(peer, 0, part)]), fuse("receive", [(peer, 0, part)])
+    carrier = RequestCarrier(world, sends, receives, lambda message: 20)
+    assert carrier.outgoing_ends == [(1 << 30, 1 << 31, (1 << 31) + 16)]
+    carrier.close()
+    world.close()
 
 
 @pytest.mark.ranks(2)

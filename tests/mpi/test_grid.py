@@ -76,6 +76,22 @@ def test_fields_in_shared_memory_do_not_overlap(grid: halox.Grid, comm: MPI.Intr
         assert agree(all(bool(np.all(v == n)) for n, v in views), comm)
 
 
+@pytest.mark.ranks(2)
+def test_fields_by_the_hundred(comm: MPI.Intracomm) -> None:
+    """Many small fields of one grid, some with plans, some given back and made again."""
+    with halox.Grid((16 * comm.size, 30), periodic=True, comm=comm, device="cpu") as grid:
+        fields = {number: grid.full(number, "f8") for number in range(600)}
+        for number in range(0, 600, 50):
+            grid.exchange(fields[number])
+        for number in range(0, 600, 2):
+            del fields[number]
+        fields |= {number: grid.full(number, "f8") for number in range(600, 800)}
+        for number in range(600, 800, 50):
+            grid.exchange(fields[number])
+        wrong = [number for number, field in fields.items() if not np.all(field == number)]
+        assert agree(not wrong, comm), wrong
+
+
 def test_flags_in_memory_that_was_a_field(comm: MPI.Intracomm) -> None:
     """A plan's flags may come to lie where a field held anything at all."""
     with halox.Grid((4 * comm.size, 3), periodic=True, comm=comm, device="cpu") as grid:

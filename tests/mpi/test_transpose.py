@@ -352,6 +352,22 @@ def test_one_array_into_many_and_one_way_only(comm: World) -> None:
             assert np.array_equal(v, whole[b.owned]), step
 
 
+def test_structs_whose_fields_are_out_of_order(comm: World) -> None:
+    dtype = np.dtype({"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [8, 0]})
+    options: dict[str, Any] = {"comm": comm, "device": "cpu", "halo": 0}
+    with (
+        halox.Grid((4 * comm.size, 6 * comm.size), proc_shape=(0, 1), **options) as a,
+        halox.Grid((4 * comm.size, 6 * comm.size), proc_shape=(1, 0), **options) as b,
+        halox.Transpose(a, b) as transpose,
+    ):
+        u, v = a.zeros(dtype), b.zeros(dtype)
+        i, j = a.indices()
+        u["a"], u["b"] = i, j
+        transpose.forward(u, v)
+        i, j = b.indices()
+        assert np.all(v["a"] == i) and np.all(v["b"] == j)
+
+
 def test_plans_are_found_again_and_die_with_their_arrays(comm: World) -> None:
     a, b, _ = pencils((8, 8, 8), comm)
     with a, b, halox.Transpose(a, b) as t:

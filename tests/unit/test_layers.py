@@ -22,7 +22,15 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.engine"}],
     [{"halox.transports"}],
     [{"halox.exchange"}, {"halox.collectives"}],
-    [{"halox.grid", "halox.xarray", "halox.field_options", "halox.transpose"}],
+    [
+        {
+            "halox.grid",
+            "halox.xarray",
+            "halox.field_options",
+            "halox.gathering",
+            "halox.transpose",
+        }
+    ],
     [{"halox"}],
     [{"halox.cli"}],
     [{"halox.__main__"}],

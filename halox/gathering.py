@@ -1,0 +1,252 @@
+"""Brings the cells that all ranks own together on one of them.
+
+The ranks first tell one another what they have come with; so everything that one rank can see alone, or that differs
+between ranks, is raised by all before a cell moves. Then each rank sends its
+block in parts, small enough for MPI's counts and for memory beside the whole field. The root takes one part of each
+rank in turn, so that none waits long for the next::
+
+    rank 1:  part 0 | part 1 | part 2
+    rank 2:  part 0 | part 1 |
+    root:    1.0  2.0  1.1  2.1  1.2         into place, or through a buffer where rows of the whole are split
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from halox.decomposition import FieldLayout, FieldSpec
+from halox.engine.arrays import as_ndarray, describe
+from halox.engine.cuda import is_device_array
+from halox.engine.devices import allocate, to_host
+from halox.errors import FieldError, MismatchError, as_halox_error
+from halox.world import World
+
+PART_BYTES = 32 << 20
+"""Most bytes of a part, but for a single element of more."""
+
+_ROUND_BYTES = 256 << 20
+"""Most bytes of one part of each rank, if parts of a megabyte are not more: what a rank waits for in its turn."""
+
+_UNDER_WAY = 4
+"""Parts for which memory may be needed at once."""
+
+_TAG = 2
+_GATHER = "a gather"
+_ALIKE = "dtype and layout"
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Index: TypeAlias = tuple[slice | int, ...]
+
+_abandoned: list[tuple[Any, Array]] = []
+"""Requests of gathers that have failed, with the memory that MPI may still read or write: kept for good."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What must be alike on all ranks."""
+
+    root: int
+    dtype: np.dtype[Any]
+    spec: FieldSpec
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a rank has at hand: its cells, on the root also room for all, and where each rank's go."""
+
+    offer: _Offer
+    layout: FieldLayout
+    cells: Array
+    whole: Array | None
+
+
+def gather(
+    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+) -> Array | None:
+    """Bring the owned cells of all ranks together.
+
+    Parameters
+    ----------
+    world : World
+    field : array
+        This rank's, on the host or a GPU.
+    layout_of : callable
+        Returns a field's layout; may raise.
+    root : int
+        The rank that gets the whole field.
+
+    Returns
+    -------
+    ndarray or None
+        The whole field on rank ``root``, None on the others.
+
+    Raises
+    ------
+    HaloxError
+        As `Grid.gather` has it.
+
+    Notes
+    -----
+    Collective; blocks.
+    """
+    ready: _Ready | None = None
+    error: Exception | None = None
+    try:
+        ready = _prepare(world, field, layout_of, root)
+    except Exception as caught:
+        error = as_halox_error(caught, _GATHER)
+    _compare(world, None if ready is None else ready.offer, error)
+    assert ready is not None
+    under_way: deque[tuple[Any, Array]] = deque()
+    try:
+        if ready.whole is None:
+            _send(world, ready, under_way)
+        else:
+            _receive(world, ready, ready.whole, under_way)
+    except BaseException:
+        _abandon(under_way, receives=ready.whole is not None)
+        raise
+    return ready.whole
+
+
+def parts(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> Iterator[Index]:
+    """Yield the indices of parts of an array, in order: as many whole rows as fit, or parts of each row.
+
+    Examples
+    --------
+    >>> list(parts((5, 4), 8, 64))
+    [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 6, None),)]
+    >>> list(parts((2, 3), 8, 16))[:2]
+    [(0, slice(0, 2, None)), (0, slice(2, 4, None))]
+    """
+    row_bytes = prod(shape[1:]) * itemsize
+    if row_bytes <= most_bytes or len(shape) == 1:
+        rows = max(1, most_bytes // max(1, row_bytes))
+        for start in range(0, shape[0], rows):
+            yield (slice(start, start + rows),)
+    else:
+        for row in range(shape[0]):
+            for index in parts(shape[1:], itemsize, most_bytes):
+                yield (row, *index)
+
+
+def _prepare(
+    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+) -> _Ready:
+    """Check what this rank can check alone, and see that it has the memory."""
+    chosen = _rank(root, world.size)
+    layout = layout_of(field)
+    offer = _Offer(chosen, describe(field, "field").dtype, layout.spec)
+    interior = layout.interior
+    cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
+    whole = allocate(layout.global_shape, offer.dtype, None) if chosen == world.rank else None
+    return _Ready(offer, layout, np.asarray(cells), whole)
+
+
+def _rank(root: Any, size: int) -> int:
+    try:
+        rank = -1 if isinstance(root, bool) else operator.index(root)
+    except TypeError:
+        rank = -1
+    if not 0 <= rank < size:
+        raise FieldError(f"root must be a rank, 0 to {size - 1}, got {root!r}")
+    return rank
+
+
+def _compare(world: World, offer: _Offer | None, error: Exception | None) -> None:
+    """Raise on all ranks if one has an error, or two have come with different arguments."""
+    offers: list[_Offer] = world.gather(offer, _GATHER, error)
+    for rank, other in enumerate(offers):
+        for name, what in (("root", "root"), ("dtype", _ALIKE), ("spec", _ALIKE)):
+            mine, theirs = getattr(offers[0], name), getattr(other, name)
+            if mine != theirs:
+                raise MismatchError(
+                    f"gather needs one {what} on all ranks: rank 0 gave {name}={mine}, rank {rank} {name}={theirs}; "
+                    "give the same on all ranks"
+                )
+
+
+def _part_bytes(size: int) -> int:
+    return min(PART_BYTES, max(_ROUND_BYTES // size, 1 << 20))
+
+
+def _send(world: World, ready: _Ready, under_way: deque[tuple[Any, Array]]) -> None:
+    """Send this rank's cells to the root, part by part."""
+    cells, root = _opaque(ready.cells), ready.offer.root
+    what = f"in a gather for rank {root} to take its cells"
+    for index in parts(cells.shape, cells.itemsize, _part_bytes(world.size)):
+        if len(under_way) == _UNDER_WAY:
+            _finish(world, under_way, what, root)
+        part = np.ascontiguousarray(cells[index])
+        under_way.append((world.comm.Isend(_bytes(part), root, _TAG), part))
+    while under_way:
+        _finish(world, under_way, what, root)
+
+
+def _receive(
+    world: World, ready: _Ready, whole: Array, under_way: deque[tuple[Any, Array]]
+) -> None:
+    """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
+    layout = ready.layout
+    blocks: dict[int, Array] = {}
+    for rank in range(world.size):
+        owned = FieldLayout(layout.decomposition, rank, layout.spec).owned
+        before = (slice(None),) * len(layout.spec.components_before)
+        blocks[rank] = _opaque(whole)[(*before, *owned)]
+    own = blocks.pop(world.rank)
+    waiting: deque[tuple[int, Array, Array]] = deque()
+
+    def finish() -> None:
+        rank, target, part = waiting.popleft()
+        _finish(world, under_way, f"in a gather for rank {rank}", rank)
+        if part is not target:
+            target[...] = part
+
+    most = _part_bytes(world.size)
+    cuts = [parts(block.shape, block.itemsize, most) for block in blocks.values()]
+    for turn in zip_longest(*cuts):
+        for rank, index in zip(blocks, turn, strict=True):
+            if index is None:  # all of this rank's are under way
+                continue
+            if len(under_way) == _UNDER_WAY:
+                finish()
+            target = blocks[rank][index]
+            part = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+            under_way.append((world.comm.Irecv(_bytes(part), rank, _TAG), part))
+            waiting.append((rank, target, part))
+    own[...] = _opaque(ready.cells)
+    while waiting:
+        finish()
+
+
+def _finish(world: World, under_way: deque[tuple[Any, Array]], what: str, peer: int) -> None:
+    """Wait for the oldest request; it stays in the list if that fails."""
+    world.wait([under_way[0][0]], what, lambda: [peer])
+    under_way.popleft()
+
+
+def _abandon(under_way: deque[tuple[Any, Array]], *, receives: bool) -> None:
+    """Cancel receives, as MPI cancels no sends; keep the memory of all that goes on from being used again."""
+    for request, memory in under_way:
+        if receives:
+            request.Cancel()
+        if not request.Test():
+            _abandoned.append((request, memory))
+    under_way.clear()
+
+
+def _opaque(array: Array) -> Array:
+    """View structs as bytes: NumPy would copy field by field, and leave the gaps out."""
+    return array if array.dtype.names is None else array.view(f"V{array.itemsize}")
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,255 @@
+"""Errors that one rank alone can see: all ranks raise, at once, and the grid goes on."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.collectives import reductions
+from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+
+LARGE = np.finfo("f8").max
+
+
+@pytest.fixture
+def grid(comm: MPI.Intracomm) -> Iterator[halox.Grid]:
+    with halox.Grid((4, 3 * comm.size), periodic=True, comm=comm, device="cpu") as g:
+        yield g
+
+
+def bad_on_last(grid: halox.Grid, bad: Any, good: Any) -> Any:
+    return bad if grid.rank == grid.size - 1 else good
+
+
+def raised_by_all(grid: halox.Grid, kind: type, text: str, call: Callable[[], Any]) -> None:
+    """All ranks raise the same, long before the time limit; the next calls are in step."""
+    start = time.monotonic()
+    with pytest.raises(kind, match=text) as caught:
+        call()
+    assert time.monotonic() - start < 30, "by the time limit"
+    assert set(grid.comm.allgather(type(caught.value))) == {kind}
+    u = grid.ones()
+    grid.exchange(u)
+    assert grid.sum(u) == 12 * grid.size
+
+
+@contextmanager
+def strict(how: str) -> Iterator[None]:
+    if how == "errstate":
+        with np.errstate(all="raise"):
+            yield
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+
+
+@pytest.mark.parametrize("how", ["errstate", "-W error"])
+@pytest.mark.parametrize("where", ["all ranks", "one rank"])
+def test_floating_point_errors(how: str, where: str, grid: halox.Grid) -> None:
+    u = grid.ones()
+    grid.interior(u)[:2] = bad_on_last(grid, LARGE, 1)
+    name = "FloatingPointError" if how == "errstate" else "RuntimeWarning"
+
+    def call() -> None:
+        if where == "all ranks" or grid.rank == grid.size - 1:
+            with strict(how):
+                grid.sum(u)
+        else:
+            grid.sum(u)
+
+    raised_by_all(grid, HaloxError, f"a reduction failed: {name}: overflow", call)
+
+
+@pytest.mark.parametrize("how", ["errstate", "-W error"])
+def test_combining_raises_nowhere(how: str, grid: halox.Grid) -> None:
+    """Too large only when ranks are combined: infinite on all, whatever each does about it."""
+    u = grid.zeros()
+    grid.interior(u)[0, 0] = LARGE
+    with strict(how if grid.rank == 0 else "errstate"):
+        found = grid.sum(u)
+    assert found == (np.inf if grid.size > 1 else LARGE)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ("x", "f8"),
+        (300, "u1"),
+        (-1, "u4"),
+        (np.int64(300), "u1"),
+        (np.nan, "i4"),
+        (1e30, "i8"),
+        (None, "i4"),
+        ({}, "f8"),
+        ((1, 2, 3), [("a", "f8"), ("b", "i4")]),
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit(value: Any, dtype: Any, grid: halox.Grid) -> None:
+    text = "value: .* cannot be held by dtype"
+    raised_by_all(grid, FieldError, text, lambda: grid.full(value, dtype))
+    on_one = bad_on_last(grid, value, np.zeros((), dtype)[()])
+    raised_by_all(grid, FieldError, text, lambda: grid.full(on_one, dtype))
+
+
+def test_values_of_another_shape(grid: halox.Grid) -> None:
+    text = r"value: its shape \(7,\) does not broadcast to the field's"
+    raised_by_all(grid, FieldError, text, lambda: grid.full(bad_on_last(grid, [1] * 7, 1)))
+    rows = grid.full([1.0, 2, 3], components_after=3)
+    assert np.all(rows == [1, 2, 3])
+
+
+@pytest.mark.parametrize("factory", ["zeros", "ones", "empty"])
+def test_no_memory_on_one_rank(
+    factory: str, grid: halox.Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*arguments: Any) -> Any:
+        raise MemoryError("no room for this")
+
+    monkeypatch.setattr("halox.grid.reads_in_place", lambda *_: False)
+    with monkeypatch.context() as patched:
+        if grid.rank == grid.size - 1:
+            patched.setattr("halox.grid.allocate", allocate)
+        text = r"no memory for a field of shape \(.*\) and dtype float64 \(no room for this\)"
+        start = time.monotonic()
+        with pytest.raises(HaloxError, match=text):
+            getattr(grid, factory)()
+        assert time.monotonic() - start < 30
+    raised_by_all(grid, FieldError, "dtype", lambda: grid.zeros(bad_on_last(grid, object, "f8")))
+
+
+@pytest.mark.parametrize("corners", [[1], "no", 2, {}], ids=str)
+@pytest.mark.parametrize("method", ["exchange", "accumulate", "plan"])
+def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -> None:
+    u = grid.ones()
+    for given in (corners, bad_on_last(grid, corners, False)):
+        call = getattr(grid, method)
+        text = "corners must be True or False, got "
+        raised_by_all(grid, FieldError, text, lambda: call(u, corners=given))  # noqa: B023
+    getattr(grid, method)(u, corners=np.False_)
+
+
+class Raising:
+    """An array of another library that raises when it is asked anything."""
+
+    def __dlpack_device__(self) -> Any:
+        raise ZeroDivisionError("nobody expects this")
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise ZeroDivisionError("nobody expects this")
+
+
+@pytest.mark.parametrize("method", ["exchange", "accumulate", "plan", "explain", "gather", "sum"])
+def test_an_array_that_raises(method: str, grid: halox.Grid) -> None:
+    u = bad_on_last(grid, Raising(), grid.ones())
+    text = "ZeroDivisionError when asked for its memory: nobody expects this"
+    raised_by_all(grid, FieldError, text, lambda: getattr(grid, method)(u))
+
+
+def test_an_allreduce_without_memory(grid: halox.Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> Any:
+        raise MemoryError("no room for this")
+
+    with monkeypatch.context() as patched:
+        if grid.rank == grid.size - 1:
+            patched.setattr(reductions, "OrderedReduction", none)
+        with pytest.raises(HaloxError, match="an allreduce failed: MemoryError: no room"):
+            grid.allreduce(np.ones(4))
+    assert grid.allreduce(np.ones(4)).tolist() == [grid.size] * 4
+
+
+@pytest.mark.ranks(2, 3)
+def test_unlike_allreduces(grid: halox.Grid) -> None:
+    last = grid.size - 1
+    for bad, text in (
+        (np.ones(5), rf"shape and dtype .*\(4,\), '<f8'.*rank {last} \(\(5,\)"),
+        (np.ones(4, "f4"), rf"rank {last} \(\(4,\), '<f4'"),
+    ):
+        with pytest.raises(MismatchError, match=text):
+            grid.allreduce(bad_on_last(grid, bad, np.ones(4)))
+    deep = bad_on_last(grid, (1,) * 63 + (2,), (1,) * 64)
+    with pytest.raises(MismatchError, match="same shape"):
+        grid.allreduce(np.ones(deep))
+    with pytest.raises(MismatchError, match=rf"operation .* rank 0 gave sum, rank {last} max"):
+        grid.allreduce(1.0, bad_on_last(grid, "max", "sum"))
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_allreduce_that_a_rank_does_not_come_to(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it stops after the first of the steps."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "1.5")
+    g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")
+    comm.Barrier()
+    if comm.rank == comm.size - 1:
+        g._world.begin("allreduce")
+        g._world.guarded(lambda: None, "an allreduce")
+    else:
+        with pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
+            g.allreduce(np.ones(4))
+    comm.Barrier()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["S3", "U2", "M8[s]", "m8[D]", "?", "V5", "c8", [("a", "f8"), ("b", "S2")]],
+    ids=str,
+)
+def test_contents_are_numpy_s(dtype: Any, grid: halox.Grid) -> None:
+    shape = grid.padded_shape
+    dirty = grid.empty("u1", components_after=np.dtype(dtype).itemsize)
+    dirty[...] = 255
+    del dirty  # its memory is used again
+    assert grid.zeros(dtype).tobytes() == np.zeros(shape, dtype).tobytes()
+    assert grid.ones(dtype).tobytes() == np.ones(shape, dtype).tobytes()
+    value = np.ones((), dtype)[()]
+    assert grid.full(value, dtype).tobytes() == np.full(shape, value, dtype).tobytes()
+
+
+def test_contents_of_structs_with_gaps(grid: halox.Grid) -> None:
+    dtype = np.dtype({"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [16, 4]})
+    dirty = grid.full(255, "u1", components_after=dtype.itemsize)
+    del dirty
+    assert not any(grid.zeros(dtype).tobytes())
+    assert np.all(grid.ones(dtype) == np.ones(grid.padded_shape, dtype))
+    assert np.all(grid.full((2, 3), dtype) == np.array((2, 3), dtype))
+
+
+def test_full_of_none_is_no_empty_field(grid: halox.Grid) -> None:
+    assert np.all(np.isnan(grid.full(None)))
+
+
+def test_accumulate_of_the_same_cells_twice(grid: halox.Grid) -> None:
+    u, both = grid.ones(), grid.ones(components=2)
+    text = "fields {} and {} share memory, so that what they share would be added twice"
+    for fields, named in (
+        ((u, u), (0, 1)),
+        ((grid.ones(), u, u[:]), (1, 2)),
+        ((both, both[1]), (0, 1)),
+        ((u, u[::-1, ::-1]), (0, 1)),
+    ):
+        raised_by_all(grid, FieldError, text.format(*named), lambda: grid.accumulate(*fields))  # noqa: B023
+    grid.accumulate(both[0], both[1])
+    between = grid.ones(components_after=2)
+    grid.accumulate(between[..., 0], between[..., 1])
+
+
+def test_exchange_of_the_same_cells_twice(grid: halox.Grid) -> None:
+    """It fills the same halo with the same values."""
+    u = grid.zeros()
+    i, j = grid.indices()
+    grid.interior(u)[...] = i * 100 + j
+    grid.exchange(u, u)
+    i, j = grid.indices(halo=True)
+    n, m = grid.grid_shape
+    assert np.array_equal(u, i % n * 100 + j % m)
