@@ -35,7 +35,13 @@ from halox.engine.arrays import Described, describe
 from halox.engine.cuda import is_device_array
 from halox.engine.devices import allocate, array_module, as_device_array, choose_device, to_host
 from halox.engine.operations import find_operation
-from halox.errors import DeviceError, FieldError, HaloxError, MismatchError
+from halox.errors import (
+    DecompositionError,
+    DeviceError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+)
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
@@ -46,6 +52,7 @@ from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
 from halox.field_options import field_spec, fixed_dtype
 from halox.transports.base import Operation
+from halox.values import as_bool, as_int, check_bool, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -153,7 +160,9 @@ class Grid:
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
 
-            def build() -> tuple[Decomposition, FieldLayout, int | None]:
+            def build() -> tuple[Decomposition, FieldLayout, int | None, bool]:
+                fill_corners = check_bool("corners", corners, DecompositionError)
+                by_node = check_bool("placement", placement, DecompositionError)
                 decomposition = decompose(
                     grid_shape,
                     world.size,
@@ -161,18 +170,17 @@ class Grid:
                     periodic=periodic,
                     proc_shape=proc_shape,
                     blocks=blocks,
-                    nodes=world.nodes if placement else None,
+                    nodes=world.nodes if by_node else None,
                 )
                 spec = FieldSpec(normalise_halo(halo, decomposition.ndim))
                 layout = FieldLayout(decomposition, world.rank, spec)
                 layout.check_widths()
                 wished_path(path)
-                return decomposition, layout, choose_device(device, world.turn)
+                return decomposition, layout, choose_device(device, world.turn), fill_corners
 
-            self._decomposition, self._layout, self.device_id = world.guarded(
+            self._decomposition, self._layout, self.device_id, self.corners = world.guarded(
                 build, "the making of a grid"
             )
-            self.corners = bool(corners)
             self._path = path
             self._compare_arguments()
         except HaloxError as error:
@@ -350,7 +358,14 @@ class Grid:
         """
         world = self._world
         world.check_open()
-        layout: FieldLayout = world.guarded(lambda: self.layout(field), "a gather")
+
+        def read() -> tuple[FieldLayout, int]:
+            chosen = as_int(root)
+            if chosen is None or not 0 <= chosen < self.size:
+                raise FieldError(f"root must be a rank, 0 to {self.size - 1}, got {shown(root)}")
+            return self.layout(field), chosen
+
+        layout, root = world.guarded(read, "a gather")
         self._check_alike(field, layout)
         mine = np.ascontiguousarray(to_host(field[layout.interior]))
         if self.rank != root:
@@ -413,10 +428,10 @@ class Grid:
         Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks.
         Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
         """
-        key = corners if corners is not None else self.corners
+        key = self.corners if corners is None else as_bool(corners)
         plan = self._plans.find(key, fields)
         if plan is None:
-            plan = self._cached("copy", fields, key, key)
+            plan = self._cached("copy", fields, corners, key)
         plan()
 
     def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
@@ -429,10 +444,10 @@ class Grid:
         FieldError
             Also if a field is not of numbers.
         """
-        key = ("add", corners if corners is not None else self.corners)
+        key = ("add", self.corners if corners is None else as_bool(corners))
         plan = self._plans.find(key, fields)
         if plan is None:
-            plan = self._cached("add", fields, bool(key[1]), key)
+            plan = self._cached("add", fields, corners, key)
         plan()
 
     def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
@@ -454,8 +469,7 @@ class Grid:
         -----
         Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
         """
-        with_corners = self.corners if corners is None else bool(corners)
-        return self._plan("copy", fields, with_corners, keep=True, path=path)
+        return self._plan("copy", fields, corners, keep=True, path=path)
 
     def explain(self, *fields: Any) -> Report | str:
         """Tell how the grid is divided; given fields, tell how their exchange travels.
@@ -469,11 +483,11 @@ class Grid:
             return self._describe()
         plan = self._plans.find(self.corners, fields)
         if plan is None:
-            plan = self._cached("copy", fields, self.corners, self.corners)
+            plan = self._cached("copy", fields, None, self.corners)
         return plan.explain()
 
     def _cached(
-        self, operation: Operation, fields: tuple[Any, ...], corners: bool, key: Hashable
+        self, operation: Operation, fields: tuple[Any, ...], corners: bool | None, key: Hashable
     ) -> Plan:
         plan = self._plan(operation, fields, corners, keep=False)
         self._plans.add(key, fields, plan)
@@ -483,12 +497,15 @@ class Grid:
         self,
         operation: Operation,
         fields: tuple[Any, ...],
-        corners: bool,
+        corners: bool | None,
         *,
         keep: bool,
         path: str | None = None,
     ) -> Plan:
         def draft() -> Draft:
+            with_corners = (
+                self.corners if corners is None else check_bool("corners", corners, FieldError)
+            )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
             layouts = [self.layout(field) for field in fields]
@@ -503,7 +520,7 @@ class Grid:
                     )
                 layout.check_widths()
             return halo_draft(
-                fields, layouts, operation=operation, corners=corners, device=self.device_id
+                fields, layouts, operation=operation, corners=with_corners, device=self.device_id
             )
 
         return self._make_plan(draft, keep=keep, path=path)
@@ -516,7 +533,11 @@ class Grid:
         self._plans.sweep()
         self._plan_number += 1
         plan = make_plan(
-            self._surroundings, draft, self._plan_number, keep=keep, path=path or self._path
+            self._surroundings,
+            draft,
+            self._plan_number,
+            keep=keep,
+            path=self._path if path is None else path,
         )
         self._all_plans.add(plan)
         return plan

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halox.datatypes.arguments import count_of
-from halox.datatypes.bounds import Bounds
-from halox.datatypes.layout import BlockList, Layout, StridedBlocks
+from halox.datatypes.bounds import Bounds, check_reach
+from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
 from halox.datatypes.signature import Signature
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Datatype:
         layout: Layout,
         signature: Signature,
     ) -> None:
+        check_reach(constructor, size, bounds)
         self.constructor = constructor
         self.arguments = arguments
         self.olds = olds
@@ -153,13 +154,31 @@ class Datatype:
         Raises
         ------
         DatatypeError
-            If ``count`` is not an integer, or negative.
+            If ``count`` is not an integer, or negative, or the items reach over 2**63 bytes.
         """
+        if type(count) is not int or count < 0:
+            count = count_of("count", count)
         if count == 1:
             return self._layout
-        if count_of("count", count) == 0:
-            return StridedBlocks(0, (), (), 0)
-        return self._layout.repeated(int(count), self.extent)
+        if count == 0:
+            return EMPTY
+        self.reach(count)
+        return self._layout.repeated(count, self.extent)
+
+    def reach(self, count: int) -> tuple[int, int]:
+        """Return the first byte that ``count`` consecutive items touch, and the one past the last.
+
+        Raises
+        ------
+        DatatypeError
+            If that is 2**63 bytes or more.
+        """
+        if not count or not self.size:
+            return 0, 0
+        last = (count - 1) * self.extent
+        items = self._bounds.over(min(0, last), max(0, last))
+        check_reach(f"{count} item(s) of {self!r}", count * self.size, items)
+        return items.true_lb, items.true_ub
 
     def blocks(self, count: int = 1) -> BlockList:
         """Block list of ``count`` consecutive items.

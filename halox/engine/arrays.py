@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from math import gcd
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from halox.engine import dlpack
 from halox.engine.addresses import memory_kind
 from halox.engine.cuda import is_cupy_array, is_device_array
 from halox.errors import FieldError
+from halox.values import shown
 
 WORDS: dict[int, np.dtype[Any]] = {
     16: np.dtype("c16"),
@@ -102,20 +104,33 @@ def describe(array: Any, name: str = "array") -> Described:
 def _on_gpu(array: Any, name: str) -> Described:
     """Describe an array of another library than CuPy, which need not be there."""
     interface = _cuda_interface(array)
-    if interface is None:
+    if interface is None and hasattr(type(array), "__dlpack__"):
         pointer, shape, strides, dtype, writable = dlpack.shown(array, name)
     else:
-        dtype = np.dtype(interface["typestr"])
-        if dtype.kind == "V" and interface.get("descr"):
-            dtype = np.dtype(interface["descr"])
-        shape = tuple(interface["shape"])
-        strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))
-        pointer, read_only = interface["data"]
-        writable = not read_only
+        try:
+            pointer, shape, strides, dtype, writable = _read_interface(interface)
+        except Exception as error:  # an object may say anything there
+            raise FieldError(
+                f"{name}: its __cuda_array_interface__ cannot be read ({type(error).__name__}: {error}), "
+                f"got {shown(interface)}"
+            ) from error
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
     if kind == dlpack.MANAGED and pointer:  # the driver knows for all
         device = memory_kind(pointer).device or 0
     return Described(int(pointer), shape, strides, dtype, device, writable)
+
+
+def _read_interface(
+    interface: Any,
+) -> tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], bool]:
+    """Address, shape, strides, dtype and whether it may be written to, as the interface says."""
+    dtype = np.dtype(interface["typestr"])
+    if dtype.kind == "V" and interface.get("descr"):
+        dtype = np.dtype(interface["descr"])
+    shape = tuple(map(index, interface["shape"]))
+    strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
+    pointer, read_only = interface["data"]
+    return index(pointer), shape, tuple(map(index, strides)), dtype, not read_only
 
 
 def _cuda_interface(array: Any) -> Any:

@@ -134,7 +134,10 @@ def is_device_array(x: object) -> bool:
     device = dlpack.device_of(x)
     if device is not None and device[0] in dlpack.ON_GPU:
         return True
-    return hasattr(x, "__cuda_array_interface__")
+    try:
+        return hasattr(x, "__cuda_array_interface__")
+    except Exception:  # an object may raise anything
+        return False
 
 
 def stream_pointer(stream: Any = None) -> int:

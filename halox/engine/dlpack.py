@@ -14,6 +14,7 @@ import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError
+from halox.values import shown as text_of
 
 ON_HOST = (1, 3)
 """kDLCPU and kDLCUDAHost, which is page-locked."""
@@ -93,9 +94,9 @@ def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
         return None
     try:
         kind, number = array.__dlpack_device__()
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        return int(kind), int(number)
+    except Exception as error:  # an object may raise anything
         raise _refused(name, error) from error
-    return int(kind), int(number)
 
 
 def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
@@ -127,7 +128,7 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
             capsule = array.__dlpack__(**ordered, max_version=_NEWEST, copy=False)
         except TypeError:  # a library of before DLPack 1.0
             capsule = array.__dlpack__(**ordered)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # an object may raise anything
         raise _refused(name, error) from error
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
@@ -137,6 +138,10 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
                 f"reads version {_NEWEST[0]}; make it a CuPy or NumPy array first"
             )
         return _read(versioned.tensor, name, writable=not versioned.flags & _READ_ONLY)
+    if not _is_valid(capsule, b"dltensor"):
+        raise FieldError(
+            f"{name}: __dlpack__ returned {text_of(capsule)}, which is no DLPack capsule"
+        )
     return _read(_Tensor.from_address(_pointer(capsule, b"dltensor")), name, writable=False)
 
 

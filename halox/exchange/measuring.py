@@ -12,6 +12,7 @@ from halox.errors import HaloxError
 from halox.exchange.report import Key
 from halox.messages import Message
 from halox.transports.base import Channel
+from halox.values import as_int, shown
 from halox.world import World
 
 STRETCHES = 5
@@ -52,15 +53,17 @@ class Stopwatch:
     def __init__(self, world: World, device: int | None, cargoes: Sequence[Cargo | None]) -> None:
         self._world, self._device, self._cargoes = world, device, tuple(cargoes)
 
-    def check(self, repeats: object) -> None:
-        """Raise on all ranks unless all ask for the same number of exchanges; collective."""
+    def check(self, repeats: object) -> int:
+        """Return the number of exchanges; raise on all ranks unless all ask for the same; collective."""
         wrong = None
-        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-            wrong = HaloxError(f"repeats must be an int >= 1, got {repeats!r}")
+        number = as_int(repeats)
+        if number is None or number < 1:
+            wrong = HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
         self._world.agree(wrong, _MEASURING)
-        asked = self._world.comm.allgather(repeats)
+        asked: list[int] = self._world.comm.allgather(number)
         if len(set(asked)) > 1:
             raise HaloxError(f"repeats differ between ranks: {asked}; give the same on all ranks")
+        return asked[0]
 
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return for each message the microseconds of an exchange of the channel that carries it.

@@ -166,7 +166,7 @@ class Plan:
         self._check_open()
         if self._stopwatch is None:
             raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        self._stopwatch.check(repeats)
+        repeats = self._stopwatch.check(repeats)
         self._enter(
             _READY, "measure() was called between start() and finish(); call finish() first"
         )
