@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from halox.values import LARGEST, as_int, as_list, shown
 
 MOST_AXES = 64
 """Axes that a NumPy array has at most."""
+
+MOST_ELEMENTS = 1 << 56
+"""Elements that an array has at most: the bytes that a process can address."""
 
 OPTIONS = ("components", "components_after", "halo", "staggered")
 
@@ -50,8 +54,6 @@ def _extents(value: Any, name: str) -> tuple[int, ...]:
     found = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
     if len(found) < len(extents):
         raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
-    if len(found) > MOST_AXES:
-        raise FieldError(f"{name} has {len(found)} axes, arrays have {MOST_AXES} at most")
     return found
 
 
@@ -62,6 +64,21 @@ def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
     if not all(axis is not None and -ndim <= axis < ndim for axis in axes):
         raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {shown(value)}")
     return tuple(axis in chosen for axis in range(ndim))
+
+
+def check_extents(shape: tuple[int, ...]) -> None:
+    """Refuse an array that no machine holds, before its bytes are counted in 64 bits.
+
+    Raises
+    ------
+    FieldError
+        If it has too many axes or elements.
+    """
+    if len(shape) > MOST_AXES or prod(shape) > MOST_ELEMENTS:
+        raise FieldError(
+            f"a field of shape {shown(shape)} has more axes or elements than an array can have "
+            f"({MOST_AXES} axes, 2**{MOST_ELEMENTS.bit_length() - 1} elements); give fewer components"
+        )
 
 
 def fixed_dtype(dtype: Any) -> np.dtype[Any]:

@@ -50,9 +50,9 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
-from halox.field_options import field_spec, fixed_dtype
+from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.transports.base import Operation
-from halox.values import as_bool, as_int, check_bool, shown
+from halox.values import as_bool, as_int, check_bool, shortened, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -334,12 +334,13 @@ class Grid:
         tuple of ndarray
             On the grid's device; the shape is 1 along all axes but one.
         """
+        with_halo = check_bool("halo", halo, FieldError)
         ranges = (
             [
                 (first, first + n)
                 for first, n in zip(self._layout.origin, self.padded_shape, strict=True)
             ]
-            if halo
+            if with_halo
             else [(s.start, s.stop) for s in self.owned]
         )
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
@@ -641,7 +642,14 @@ class Grid:
             return self._numbers.array(array, op, out)
 
         def prepare() -> np.ndarray[Any, Any]:
-            host = np.ascontiguousarray(to_host(array))
+            try:
+                host = np.ascontiguousarray(to_host(array))
+            except HaloxError:
+                raise
+            except Exception as error:  # NumPy's of several kinds, and what an object raises
+                raise FieldError(
+                    f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
+                ) from error
             find_operation(op, host.dtype)
             if out is not None:
                 check_out(describe(out, "out"), np.shape(array), host.dtype)
@@ -755,6 +763,7 @@ class Grid:
         spec = field_spec(options, self._layout.spec)
         layout = FieldLayout(self._decomposition, self._world.rank, spec)
         layout.check_widths()
+        check_extents(layout.padded_shape)
         return layout
 
     def _new(self, dtype: Any, value: Any, options: dict[str, Any]) -> Any:

@@ -35,6 +35,11 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # an object may raise anything
         return f"<an object of type {type(value).__name__}>"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Text for an error, cut to 200 characters."""
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 4]} ..."
 
 

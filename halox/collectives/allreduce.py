@@ -17,7 +17,7 @@ from halox.engine.devices import array_module, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError
 from halox.transports.surroundings import Ground
-from halox.values import LARGEST, as_int, as_list, shown
+from halox.values import LARGEST, as_int, as_list, shortened, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -317,5 +317,7 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except Exception as error:  # NumPy's of several kinds, and what an object raises
-        raise FieldError(f"dtype: {shown(dtype)} is not a dtype ({error})") from error
+        raise FieldError(
+            f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
+        ) from error
     return found

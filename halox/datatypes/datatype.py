@@ -10,6 +10,8 @@ from halox.datatypes.arguments import count_of
 from halox.datatypes.bounds import Bounds, check_reach
 from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
 from halox.datatypes.signature import Signature
+from halox.errors import DatatypeError
+from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -227,7 +229,15 @@ class Datatype:
         return layout.block_list().overlaps
 
     def same_layout(self, other: Datatype) -> bool:
-        """Whether one item of either touches the same bytes in the same order."""
+        """Whether one item of either touches the same bytes in the same order.
+
+        Raises
+        ------
+        DatatypeError
+            If ``other`` is no datatype.
+        """
+        if not isinstance(other, Datatype):
+            raise DatatypeError(f"other must be a Datatype, got {shown(other)}")
         return self._layout is other._layout or (
             self.size == other.size and self._layout.same_as(other._layout)
         )

@@ -13,7 +13,7 @@ from halox.datatypes.algebra import primitive_of, resized_of, strided_of, struct
 from halox.datatypes.arguments import frozen
 from halox.datatypes.datatype import Datatype
 from halox.errors import DatatypeError
-from halox.values import shown
+from halox.values import shortened, shown
 
 TypeLike = Datatype | npt.DTypeLike
 """A datatype, or anything ``numpy.dtype`` takes."""
@@ -56,7 +56,8 @@ def as_datatype(old: Any) -> Datatype:
         dtype = np.dtype(old)
     except Exception as error:  # NumPy's of several kinds, and what an object raises
         raise DatatypeError(
-            f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} ({error})"
+            f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} "
+            f"({shortened(str(error))})"
         ) from None
     return _from_dtype(dtype)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from math import gcd
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from halox.datatypes.boxes import contiguous_strides
 from halox.engine import dlpack
 from halox.engine.addresses import memory_kind
 from halox.engine.cuda import is_cupy_array, is_device_array
-from halox.errors import FieldError
+from halox.errors import FieldError, HaloxError
 from halox.values import shown
 
 WORDS: dict[int, np.dtype[Any]] = {
@@ -59,41 +58,52 @@ def describe(array: Any, name: str = "array") -> Described:
     Raises
     ------
     FieldError
-        If ``array`` is none of these, or its dtype has no fixed size; names the argument.
+        If ``array`` is none of these, its dtype has no fixed size, or it raises when asked for its memory; names
+        the argument.
 
     Notes
     -----
     Element types that NumPy does not have, such as bfloat16, are described as opaque bytes (``V2``).
     An array that comes by DLPack of before version 1.0 alone counts as read-only.
     """
-    if not isinstance(array, np.ndarray):
-        if is_cupy_array(array):
-            place = array.data
-            return Described(
-                int(place.ptr), array.shape, array.strides, array.dtype, int(place.device_id), True
+    try:
+        if not isinstance(array, np.ndarray):
+            if is_cupy_array(array):
+                place = array.data
+                return Described(
+                    int(place.ptr),
+                    array.shape,
+                    array.strides,
+                    array.dtype,
+                    int(place.device_id),
+                    True,
+                )
+            if is_device_array(array, name):
+                return _on_gpu(array, name)
+            array = as_ndarray(array, name)
+        if isinstance(array, np.ndarray):
+            if isinstance(array, np.ma.MaskedArray):
+                raise FieldError(
+                    f"{name} is a masked array; give its .data, since masks are not exchanged"
+                )
+            found = Described(
+                array.__array_interface__["data"][0],
+                array.shape,
+                array.strides,
+                array.dtype,
+                None,
+                array.flags.writeable,
             )
-        if is_device_array(array):
-            return _on_gpu(array, name)
-        array = as_ndarray(array, name)
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
+        else:
             raise FieldError(
-                f"{name} is a masked array; give its .data, since masks are not exchanged"
+                f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
+                f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
+                f"{type(array).__qualname__}"
             )
-        found = Described(
-            array.__array_interface__["data"][0],
-            array.shape,
-            array.strides,
-            array.dtype,
-            None,
-            array.flags.writeable,
-        )
-    else:
-        raise FieldError(
-            f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
-            f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
-            f"{type(array).__qualname__}"
-        )
+    except HaloxError:
+        raise
+    except Exception as error:  # what an array says of itself is the code of its library
+        raise dlpack.refused(name, error) from error
     if found.dtype.hasobject:
         raise FieldError(
             f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
@@ -104,33 +114,20 @@ def describe(array: Any, name: str = "array") -> Described:
 def _on_gpu(array: Any, name: str) -> Described:
     """Describe an array of another library than CuPy, which need not be there."""
     interface = _cuda_interface(array)
-    if interface is None and hasattr(type(array), "__dlpack__"):
+    if interface is None:
         pointer, shape, strides, dtype, writable = dlpack.shown(array, name)
     else:
-        try:
-            pointer, shape, strides, dtype, writable = _read_interface(interface)
-        except Exception as error:  # an object may say anything there
-            raise FieldError(
-                f"{name}: its __cuda_array_interface__ cannot be read ({type(error).__name__}: {error}), "
-                f"got {shown(interface)}"
-            ) from error
+        dtype = np.dtype(interface["typestr"])
+        if dtype.kind == "V" and interface.get("descr"):
+            dtype = np.dtype(interface["descr"])
+        shape = tuple(interface["shape"])
+        strides = tuple(interface.get("strides") or contiguous_strides(shape, dtype.itemsize))
+        pointer, read_only = interface["data"]
+        writable = not read_only
     kind, device = dlpack.device_of(array, name) or (dlpack.MANAGED, 0)
     if kind == dlpack.MANAGED and pointer:  # the driver knows for all
         device = memory_kind(pointer).device or 0
     return Described(int(pointer), shape, strides, dtype, device, writable)
-
-
-def _read_interface(
-    interface: Any,
-) -> tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any], bool]:
-    """Address, shape, strides, dtype and whether it may be written to, as the interface says."""
-    dtype = np.dtype(interface["typestr"])
-    if dtype.kind == "V" and interface.get("descr"):
-        dtype = np.dtype(interface["descr"])
-    shape = tuple(map(index, interface["shape"]))
-    strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)
-    pointer, read_only = interface["data"]
-    return index(pointer), shape, tuple(map(index, strides)), dtype, not read_only
 
 
 def _cuda_interface(array: Any) -> Any:
@@ -189,7 +186,7 @@ def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return np.asarray(value, dtype)
     except OverflowError:
         pass
-    raise FieldError(f"array: {value!r} is no value of dtype {dtype}; convert it first")
+    raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
 
 
 def owner(array: Any) -> Any:

@@ -116,13 +116,13 @@ def is_cupy_array(x: object) -> bool:
     return True
 
 
-def is_device_array(x: object) -> bool:
+def is_device_array(x: object, name: str = "array") -> bool:
     """Whether an object is an array in a GPU's memory, of CuPy or any other library.
 
     Raises
     ------
     FieldError
-        If it is an array that lies on several devices.
+        If it is an array that lies on several devices, or raises when asked where it lies.
 
     Examples
     --------
@@ -131,13 +131,13 @@ def is_device_array(x: object) -> bool:
     """
     if type(x) in _cupy_types or is_cupy_array(x):
         return True
-    device = dlpack.device_of(x)
+    device = dlpack.device_of(x, name)
     if device is not None and device[0] in dlpack.ON_GPU:
         return True
     try:
         return hasattr(x, "__cuda_array_interface__")
-    except Exception:  # an object may raise anything
-        return False
+    except Exception as error:  # a property may raise anything
+        raise dlpack.refused(name, error) from error
 
 
 def stream_pointer(stream: Any = None) -> int:

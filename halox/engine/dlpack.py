@@ -14,7 +14,6 @@ import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError
-from halox.values import shown as text_of
 
 ON_HOST = (1, 3)
 """kDLCPU and kDLCUDAHost, which is page-locked."""
@@ -95,8 +94,8 @@ def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
     try:
         kind, number = array.__dlpack_device__()
         return int(kind), int(number)
-    except Exception as error:  # an object may raise anything
-        raise _refused(name, error) from error
+    except Exception as error:  # each library has its own
+        raise refused(name, error) from error
 
 
 def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
@@ -128,8 +127,8 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
             capsule = array.__dlpack__(**ordered, max_version=_NEWEST, copy=False)
         except TypeError:  # a library of before DLPack 1.0
             capsule = array.__dlpack__(**ordered)
-    except Exception as error:  # an object may raise anything
-        raise _refused(name, error) from error
+    except Exception as error:
+        raise refused(name, error) from error
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.major > _NEWEST[0]:
@@ -140,7 +139,7 @@ def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
         return _read(versioned.tensor, name, writable=not versioned.flags & _READ_ONLY)
     if not _is_valid(capsule, b"dltensor"):
         raise FieldError(
-            f"{name}: __dlpack__ returned {text_of(capsule)}, which is no DLPack capsule"
+            f"{name}: its __dlpack__ gives {type(capsule).__qualname__}, not a DLPack capsule that is still unused"
         )
     return _read(_Tensor.from_address(_pointer(capsule, b"dltensor")), name, writable=False)
 
@@ -169,7 +168,8 @@ def _dtype(tensor: _Tensor, name: str) -> np.dtype[Any]:
     return np.dtype(f"V{nbytes}")
 
 
-def _refused(name: str, error: Exception) -> FieldError:
+def refused(name: str, error: Exception) -> FieldError:
+    """Return the error for an array that raises when asked for its memory."""
     return FieldError(f"{name}: {type(error).__name__} when asked for its memory: {error}")
 
 

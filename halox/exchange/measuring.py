@@ -18,6 +18,9 @@ from halox.world import World
 STRETCHES = 5
 """Rows of exchanges, of which the median counts."""
 
+MOST_REPEATS = 1_000_000
+"""Exchanges in a row at most, which take minutes."""
+
 _MEASURING = "the measuring of a plan"
 
 
@@ -59,6 +62,8 @@ class Stopwatch:
         number = as_int(repeats)
         if number is None or number < 1:
             wrong = HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
+        elif number > MOST_REPEATS:
+            wrong = HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
         self._world.agree(wrong, _MEASURING)
         asked: list[int] = self._world.comm.allgather(number)
         if len(set(asked)) > 1:

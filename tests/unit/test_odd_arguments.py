@@ -1,0 +1,347 @@
+"""Every argument of every public callable, given values of every kind: success, or an error of halox's.
+
+A raw TypeError from within is none: it names no argument and no remedy, and comes on one rank alone
+where the argument differs. HALOX_ODD_SEED=n adds 20,000 calls with several odd arguments at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halox
+from halox import datatypes as dt
+from halox.errors import HaloxError
+from tests import support
+from tests.unit.odd_values import ODD
+
+support.require("mpi")
+from mpi4py import MPI  # noqa: E402
+
+Call = tuple[Callable[..., Any], dict[str, Callable[[], Any]]]
+SELF = MPI.COMM_SELF
+
+
+class _Bench:
+    """Objects that calls need, made once."""
+
+    def __init__(self) -> None:
+        self.grid = halox.Grid((4, 5), comm=SELF, device="cpu", periodic=True)
+        self.turned = halox.Grid((5, 4), comm=SELF, device="cpu")
+        self.transpose = halox.Transpose(self.grid, self.turned, axes=(1, 0))
+        self.reduce = halox.Allreduce(SELF, 3, "f8", device="cpu")
+        self.u, self.v = self.grid.ones(), self.turned.ones()
+        self.plan = self.grid.plan(self.u)
+        self.face = dt.vector(3, 1, 2, "f8")
+
+    def close(self) -> None:
+        for part in (self.plan, self.transpose, self.reduce, self.grid, self.turned):
+            part.close()
+
+
+def value(given: Any) -> Callable[[], Any]:
+    return lambda: given
+
+
+def keep(given: Any) -> Any:
+    """Close what a call has made."""
+    if isinstance(
+        given, (halox.Grid, halox.Transpose, halox.Exchange, halox.Allreduce, halox.Plan)
+    ):
+        given.close()
+    return given
+
+
+def exchanged(role: str, **options: Any) -> None:
+    """Exchange with one message to this rank itself, of which some options are given."""
+    a, b = np.zeros(4), np.zeros(4)
+    send: dict[str, Any] = {"array": a, "datatype": "f8", "dest": 0, "count": 2, "tag": 0}
+    recv: dict[str, Any] = {"array": b, "datatype": "f8", "source": 0, "count": 2, "tag": 0}
+    (send if role == "send" else recv).update(options)
+    keep(halox.Exchange([halox.Send(**send)], [halox.Recv(**recv)], comm=SELF))
+
+
+def calls(b: _Bench) -> dict[str, Call]:
+    g, u, v = b.grid, value(b.u), value(b.v)
+    f8, three = value("f8"), value(3)
+    grid = partial(halox.Grid, comm=SELF, device="cpu")
+    new: dict[str, Callable[[], Any]] = {
+        "dtype": f8,
+        "components": three,
+        "components_after": value((2,)),
+        "staggered": value(0),
+        "halo": value(((1, 2), 0)),
+    }
+    path, corners, nothing = value("host"), value(True), value(None)
+    made: dict[str, Call] = {
+        "Grid": (
+            lambda grid_shape, **options: keep(halox.Grid(grid_shape, comm=SELF, **options)),
+            {
+                "grid_shape": value((4, 5)),
+                "halo": value(1),
+                "periodic": value(True),
+                "proc_shape": value((1, 1)),
+                "blocks": value([(4,), None]),
+                "corners": corners,
+                "device": value("cpu"),
+                "placement": value(True),
+                "path": path,
+            },
+        ),
+        "Grid entries": (
+            lambda cells, low, width, wraps, ranks, cut, size: keep(
+                grid(
+                    (cells, 5),
+                    halo=((low, 1), width),
+                    periodic=(wraps, True),
+                    proc_shape=(ranks, 1),
+                    blocks=[cut, (size, 2)],
+                )
+            ),
+            {
+                "cells": value(4),
+                "low": value(1),
+                "width": value(1),
+                "wraps": value(False),
+                "ranks": value(0),
+                "cut": nothing,
+                "size": three,
+            },
+        ),
+        "zeros": (g.zeros, new),
+        "ones": (g.ones, new),
+        "empty": (g.empty, new),
+        "full": (partial(g.full, 2), new),
+        "declare": (g.declare, {"array": lambda: np.zeros((6, 7))}),
+        "declare options": (
+            lambda **options: g.declare(np.zeros((3, 7, 6, 2)), **options),
+            {
+                "components": three,
+                "components_after": value(2),
+                "staggered": value(()),
+                "halo": value(((1, 2), (1, 0))),
+            },
+        ),
+        "layout": (g.layout, {"field": u}),
+        "interior": (g.interior, {"field": u}),
+        "indices": (g.indices, {"halo": value(True)}),
+        "gather": (g.gather, {"field": u, "root": value(0)}),
+        "exchange": (
+            lambda field, corners: g.exchange(field, corners=corners),
+            {"field": u, "corners": corners},
+        ),
+        "accumulate": (
+            lambda field, corners: g.accumulate(field, corners=corners),
+            {"field": u, "corners": corners},
+        ),
+        "plan": (
+            lambda field, **options: keep(g.plan(field, **options)),
+            {"field": u, "corners": corners, "path": path},
+        ),
+        "explain": (lambda field: str(g.explain(field)), {"field": u}),
+        "measure": (b.plan.measure, {"repeats": value(1)}),
+        "dot": (g.dot, {"field": u, "other": u, "out": lambda: np.zeros(1)}),
+        "Grid.allreduce": (
+            g.allreduce,
+            {"array": lambda: np.zeros(3), "op": value("max"), "out": lambda: np.zeros(3)},
+        ),
+        "dataarray": (g.dataarray, {"field": u, "name": value("u"), "dims": value(("x", "y"))}),
+        "Exchange": (
+            lambda **options: keep(halox.Exchange(**options, comm=SELF)),
+            {"sends": list, "receives": list, "path": path},
+        ),
+        "Exchange entries": (
+            lambda send, receive: keep(halox.Exchange([send], [receive], comm=SELF)),
+            {
+                "send": lambda: halox.Send(np.zeros(2), "f8", 0),
+                "receive": lambda: halox.Recv(np.zeros(2), "f8", 0),
+            },
+        ),
+        "Send": (
+            partial(exchanged, "send"),
+            {
+                "array": lambda: np.zeros(4),
+                "datatype": f8,
+                "dest": value(0),
+                "count": value(2),
+                "tag": value(0),
+            },
+        ),
+        "Recv": (
+            partial(exchanged, "recv"),
+            {
+                "array": lambda: np.zeros(4),
+                "datatype": f8,
+                "source": value(0),
+                "count": value(2),
+                "tag": value(0),
+            },
+        ),
+        "Transpose": (
+            lambda grid_a, grid_b, **options: keep(halox.Transpose(grid_a, grid_b, **options)),
+            {"grid_a": value(g), "grid_b": value(b.turned), "axes": value((1, 0)), "path": path},
+        ),
+        "forward": (b.transpose.forward, {"u": u, "v": v}),
+        "backward": (b.transpose.backward, {"v": v, "u": u}),
+        "Transpose.plan": (
+            lambda u, v, **options: keep(b.transpose.plan(u, v, **options)),
+            {"u": u, "v": v, "backward": value(True), "path": path},
+        ),
+        "Allreduce": (
+            lambda shape, dtype, op, algorithm, device: keep(
+                halox.Allreduce(SELF, shape, dtype, op, algorithm, device=device)
+            ),
+            {
+                "shape": value((2, 3)),
+                "dtype": f8,
+                "op": value("sum"),
+                "algorithm": value("host"),
+                "device": value("cpu"),
+            },
+        ),
+        "Allreduce call": (b.reduce, {"array": lambda: np.zeros(3), "out": lambda: np.zeros(3)}),
+        "pack": (
+            halox.pack,
+            {
+                "source": lambda: np.zeros(20),
+                "datatype": value(b.face),
+                "count": value(2),
+                "out": lambda: np.zeros(48, "u1"),
+                "method": value("host"),
+                "max_blocks": nothing,
+            },
+        ),
+        "unpack": (
+            halox.unpack,
+            {
+                "packed": lambda: np.zeros(48, "u1"),
+                "datatype": value(b.face),
+                "target": lambda: np.zeros(20),
+                "count": value(2),
+                "method": value("host"),
+                "max_blocks": nothing,
+            },
+        ),
+        "packing_method": (
+            halox.packing_method,
+            {"source": lambda: np.zeros(20), "datatype": f8, "count": value(2), "out": nothing},
+        ),
+        "items": (b.face.items, {"count": three}),
+        "blocks": (b.face.blocks, {"count": three}),
+        "overlaps": (b.face.overlaps, {"count": three}),
+        "same_layout": (b.face.same_layout, {"other": value(b.face)}),
+        "from_mpi": (dt.from_mpi, {"mpi_datatype": value(MPI.INT)}),
+    }
+    for name in ("sum", "min", "max", "norm"):
+        made[name] = (getattr(g, name), {"field": u, "out": lambda: np.zeros(1)})
+    pair = value([2, 1])
+    constructors: dict[str, dict[str, Callable[[], Any]]] = {
+        "primitive": {"dtype": f8},
+        "as_datatype": {"old": f8},
+        "dup": {"old": f8},
+        "contiguous": {"count": three, "old": f8},
+        "vector": {"count": three, "blocklength": three, "stride": value(-4), "old": f8},
+        "hvector": {"count": three, "blocklength": three, "stride_bytes": value(-40), "old": f8},
+        "indexed": {"blocklengths": pair, "displacements": value([4, 0]), "old": f8},
+        "hindexed": {"blocklengths": pair, "byte_displacements": value([40, 0]), "old": f8},
+        "indexed_block": {"blocklength": three, "displacements": value([4, 0]), "old": f8},
+        "hindexed_block": {"blocklength": three, "byte_displacements": value([40, 0]), "old": f8},
+        "struct": {
+            "blocklengths": pair,
+            "byte_displacements": value([40, 0]),
+            "types": value(["f8", "i4"]),
+        },
+        "subarray": {
+            "sizes": value((4, 5)),
+            "subsizes": value((2, 2)),
+            "starts": value((1, 1)),
+            "old": f8,
+            "order": value("F"),
+        },
+        "slab": {
+            "shape": value((4, 5)),
+            "strides": value((80, 16)),
+            "starts": value((1, 1)),
+            "subsizes": value((2, 2)),
+            "dtype": f8,
+        },
+        "resized": {"old": f8, "lb": value(-8), "extent": value(32)},
+    }
+    for name, arguments in constructors.items():
+        made[name] = (partial(built, getattr(dt, name)), arguments)
+    made["struct entries"] = (
+        lambda length, place, old: built(
+            dt.struct, blocklengths=[length, 1], byte_displacements=[place, 0], types=[old, "f8"]
+        ),
+        {"length": value(1), "place": value(8), "old": f8},
+    )
+    return made
+
+
+def built(constructor: Callable[..., dt.Datatype], **arguments: Any) -> None:
+    """Make a datatype, look at it, and put it on an array."""
+    made = constructor(**arguments)
+    repr(made)
+    made.overlaps(2)
+    halox.pack(np.zeros(30), made, 2)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def outcome(call: Callable[..., Any], arguments: dict[str, Any]) -> str | None:
+    """Return None if a call succeeds or raises an error of halox's, and else what was wrong with it."""
+    try:
+        with quiet():
+            call(**arguments)
+    except HaloxError as error:
+        cause = error.__cause__
+        if type(error) is HaloxError and not isinstance(
+            cause, (HaloxError, MemoryError, type(None))
+        ):
+            return f"masked {cause!r}"  # the ranks agreed on an error that nobody has written
+        text = str(error)
+        return None if 10 < len(text) < 3000 else f"a text of {len(text)} characters"
+    except MemoryError:
+        return None  # there is no more memory, and no argument is wrong
+    except Exception as error:
+        return f"raw {type(error).__name__}: {error}"[:300]
+    return None
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[_Bench]:
+    made = _Bench()
+    yield made
+    made.close()
+
+
+def test_the_calls_are_valid(bench: _Bench) -> None:
+    for name, (call, arguments) in calls(bench).items():
+        with quiet():
+            call(**{key: make() for key, make in arguments.items()})
+        assert name
+
+
+def test_each_argument_in_turn(bench: _Bench) -> None:
+    wrong = []
+    for name, (call, arguments) in calls(bench).items():
+        for changed in arguments:
+            for kind, odd in ODD.items():
+                given = {key: make() for key, make in arguments.items()}
+                given[changed] = odd()
+                found = outcome(call, given)
+                if found is not None:
+                    wrong.append(f"{name}({changed}={kind}): {found}")
+    bench.grid.exchange(bench.u)  # the grid has come through
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:200])
