@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,14 @@ class _Elements:
         Number and distance of the runs, which is positive, largest distance first.
     first : int
         Byte of the array's first element, counted from its lowest one.
+    dense : bool
+        Whether they are one run of memory, each of them once.
     """
 
     run: int
     axes: tuple[tuple[int, int], ...]
     first: int
+    dense: bool
 
     @property
     def reach(self) -> int:
@@ -94,7 +98,7 @@ def _elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
         else:
             axes.append((n, step))
     first = sum((n - 1) * -stride for n, stride in along if stride < 0)
-    return _Elements(run, tuple(reversed(axes)), first)
+    return _Elements(run, tuple(reversed(axes)), first, prod(shape) * itemsize == run)
 
 
 def check_own_elements(
@@ -133,7 +137,7 @@ def check_own_elements(
     axes, every datatype passes: displacements are MPI's, and may leave the array.
     """
     elements = _elements(shape, strides, itemsize)
-    if (not elements.axes and not elements.first) or 0 in shape:
+    if elements.dense or 0 in shape:
         return
     layout = datatype.items(count)
     low, high = datatype.reach(count)

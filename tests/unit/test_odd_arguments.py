@@ -6,6 +6,8 @@ where the argument differs. HALOX_ODD_SEED=n adds 20,000 calls with several odd 
 
 from __future__ import annotations
 
+import os
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,7 +103,7 @@ def calls(b: _Bench) -> dict[str, Call]:
                     halo=((low, 1), width),
                     periodic=(wraps, True),
                     proc_shape=(ranks, 1),
-                    blocks=[cut, (size, 2)],
+                    blocks=[cut, (size,)],
                 )
             ),
             {
@@ -111,7 +113,7 @@ def calls(b: _Bench) -> dict[str, Call]:
                 "wraps": value(False),
                 "ranks": value(0),
                 "cut": nothing,
-                "size": three,
+                "size": value(5),
             },
         ),
         "zeros": (g.zeros, new),
@@ -289,7 +291,7 @@ def built(constructor: Callable[..., dt.Datatype], **arguments: Any) -> None:
     made = constructor(**arguments)
     repr(made)
     made.overlaps(2)
-    halox.pack(np.zeros(30), made, 2)
+    halox.pack(np.zeros(90)[30:], made, 2)
 
 
 @contextmanager
@@ -345,3 +347,73 @@ def test_each_argument_in_turn(bench: _Bench) -> None:
                     wrong.append(f"{name}({changed}={kind}): {found}")
     bench.grid.exchange(bench.u)  # the grid has come through
     assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong[:200])
+
+
+def test_several_at_once(bench: _Bench) -> None:
+    """Calls with two odd arguments or more; many of them with a seed in the environment."""
+    seed = os.environ.get("HALOX_ODD_SEED")
+    rng, every = random.Random(seed or 0), calls(bench)
+    wrong = []
+    for _ in range(20_000 if seed else 1_000):
+        name = rng.choice(list(every))
+        call, arguments = every[name]
+        kinds = {changed: rng.choice(list(ODD)) for changed in arguments if rng.random() < 0.6}
+        given = {
+            key: ODD[kinds[key]]() if key in kinds else make() for key, make in arguments.items()
+        }
+        found = outcome(call, given)
+        if found is not None:
+            wrong.append(f"{name}({kinds}): {found}")
+    assert not wrong, f"{len(wrong)} calls, seed {seed}:\n" + "\n".join(wrong[:200])
+
+
+INTEGERS = [int, np.int8, np.int32, np.uint16, np.int64, np.uint64, lambda n: np.array(n, "i2")]
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+def test_integers_of_numpy_are_integers(kind: Callable[[int], Any]) -> None:
+    """Wherever a count, rank, width, tag, axis or component is taken."""
+    a = np.arange(6.0)
+    assert halox.pack(a, "f8", kind(3)).view("f8").tolist() == [0, 1, 2]
+    b = np.zeros(6)
+    halox.unpack(a.view("u1"), dt.contiguous(kind(2), "f8"), b, kind(3))
+    assert b.tolist() == a.tolist()
+    assert halox.packing_method(a, "f8", kind(3)).method == "host"
+    made = dt.vector(kind(2), kind(1), kind(3), "f8")
+    assert made == dt.vector(2, 1, 3, "f8")
+    assert all(type(n) is int for n in (made.size, made.extent, *made.arguments))
+    assert dt.subarray([kind(4)], [kind(2)], [kind(1)], "f8") == dt.subarray([4], [2], [1], "f8")
+    send = halox.Send(a, "f8", kind(0), kind(2), tag=kind(3))
+    recv = halox.Recv(b[3:], "f8", kind(0), kind(2), tag=3)
+    with halox.Exchange([send], [recv], comm=SELF) as exchange:
+        exchange()
+        exchange.measure(kind(2))
+    assert b.tolist() == [0, 1, 2, 0, 1, 5]
+    options = {"halo": (kind(1), (kind(0), kind(2))), "proc_shape": (kind(1), kind(0))}
+    blocks = ([kind(4)], None)
+    with halox.Grid((kind(4), kind(5)), comm=SELF, device="cpu", blocks=blocks, **options) as grid:
+        assert grid.halo == ((1, 1), (0, 2))
+        assert all(type(n) is int for n in (*grid.grid_shape, *grid.proc_shape, *grid.halo[1]))
+        u = grid.zeros(components=kind(3), components_after=[kind(2)], staggered=kind(1))
+        assert u.shape == (3, 6, 8, 2)
+        whole = grid.gather(u, kind(0))
+        assert whole is not None and whole.shape == (3, 4, 6, 2)
+        with halox.Transpose(grid, grid, axes=(kind(0), kind(1))) as transpose:
+            assert transpose.axes == (0, 1)
+    with halox.Allreduce(SELF, (kind(2), kind(3)), "f8", device="cpu") as reduce:
+        assert reduce.shape == (2, 3)
+
+
+@pytest.mark.parametrize("corners", ["no", 1, 0, [], None.__class__, np.array([True])])
+def test_what_is_no_bool_is_no_bool(corners: Any, bench: _Bench) -> None:
+    """Also where True, which 1 equals, has a plan already."""
+    grid, u = bench.grid, bench.u
+    grid.exchange(u, corners=np.True_)
+    grid.accumulate(u, corners=False)
+    for call in (grid.exchange, grid.accumulate, grid.plan):
+        with pytest.raises(halox.errors.FieldError, match="corners: expected True or False, got"):
+            call(u, corners=corners)
+    with pytest.raises(halox.errors.DecompositionError, match="corners: expected True or False"):
+        halox.Grid((4, 4), comm=SELF, corners=corners)
+    with pytest.raises(halox.errors.DecompositionError, match="placement: expected True or False"):
+        halox.Grid((4, 4), comm=SELF, placement=corners)
