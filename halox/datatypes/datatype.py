@@ -177,6 +177,8 @@ class Datatype:
         """
         if not count or not self.size:
             return 0, 0
+        if count == 1:
+            return self.true_lb, self.true_ub
         last = (count - 1) * self.extent
         items = self._bounds.over(min(0, last), max(0, last))
         check_reach(f"{count} item(s) of {self!r}", count * self.size, items)
