@@ -6,6 +6,7 @@ where the argument differs. HALOX_ODD_SEED=n adds 20,000 calls with several odd 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import warnings
@@ -153,7 +154,6 @@ def calls(b: _Bench) -> dict[str, Call]:
             g.allreduce,
             {"array": lambda: np.zeros(3), "op": value("max"), "out": lambda: np.zeros(3)},
         ),
-        "dataarray": (g.dataarray, {"field": u, "name": value("u"), "dims": value(("x", "y"))}),
         "Exchange": (
             lambda **options: keep(halox.Exchange(**options, comm=SELF)),
             {"sends": list, "receives": list, "path": path},
@@ -242,6 +242,9 @@ def calls(b: _Bench) -> dict[str, Call]:
     }
     for name in ("sum", "min", "max", "norm"):
         made[name] = (getattr(g, name), {"field": u, "out": lambda: np.zeros(1)})
+    if importlib.util.find_spec("xarray"):
+        options = {"name": value("u"), "dims": value(("x", "y"))}
+        made["dataarray"] = (g.dataarray, {"field": u, **options})
     pair = value([2, 1])
     constructors: dict[str, dict[str, Callable[[], Any]]] = {
         "primitive": {"dtype": f8},
