@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from halox.decomposition import FieldSpec, normalise_halo
 from halox.errors import FieldError
+from halox.values import LARGEST, as_int, as_list, shown
+
+MOST_AXES = 64
+"""Axes that a NumPy array has at most."""
+
+MOST_ELEMENTS = 1 << 56
+"""Elements that an array has at most: the bytes that a process can address."""
 
 OPTIONS = ("components", "components_after", "halo", "staggered")
 
@@ -41,21 +49,36 @@ def field_spec(options: dict[str, Any], grid: FieldSpec) -> FieldSpec:
 
 
 def _extents(value: Any, name: str) -> tuple[int, ...]:
-    extents = (value,) if isinstance(value, int) else tuple(value)
-    if not all(isinstance(n, int | np.integer) and n > 0 for n in extents):
-        raise FieldError(f"{name} must be an int or ints > 0, got {value!r}")
-    return tuple(map(int, extents))
+    given = as_list(value)
+    extents = [as_int(n) for n in ([value] if given is None else given)]
+    found = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
+    if len(found) < len(extents):
+        raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
+    return found
 
 
 def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
-    axes = (value,) if isinstance(value, int) and not isinstance(value, bool) else tuple(value)
-    if not all(
-        isinstance(a, int | np.integer) and not isinstance(a, bool) and -ndim <= a < ndim
-        for a in axes
-    ):
-        raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {value!r}")
-    chosen = {int(a) % ndim for a in axes}
+    given = as_list(value)
+    axes = [as_int(axis) for axis in ([value] if given is None else given)]
+    chosen = {axis % ndim for axis in axes if axis is not None and -ndim <= axis < ndim}
+    if not all(axis is not None and -ndim <= axis < ndim for axis in axes):
+        raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {shown(value)}")
     return tuple(axis in chosen for axis in range(ndim))
+
+
+def check_extents(shape: tuple[int, ...]) -> None:
+    """Refuse an array that no machine holds, before its bytes are counted in 64 bits.
+
+    Raises
+    ------
+    FieldError
+        If it has too many axes or elements.
+    """
+    if len(shape) > MOST_AXES or prod(shape) > MOST_ELEMENTS:
+        raise FieldError(
+            f"a field of shape {shown(shape)} has more axes or elements than an array can have "
+            f"({MOST_AXES} axes, 2**{MOST_ELEMENTS.bit_length() - 1} elements); give fewer components"
+        )
 
 
 def fixed_dtype(dtype: Any) -> np.dtype[Any]:
@@ -68,8 +91,8 @@ def fixed_dtype(dtype: Any) -> np.dtype[Any]:
     """
     try:
         found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise FieldError(f"dtype: {dtype!r} is not a dtype that NumPy knows") from error
+    except Exception as error:  # NumPy's of several kinds, and what an object raises
+        raise FieldError(f"dtype: {shown(dtype)} is not a dtype that NumPy knows") from error
     if found.hasobject or found.itemsize == 0:
         raise FieldError(
             f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"

@@ -12,7 +12,6 @@ rank in turn, so that none waits long for the next::
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from halox.engine.arrays import as_ndarray, describe
 from halox.engine.cuda import is_device_array
 from halox.engine.devices import allocate, to_host
 from halox.errors import FieldError, MismatchError, as_halox_error
+from halox.values import as_int, shown
 from halox.world import World
 
 PART_BYTES = 32 << 20
@@ -152,12 +152,9 @@ def _prepare(
 
 
 def _rank(root: Any, size: int) -> int:
-    try:
-        rank = -1 if isinstance(root, bool) else operator.index(root)
-    except TypeError:
-        rank = -1
-    if not 0 <= rank < size:
-        raise FieldError(f"root must be a rank, 0 to {size - 1}, got {root!r}")
+    rank = as_int(root)
+    if rank is None or not 0 <= rank < size:
+        raise FieldError(f"root must be a rank, 0 to {size - 1}, got {shown(root)}")
     return rank
 
 

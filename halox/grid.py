@@ -42,7 +42,7 @@ from halox.engine.devices import (
     to_host,
 )
 from halox.engine.operations import find_operation
-from halox.errors import DeviceError, FieldError, HaloxError
+from halox.errors import DecompositionError, DeviceError, FieldError, HaloxError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import check_apart, halo_draft
@@ -51,9 +51,10 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
-from halox.field_options import field_spec, fixed_dtype
+from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
 from halox.transports.base import Operation
+from halox.values import as_bool, check_bool, shortened, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ class Grid:
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
 
-            def build() -> tuple[Decomposition, FieldLayout, int | None]:
+            def build() -> tuple[Decomposition, FieldLayout, int | None, bool]:
+                fill_corners = check_bool("corners", corners, DecompositionError)
+                by_node = check_bool("placement", placement, DecompositionError)
                 decomposition = decompose(
                     grid_shape,
                     world.size,
@@ -169,18 +172,17 @@ class Grid:
                     periodic=periodic,
                     proc_shape=proc_shape,
                     blocks=blocks,
-                    nodes=world.nodes if placement else None,
+                    nodes=world.nodes if by_node else None,
                 )
                 spec = FieldSpec(normalise_halo(halo, decomposition.ndim))
                 layout = FieldLayout(decomposition, world.rank, spec)
                 layout.check_widths()
                 wished_path(path)
-                return decomposition, layout, choose_device(device, world.turn)
+                return decomposition, layout, choose_device(device, world.turn), fill_corners
 
-            self._decomposition, self._layout, self.device_id = world.guarded(
+            self._decomposition, self._layout, self.device_id, self.corners = world.guarded(
                 build, "the making of a grid"
             )
-            self.corners = bool(corners)
             self._path = path
             self._compare_arguments()
         except HaloxError as error:
@@ -350,12 +352,13 @@ class Grid:
         tuple of ndarray
             On the grid's device; the shape is 1 along all axes but one.
         """
+        with_halo = check_bool("halo", halo, FieldError)
         ranges = (
             [
                 (first, first + n)
                 for first, n in zip(self._layout.origin, self.padded_shape, strict=True)
             ]
-            if halo
+            if with_halo
             else [(s.start, s.stop) for s in self.owned]
         )
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
@@ -427,10 +430,10 @@ class Grid:
         Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks.
         Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
         """
-        key = corners if corners is not None else self.corners
+        key = self.corners if corners is None else as_bool(corners)
         plan = self._plans.find(key, fields)
         if plan is None:
-            plan = self._cached("copy", fields, key, key)
+            plan = self._cached("copy", fields, corners, key)
         plan()
 
     def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
@@ -443,10 +446,10 @@ class Grid:
         FieldError
             Also if a field is not of numbers, or two of them share memory, whose halos would count twice.
         """
-        key = ("add", corners if corners is not None else self.corners)
+        key = ("add", self.corners if corners is None else as_bool(corners))
         plan = self._plans.find(key, fields)
         if plan is None:
-            plan = self._cached("add", fields, key[1], key)
+            plan = self._cached("add", fields, corners, key)
         plan()
 
     def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
@@ -468,9 +471,8 @@ class Grid:
         -----
         Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
         """
-        with_corners = self.corners if corners is None else corners
         self._world.begin("plan")
-        return self._plan("copy", fields, with_corners, keep=True, path=path)
+        return self._plan("copy", fields, corners, keep=True, path=path)
 
     def explain(self, *fields: Any) -> Report | str:
         """Tell how the grid is divided; given fields, tell how their exchange travels.
@@ -484,11 +486,11 @@ class Grid:
             return self._describe()
         plan = self._plans.find(self.corners, fields)
         if plan is None:
-            plan = self._cached("copy", fields, self.corners, self.corners)
+            plan = self._cached("copy", fields, None, self.corners)
         return plan.explain()
 
     def _cached(
-        self, operation: Operation, fields: tuple[Any, ...], corners: Any, key: Hashable
+        self, operation: Operation, fields: tuple[Any, ...], corners: bool | None, key: Hashable
     ) -> Plan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
@@ -499,16 +501,17 @@ class Grid:
         self,
         operation: Operation,
         fields: tuple[Any, ...],
-        corners: Any,
+        corners: bool | None,
         *,
         keep: bool,
         path: str | None = None,
     ) -> Plan:
         def draft() -> Draft:
+            with_corners = (
+                self.corners if corners is None else check_bool("corners", corners, FieldError)
+            )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            if not isinstance(corners, bool | np.bool_):
-                raise FieldError(f"corners must be True or False, got {corners!r}")
             layouts = [self.layout(field) for field in fields]
             for field, layout in zip(fields, layouts, strict=True):
                 found = describe(field)
@@ -523,7 +526,7 @@ class Grid:
             if operation == "add":
                 check_apart([describe(field) for field in fields])
             return halo_draft(
-                fields, layouts, operation=operation, corners=bool(corners), device=self.device_id
+                fields, layouts, operation=operation, corners=with_corners, device=self.device_id
             )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
@@ -536,7 +539,8 @@ class Grid:
         self._world.check_open()
         self._plans.sweep()
         self._plan_number += 1
-        plan = make_plan(self._surroundings, draft, keep=keep, path=path or self._path, call=call)
+        path = self._path if path is None else path
+        plan = make_plan(self._surroundings, draft, keep=keep, path=path, call=call)
         self._all_plans.add(plan)
         return plan
 
@@ -647,10 +651,17 @@ class Grid:
         if self._numbers is not None and is_device_array(array):
             self._world.check_open()
             return self._numbers.array(array, op, out)
-        self._world.begin("allreduce", str(op))
+        self._world.begin("allreduce", op)
 
         def prepare() -> np.ndarray[Any, Any]:
-            host = np.ascontiguousarray(to_host(array))
+            try:
+                host = np.ascontiguousarray(to_host(array))
+            except HaloxError:
+                raise
+            except Exception as error:  # NumPy's of several kinds, and what an object raises
+                raise FieldError(
+                    f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
+                ) from error
             find_operation(op, host.dtype)
             if out is not None:
                 check_out(describe(out, "out"), np.shape(array), host.dtype)
@@ -769,12 +780,13 @@ class Grid:
         spec = field_spec(options, self._layout.spec)
         layout = FieldLayout(self._decomposition, self._world.rank, spec)
         layout.check_widths()
+        check_extents(layout.padded_shape)
         return layout
 
     def _new(
         self, dtype: Any, options: dict[str, Any], contents: str = "zeros", value: Any = None
     ) -> Any:
-        self._world.begin(contents, str(dtype))
+        self._world.begin(contents, dtype)
 
         def build() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
             layout, found = self._field_layout(options), fixed_dtype(dtype)

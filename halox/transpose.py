@@ -24,6 +24,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
+from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
 
@@ -184,7 +185,9 @@ class Transpose:
         -----
         Collective over all ranks. Errors as of `forward`.
         """
-        return self._make("backward" if backward else "forward", u, v, keep=True, path=path)
+        reverse = as_bool(backward)
+        direction = "" if reverse is None else "backward" if reverse else "forward"
+        return self._make(direction, u, v, keep=True, path=path)
 
     def close(self) -> None:
         """Give the plans back; local, and harmless when repeated. The grids stay open."""
@@ -241,7 +244,7 @@ class Transpose:
         plan = self.grid_a._make_plan(
             lambda: transpose_draft(source, target, walk, device=device),
             keep=keep,
-            path=path or self._path,
+            path=self._path if path is None else path,
             call="start of a plan" if keep else direction,
         )
         self._all_plans.add(plan)
@@ -249,6 +252,8 @@ class Transpose:
 
     def _read(self, direction: str, u: Any, v: Any) -> _Pair:
         """Check what one rank can see of a call alone."""
+        if not direction:
+            raise FieldError("backward must be True or False; True carries v into u")
         self.grid_b._world.check_open()
         layout_u = _layout(self.grid_a, u, "u, of grid_a")
         layout_v = _layout(self.grid_b, v, "v, of grid_b")

@@ -23,6 +23,7 @@ from halox.errors import (
 from halox.runtime.communicator import Communicator, acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
+from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -150,15 +151,15 @@ class World:
 
     # Calls
 
-    def begin(self, name: str, detail: str = "") -> None:
+    def begin(self, name: str, detail: object = None) -> None:
         """Count a collective call, which other ranks must make as well.
 
         Parameters
         ----------
         name : str
             One of `halox.runtime.status.CALLS`.
-        detail : str
-            What it is given, for the log of ``HALOX_DEBUG``.
+        detail : object
+            An argument of it, for the log of ``HALOX_DEBUG``.
 
         Raises
         ------
@@ -187,16 +188,16 @@ class World:
             def log() -> None:
                 if self.size > 1:
                     self._ranks.watch.call(code)
-                self._log(name, f"plan {plan}")
+                self._log(f"{name} by plan {plan}", None)
 
             return log
         return None if self.size == 1 else self._ranks.watch.ticker(code_of(name, plan))
 
-    def _log(self, name: str, detail: str) -> None:
+    def _log(self, name: str, detail: object) -> None:
         now = time.time()
         clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1e6):06d}"
         number = self._ranks.watch.word >> CODE_BITS
-        what = f"{name} {detail}".strip()
+        what = name if detail is None else f"{name} {shown(detail)}"
         print(
             f"halox {clock} rank {self.rank} of {self.size}: {what} (call {number} of {self.comm.name or 'comm'})",
             file=sys.stderr,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from halox.engine.devices import to_host
 from halox.errors import FieldError, MissingPackageError
+from halox.values import as_list, shown
 
 if TYPE_CHECKING:
     from halox.grid import Grid
@@ -38,7 +39,7 @@ def dataarray(
     MissingPackageError
         If xarray is not installed.
     FieldError
-        If ``dims`` does not have a name for each grid axis.
+        If ``dims`` does not have a name for each grid axis, or ``name`` is none.
 
     Notes
     -----
@@ -52,9 +53,12 @@ def dataarray(
         ) from error
     layout = grid.layout(field)
     ndim = len(grid.grid_shape)
-    axes = tuple(dims) if dims is not None else ("x", "y", "z", "t")[:ndim]
-    if len(axes) != ndim:
-        raise FieldError(f"dims must name {ndim} grid axes, got {axes}")
+    given = as_list(("x", "y", "z", "t")[:ndim] if dims is None else dims)
+    axes = [axis for axis in given or () if isinstance(axis, str)]
+    if given is None or len(axes) < len(given) or len(set(axes)) != ndim or len(axes) != ndim:
+        raise FieldError(f"dims must name {ndim} grid axes, got {shown(dims)}")
+    if name is not None and not isinstance(name, str):
+        raise FieldError(f"name must be a str or None, got {shown(name)}")
     before = len(layout.spec.components_before)
     names = [f"component_{n}" for n in range(before + len(layout.spec.components_after))]
     coords = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from halox.collectives.in_shared_memory import SMALL_BYTES
 from halox.collectives.ordered import GATHERED_BYTES
 from halox.errors import FieldError
+from halox.values import shown
 
 HOST_ALGORITHMS = ("host", "hierarchical")
 """Of NumPy arrays."""
@@ -243,12 +244,12 @@ def check_name(name: object, *, on_gpu: bool) -> None:
         If there is none; or none for where the arrays are.
     """
     known = DEVICE_ALGORITHMS if on_gpu else HOST_ALGORITHMS
-    if name is None or name in known:
+    if name is None or (isinstance(name, str) and name in known):
         return
-    if name in DEVICE_ALGORITHMS:
+    if isinstance(name, str) and name in DEVICE_ALGORITHMS:
         raise FieldError(
             f'algorithm {name!r} cannot be had: it is for arrays on GPUs (device="gpu"), and these are on the host'
         )
     raise FieldError(
-        f"algorithm must be one of {', '.join(map(repr, known))}, or None for the fastest, got {name!r}"
+        f"algorithm must be one of {', '.join(map(repr, known))}, or None for the fastest, got {shown(name)}"
     )

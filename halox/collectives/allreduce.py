@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from math import prod
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from halox.engine.devices import array_module, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError
 from halox.transports.surroundings import Ground
+from halox.values import LARGEST, as_int, as_list, shortened, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -308,18 +308,19 @@ class Allreduce:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    try:
-        found = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
-    except TypeError:
-        found = (-1,)
-    if any(n < 0 for n in found):
-        raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shape!r}")
+    given = as_list(shape)
+    extents = [as_int(n) for n in ([shape] if given is None else given)]
+    found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
+    if len(found) < len(extents):
+        raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shown(shape)}")
     return found
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise FieldError(f"dtype: {dtype!r} is not a dtype ({error})") from error
+    except Exception as error:  # NumPy's of several kinds, and what an object raises
+        raise FieldError(
+            f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
+        ) from error
     return found

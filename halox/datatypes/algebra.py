@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from halox.datatypes.arguments import Int64Array
-from halox.datatypes.bounds import Bounds
+from halox.datatypes.arguments import Int64Array, total
+from halox.datatypes.bounds import Bounds, check_reach
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.layout import EMPTY, BlockList, Chained, Layout, Listed, StridedBlocks
 from halox.datatypes.signature import Signature
+from halox.values import LARGEST
 
 Written = tuple[str, tuple[Any, ...]]
 
@@ -35,7 +36,7 @@ def strided_of(
     """``count`` blocks ``stride_bytes`` apart, of ``blocklength`` consecutive items each."""
     name, arguments = written
     items = count * blocklength
-    if not items or not old.size:
+    if not items or _is_void(old):
         return nothing(written, old)
     row = old.bounds.repeated(blocklength, old.extent)
     layout = old.layout.repeated(blocklength, old.extent).repeated(count, stride_bytes)
@@ -55,17 +56,14 @@ def indexed_of(
 ) -> Datatype:
     """Blocks of ``lengths[i]`` consecutive items at byte ``displacements[i]``."""
     name, arguments = written
-    items = int(lengths.sum())
-    if not items or not old.size:
+    items = total(lengths)
+    if not items or _is_void(old):
         return nothing(written, old)
+    bounds = _indexed_bounds(old, lengths, displacements).padded()
+    check_reach(name, items * old.size, bounds)  # before any sum in 64 bits
+    layout = old.layout.indexed(displacements, lengths, old.extent) if old.size else EMPTY
     return Datatype(
-        name,
-        arguments,
-        (old,),
-        items * old.size,
-        _indexed_bounds(old, lengths, displacements).padded(),
-        old.layout.indexed(displacements, lengths, old.extent),
-        old.signature * items,
+        name, arguments, (old,), items * old.size, bounds, layout, old.signature * items
     )
 
 
@@ -83,11 +81,13 @@ def struct_of(
         old.bounds.repeated(length, old.extent).over(displacement, displacement)
         for length, displacement, old in entries
     )
+    size = sum(length * old.size for length, _, old in entries)
+    check_reach(name, size, bounds)  # before any sum in 64 bits
     return Datatype(
         name,
         arguments,
         types,
-        sum(length * old.size for length, _, old in entries),
+        size,
         bounds.padded(),
         _struct_layout(entries),
         Signature.concatenated(old.signature * length for length, _, old in entries),
@@ -119,27 +119,32 @@ def box_of(
     for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
         layout = layout.repeated(count, stride)
         bounds = bounds.repeated(count, stride)
+    bounds = bounds.over(offset, offset)
+    check_reach(name, items * old.size, bounds, offset)
+    layout = layout.shifted(offset)
     return Datatype(
-        name,
-        arguments,
-        (old,),
-        items * old.size,
-        bounds.over(offset, offset),
-        layout.shifted(offset),
-        old.signature * items,
+        name, arguments, (old,), items * old.size, bounds, layout, old.signature * items
     )
 
 
 def nothing(written: Written, old: Datatype) -> Datatype:
-    """Describe no bytes at all, whatever bounds the old type had."""
+    """Describe no items at all."""
     name, arguments = written
     return Datatype(name, arguments, (old,), 0, Bounds(), EMPTY, Signature())
 
 
+def _is_void(old: Datatype) -> bool:
+    """Whether a type has neither bytes nor explicit bounds, so that copies of it have none."""
+    return not old.size and not old.bounds.marked
+
+
 def _indexed_bounds(old: Datatype, lengths: Int64Array, displacements: Int64Array) -> Bounds:
     used = lengths != 0
-    first = displacements[used]
-    last = first + (lengths[used] - 1) * old.extent
+    first, behind = displacements[used], lengths[used] - 1
+    reach = max(abs(int(first.min())), abs(int(first.max())))
+    if reach + int(behind.max()) * abs(old.extent) > LARGEST:
+        first, behind = first.astype(object), behind.astype(object)  # Python's integers
+    last = first + behind * old.extent
     return old.bounds.over(
         min(int(first.min()), int(last.min())), max(int(first.max()), int(last.max()))
     )

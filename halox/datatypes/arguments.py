@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
+from halox.values import LARGEST, as_int, as_list, shown
 
 Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
 
 IntegerList = Sequence[int] | npt.NDArray[Any]
 """What the constructors take as a list of integers."""
-
-_LARGEST = 2**63 - 1
 
 
 def integer(name: str, value: Any) -> int:
@@ -28,13 +26,12 @@ def integer(name: str, value: Any) -> int:
     DatatypeError
         If ``value`` is not an integer (bools are not), or does not fit 64 bits.
     """
-    if type(value) is not int:
-        if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-            raise DatatypeError(f"{name} must be an integer, got {value!r}")
-        value = operator.index(value)
-    if not -_LARGEST <= value <= _LARGEST:
-        raise DatatypeError(f"{name} must fit a signed 64-bit integer, got {value}")
-    return int(value)
+    number = as_int(value)
+    if number is None:
+        raise DatatypeError(f"{name} must be an integer, got {shown(value)}")
+    if not -LARGEST <= number <= LARGEST:
+        raise DatatypeError(f"{name} must fit a signed 64-bit integer, got {shown(number)}")
+    return number
 
 
 def count_of(name: str, value: Any) -> int:
@@ -59,10 +56,9 @@ def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
     DatatypeError
         If ``values`` is not a sequence of integers.
     """
-    try:
-        items = tuple(values)
-    except TypeError:
-        raise DatatypeError(f"{name} must be a sequence of integers, got {values!r}") from None
+    items = as_list(values)
+    if items is None:
+        raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")
     return tuple(integer(f"{name}[{axis}]", value) for axis, value in enumerate(items))
 
 
@@ -76,13 +72,15 @@ def integer_array(name: str, values: Any) -> Int64Array:
     """
     try:
         given = np.asarray(values)
-    except (ValueError, TypeError, OverflowError):
-        raise DatatypeError(f"{name} must be a list of integers, got {values!r}") from None
+    except Exception:  # an object may raise anything
+        raise DatatypeError(f"{name} must be a list of integers, got {shown(values)}") from None
     if given.ndim != 1:
-        raise DatatypeError(f"{name} must have one dimension, got shape {given.shape}")
+        raise DatatypeError(
+            f"{name} must have one dimension, got shape {given.shape}: {shown(values)}"
+        )
     if given.size and given.dtype.kind not in "iu":
         raise DatatypeError(f"{name} must hold integers, got dtype {given.dtype}")
-    if given.dtype.kind == "u" and given.size and int(given.max()) > _LARGEST:
+    if given.dtype.kind == "u" and given.size and int(given.max()) > LARGEST:
         raise DatatypeError(f"{name} must fit signed 64-bit integers, got {int(given.max())}")
     return frozen(np.array(given, dtype=np.int64))
 
@@ -126,12 +124,19 @@ def scaled(name: str, values: Int64Array, factor: int) -> Int64Array:
     """
     if values.size:
         largest = max(abs(int(values.max())), abs(int(values.min())))
-        if largest * abs(factor) > _LARGEST:
+        if largest * abs(factor) > LARGEST:
             raise DatatypeError(
                 f"{name} of up to {largest} elements of {factor} bytes "
                 "exceed what 64-bit byte displacements reach"
             )
     return frozen(values * factor)
+
+
+def total(values: Int64Array) -> int:
+    """Sum of counts, exact however large they are."""
+    if values.size and int(values.max()) > LARGEST // values.size:
+        return sum(values.tolist())
+    return int(values.sum())
 
 
 def frozen(values: Int64Array) -> Int64Array:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from halox.errors import DatatypeError
+from halox.values import LARGEST
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -91,4 +94,35 @@ class Bounds:
             max(part.alignment for part in given),
             bool(marked),
             not touching,
+        )
+
+
+def check_reach(what: str, size: int, bounds: Bounds, *displacements: int) -> None:
+    """Refuse a type of which some number in bytes leaves 64 bits.
+
+    Python's integers do not wrap, NumPy's do: what passes here can be laid out in int64.
+
+    Parameters
+    ----------
+    what : str
+        Names the type in the error.
+    size : int
+        Bytes of data.
+    bounds : Bounds
+        Of the type.
+    *displacements : int
+        Further numbers that the layout takes.
+
+    Raises
+    ------
+    DatatypeError
+        If a bound, the distance between two, the size or a displacement is 2**63 or more.
+    """
+    true_extent = bounds.true_ub - bounds.true_lb
+    places = (bounds.lb, bounds.ub, bounds.true_lb, bounds.true_ub, *displacements)
+    furthest = max(size, abs(bounds.extent), true_extent, *map(abs, places))
+    if furthest > LARGEST:
+        raise DatatypeError(
+            f"{what} reaches over {furthest} bytes, more than the 2**63 - 1 that memory can have; "
+            "use smaller counts, displacements or extents"
         )

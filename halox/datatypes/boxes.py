@@ -12,6 +12,7 @@ from halox.datatypes.constructors import hindexed_block, hvector
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.numpy_types import TypeLike, as_datatype
 from halox.errors import DatatypeError
+from halox.values import shown
 
 
 def subarray(
@@ -62,11 +63,11 @@ def subarray(
                 f"axis {axis}: the box from {start} of {subsize} elements must hold one element or "
                 f"more and lie within the array's {size}"
             )
-    if order not in ("C", "F"):
-        raise DatatypeError(f"order must be 'C' or 'F', got {order!r}")
+    if not isinstance(order, str) or order not in ("C", "F"):
+        raise DatatypeError(f"order must be 'C' or 'F', got {shown(order)}")
     inner = as_datatype(old)
     written = ("subarray", (shape, box, corner, order))
-    if not inner.size:
+    if not inner.size and not inner.bounds.marked:
         return algebra.nothing(written, inner)
     steps = contiguous_strides(shape, inner.extent, order)
     offset = sum(start * step for start, step in zip(corner, steps, strict=True))

@@ -24,6 +24,7 @@ from halox.datatypes.arguments import (
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.numpy_types import TypeLike, as_datatype
 from halox.errors import DatatypeError
+from halox.values import as_list, shown
 
 
 def primitive(dtype: TypeLike) -> Datatype:
@@ -50,7 +51,7 @@ def primitive(dtype: TypeLike) -> Datatype:
     """
     made = as_datatype(dtype)
     if made.constructor != "primitive":
-        raise DatatypeError(f"{dtype!r} is not primitive; use as_datatype({dtype!r})")
+        raise DatatypeError(f"{shown(dtype)} is not primitive; use as_datatype({shown(dtype)})")
     return made
 
 
@@ -329,10 +330,11 @@ def struct(
     """
     lengths = count_array("blocklengths", blocklengths)
     starts = integer_array("byte_displacements", byte_displacements)
-    if isinstance(types, (str, Datatype)):
-        raise DatatypeError(f"types must be a sequence, one type a block, got {types!r}")
-    same_lengths(blocklengths=lengths, byte_displacements=starts, types=types)
-    olds = tuple(as_datatype(old) for old in types)
+    entries = None if isinstance(types, Datatype) else as_list(types)
+    if entries is None:
+        raise DatatypeError(f"types must be a sequence, one type a block, got {shown(types)}")
+    same_lengths(blocklengths=lengths, byte_displacements=starts, types=entries)
+    olds = tuple(as_datatype(old) for old in entries)
     return algebra.struct_of(("struct", (lengths, starts)), lengths, starts, olds)
 
 

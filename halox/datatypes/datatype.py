@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halox.datatypes.arguments import count_of
-from halox.datatypes.bounds import Bounds
-from halox.datatypes.layout import BlockList, Layout, StridedBlocks
+from halox.datatypes.bounds import Bounds, check_reach
+from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
 from halox.datatypes.signature import Signature
+from halox.errors import DatatypeError
+from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -61,6 +63,7 @@ class Datatype:
         layout: Layout,
         signature: Signature,
     ) -> None:
+        check_reach(constructor, size, bounds)
         self.constructor = constructor
         self.arguments = arguments
         self.olds = olds
@@ -153,13 +156,33 @@ class Datatype:
         Raises
         ------
         DatatypeError
-            If ``count`` is not an integer, or negative.
+            If ``count`` is not an integer, or negative, or the items reach over 2**63 bytes.
         """
+        if type(count) is not int or count < 0:
+            count = count_of("count", count)
         if count == 1:
             return self._layout
-        if count_of("count", count) == 0:
-            return StridedBlocks(0, (), (), 0)
-        return self._layout.repeated(int(count), self.extent)
+        if count == 0:
+            return EMPTY
+        self.reach(count)
+        return self._layout.repeated(count, self.extent)
+
+    def reach(self, count: int) -> tuple[int, int]:
+        """Return the first byte that ``count`` consecutive items touch, and the one past the last.
+
+        Raises
+        ------
+        DatatypeError
+            If that is 2**63 bytes or more.
+        """
+        if not count or not self.size:
+            return 0, 0
+        if count == 1:
+            return self.true_lb, self.true_ub
+        last = (count - 1) * self.extent
+        items = self._bounds.over(min(0, last), max(0, last))
+        check_reach(f"{count} item(s) of {self!r}", count * self.size, items)
+        return items.true_lb, items.true_ub
 
     def blocks(self, count: int = 1) -> BlockList:
         """Block list of ``count`` consecutive items.
@@ -208,7 +231,15 @@ class Datatype:
         return layout.block_list().overlaps
 
     def same_layout(self, other: Datatype) -> bool:
-        """Whether one item of either touches the same bytes in the same order."""
+        """Whether one item of either touches the same bytes in the same order.
+
+        Raises
+        ------
+        DatatypeError
+            If ``other`` is no datatype.
+        """
+        if not isinstance(other, Datatype):
+            raise DatatypeError(f"other must be a Datatype, got {shown(other)}")
         return self._layout is other._layout or (
             self.size == other.size and self._layout.same_as(other._layout)
         )

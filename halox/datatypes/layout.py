@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from halox.datatypes.arguments import Int64Array, frozen
+from halox.datatypes.arguments import Int64Array, frozen, total
+from halox.errors import DatatypeError
 
 
 class Layout(ABC):
@@ -192,6 +193,7 @@ class StridedBlocks(Layout):
 
     def offsets(self) -> Int64Array:
         """Byte displacement of every block, in order (not merged with its neighbours)."""
+        _check_listable(self.n_blocks)
         starts = np.array([self.offset] if self.block_bytes else [], dtype=np.int64)
         for count, stride in zip(self.counts, self.strides, strict=True):
             starts = _outer_sum(starts, np.arange(count, dtype=np.int64) * stride)
@@ -284,6 +286,7 @@ class BlockList:
 
     def at(self, displacements: Int64Array) -> BlockList:
         """Copy the list to each displacement, one after another, and merge."""
+        _check_listable(displacements.size * self.offsets.size)
         offsets = _outer_sum(displacements, self.offsets)
         return BlockList(offsets, np.tile(self.lengths, displacements.size)).merged()
 
@@ -416,6 +419,7 @@ class _Repeated(_Irregular):
         return tuple(part.repeated(self._count, self._stride, nbytes) for part in parts)
 
     def _expand(self) -> BlockList:
+        _check_listable(self._count)
         return self._part.block_list().at(np.arange(self._count, dtype=np.int64) * self._stride)
 
 
@@ -471,6 +475,19 @@ class _Indexed(_Irregular):
         return self._part.block_list().at(_spread(self._displacements, self._lengths, self._stride))
 
 
+MOST_LISTED = 1 << 32
+"""Most blocks that are listed one by one, which takes 16 bytes or more for each."""
+
+
+def _check_listable(n_blocks: int) -> None:
+    """Refuse a list of blocks that no memory holds."""
+    if n_blocks > MOST_LISTED:
+        raise DatatypeError(
+            f"the datatype has {n_blocks} blocks, too many to list one by one; use smaller counts, or "
+            "vectors and subarrays in place of lists"
+        )
+
+
 def _one(value: int) -> Int64Array:
     return np.array([value], dtype=np.int64)
 
@@ -481,6 +498,7 @@ def _outer_sum(outer: Int64Array, inner: Int64Array) -> Int64Array:
 
 def _spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
     """``starts[i] + j * stride`` for each i and ``j < counts[i]``, in order."""
+    _check_listable(total(counts))
     first = np.cumsum(counts) - counts
     step = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
     return np.repeat(starts, counts) + step * stride

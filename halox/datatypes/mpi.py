@@ -12,6 +12,7 @@ from halox.datatypes.boxes import subarray
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.numpy_types import as_datatype
 from halox.errors import DatatypeError, MissingPackageError
+from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -57,6 +58,8 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     >>> column.Free()
     """
     mpi = _mpi()
+    if not isinstance(mpi_datatype, mpi.Datatype):
+        raise DatatypeError(f"an mpi4py datatype is needed, got {shown(mpi_datatype)}")
     if mpi_datatype == mpi.DATATYPE_NULL:
         raise DatatypeError("the null datatype describes nothing; pass a datatype that was made")
     return _from_mpi(mpi_datatype, mpi)

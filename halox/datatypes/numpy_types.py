@@ -13,6 +13,7 @@ from halox.datatypes.algebra import primitive_of, resized_of, strided_of, struct
 from halox.datatypes.arguments import frozen
 from halox.datatypes.datatype import Datatype
 from halox.errors import DatatypeError
+from halox.values import shortened, shown
 
 TypeLike = Datatype | npt.DTypeLike
 """A datatype, or anything ``numpy.dtype`` takes."""
@@ -53,9 +54,10 @@ def as_datatype(old: Any) -> Datatype:
         raise DatatypeError("a datatype or dtype is needed, got None")
     try:
         dtype = np.dtype(old)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # NumPy's of several kinds, and what an object raises
         raise DatatypeError(
-            f"a datatype or anything numpy.dtype() takes is needed, got {old!r} ({error})"
+            f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} "
+            f"({shortened(str(error))})"
         ) from None
     return _from_dtype(dtype)
 

@@ -7,13 +7,10 @@ what is expected and how to write it.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
-from typing import TypeAlias
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from halox.errors import DecompositionError
+from halox.values import LARGEST, as_bool, as_int, as_list, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
@@ -57,28 +54,28 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
     >>> normalise_halo(((0, 1), 2), 2)
     ((0, 1), (2, 2))
     """
-    if not _is_sequence(halo):
+    entries = as_list(halo)
+    if entries is None:
         width = _width(halo, "halo", halo)
         return ((width, width),) * ndim
-    entries = list(halo)  # type: ignore[call-overload]
     if len(entries) != ndim:
         pair = ndim == 1 and len(entries) == 2
-        remedy = f"write (({entries[0]}, {entries[1]}),)" if pair else _per_axis_remedy(ndim)
+        remedy = f"write (({', '.join(map(shown, entries))}),)" if pair else _per_axis_remedy(ndim)
         raise DecompositionError(
-            f"halo: expected one entry per grid axis ({ndim}), got {len(entries)} in {halo!r}; "
+            f"halo: expected one entry per grid axis ({ndim}), got {len(entries)} in {shown(halo)}; "
             f"{remedy}"
         )
     widths = []
     for axis, entry in enumerate(entries):
         name = f"halo[{axis}]"
-        if not _is_sequence(entry):
+        sides = as_list(entry)
+        if sides is None:
             width = _width(entry, name, halo)
             widths.append((width, width))
             continue
-        sides = list(entry)
         if len(sides) != 2:
             raise DecompositionError(
-                f"{name}: expected a width or a pair (low, high), got {entry!r}; "
+                f"{name}: expected a width or a pair (low, high), got {shown(entry)}; "
                 f"write for example {name} = (1, 1)"
             )
         low, high = (_width(side, f"{name}[{i}]", halo) for i, side in enumerate(sides))
@@ -118,13 +115,13 @@ def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
     >>> normalise_periodic([True, False], 2)
     (True, False)
     """
-    if not _is_sequence(periodic):
+    entries = as_list(periodic)
+    if entries is None:
         return (_boolean(periodic, "periodic"),) * ndim
-    entries = list(periodic)  # type: ignore[call-overload]
     if len(entries) != ndim:
         raise DecompositionError(
             f"periodic: expected one entry per grid axis ({ndim}), got {len(entries)} in "
-            f"{periodic!r}; {_per_axis_remedy(ndim)}"
+            f"{shown(periodic)}; {_per_axis_remedy(ndim)}"
         )
     return tuple(_boolean(entry, f"periodic[{axis}]") for axis, entry in enumerate(entries))
 
@@ -159,14 +156,10 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
     >>> normalise_grid_shape(100)
     (100,)
     """
-    entries = (
-        list(grid_shape)  # type: ignore[call-overload]
-        if _is_sequence(grid_shape)
-        else [grid_shape]
-    )
+    entries = _entries(grid_shape)
     if not 1 <= len(entries) <= MAX_AXES:
         raise DecompositionError(
-            f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {grid_shape!r}; "
+            f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {shown(grid_shape)}; "
             "give further axes to the fields as component axes"
         )
     shape = tuple(
@@ -176,7 +169,7 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
     for axis, cells in enumerate(shape):
         if cells < 1:
             raise DecompositionError(
-                f"grid_shape[{axis}]: expected at least 1 cell, got {cells} in {grid_shape!r}; "
+                f"grid_shape[{axis}]: expected at least 1 cell, got {cells} in {shown(grid_shape)}; "
                 "leave out an axis that has no cells"
             )
     return shape
@@ -219,15 +212,11 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     """
     if proc_shape is None:
         return None
-    entries = (
-        list(proc_shape)  # type: ignore[call-overload]
-        if _is_sequence(proc_shape)
-        else [proc_shape]
-    )
+    entries = _entries(proc_shape)
     if len(entries) != ndim:
         raise DecompositionError(
             f"proc_shape: expected one entry per grid axis ({ndim}), got {len(entries)} in "
-            f"{proc_shape!r}; write 0 or None for an axis that halox may choose"
+            f"{shown(proc_shape)}; write 0 or None for an axis that halox may choose"
         )
     shape = tuple(
         0 if entry is None else _integer(entry, f"proc_shape[{axis}]", "a number of ranks")
@@ -236,7 +225,7 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     for axis, parts in enumerate(shape):
         if parts < 0:
             raise DecompositionError(
-                f"proc_shape[{axis}]: expected a number of ranks, got {parts} in {proc_shape!r}; "
+                f"proc_shape[{axis}]: expected a number of ranks, got {parts} in {shown(proc_shape)}; "
                 "write 0 or None for an axis that halox may choose"
             )
     return shape if any(shape) else None
@@ -279,10 +268,10 @@ def normalise_blocks(
     if blocks is None:
         return (None,) * ndim
     remedy = "write per axis None or the cells of each part, for example [None, (4, 6)]"
-    entries = list(blocks) if _is_sequence(blocks) else None  # type: ignore[call-overload]
+    entries = as_list(blocks)
     if entries is None or len(entries) != ndim:
         raise DecompositionError(
-            f"blocks: expected one entry per grid axis ({ndim}), got {blocks!r}; {remedy}"
+            f"blocks: expected one entry per grid axis ({ndim}), got {shown(blocks)}; {remedy}"
         )
     cuts: list[tuple[int, ...] | None] = []
     for axis, entry in enumerate(entries):
@@ -290,16 +279,19 @@ def normalise_blocks(
         if entry is None:
             cuts.append(None)
             continue
-        if not _is_sequence(entry):
-            raise DecompositionError(f"{name}: expected None or cells, got {entry!r}; {remedy}")
+        sizes = as_list(entry)
+        if sizes is None:
+            raise DecompositionError(
+                f"{name}: expected None or cells, got {shown(entry)}; {remedy}"
+            )
         parts = tuple(
             _integer(cells, f"{name}[{part}]", "a number of cells")
-            for part, cells in enumerate(entry)
+            for part, cells in enumerate(sizes)
         )
         if min(parts, default=0) < 1 or sum(parts) != grid_shape[axis]:
             raise DecompositionError(
                 f"{name}: expected parts of at least 1 cell that add up to "
-                f"{grid_shape[axis]}, as grid_shape={grid_shape} has it, got {parts} with the "
+                f"{grid_shape[axis]}, as grid_shape={grid_shape} has it, got {shown(parts)} with the "
                 f"sum {sum(parts)}"
             )
         cuts.append(parts)
@@ -325,42 +317,42 @@ def normalise_ranks(ranks: object) -> int:
     return count
 
 
-def _is_sequence(value: object) -> bool:
-    # A 0-d array has __iter__ but is one number; a string is never a list of numbers.
-    if isinstance(value, (str, bytes)) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        return False
-    return isinstance(value, Iterable)
+def _entries(value: object) -> list[Any]:
+    """Entries of a sequence; one that is none stands for itself."""
+    found = as_list(value)
+    return [value] if found is None else found
 
 
 def _integer(value: object, name: str, meaning: str) -> int:
-    if not isinstance(value, (bool, np.bool_)):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise DecompositionError(
-        f"{name}: expected {meaning} as an integer, got {value!r} of type "
-        f"{type(value).__name__}; write a plain int"
-    )
+    number = as_int(value)
+    if number is None:
+        raise DecompositionError(
+            f"{name}: expected {meaning} as an integer, got {shown(value)} of type "
+            f"{type(value).__name__}; write a plain int"
+        )
+    if abs(number) > LARGEST:
+        raise DecompositionError(f"{name}: expected {meaning} below 2**63, got {shown(number)}")
+    return number
 
 
 def _width(value: object, name: str, halo: object) -> int:
     width = _integer(value, name, "a halo width in cells")
     if width < 0:
         raise DecompositionError(
-            f"{name}: expected a width of 0 or more cells, got {width} in halo={halo!r}; "
+            f"{name}: expected a width of 0 or more cells, got {width} in halo={shown(halo)}; "
             "use 0 for a side without halo"
         )
     return width
 
 
 def _boolean(value: object, name: str) -> bool:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise DecompositionError(
-        f"{name}: expected True or False, got {value!r} of type {type(value).__name__}; "
-        "write one boolean, or one per grid axis"
-    )
+    found = as_bool(value)
+    if found is None:
+        raise DecompositionError(
+            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}; "
+            "write one boolean, or one per grid axis"
+        )
+    return found
 
 
 def _per_axis_remedy(ndim: int) -> str:

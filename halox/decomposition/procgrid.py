@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -143,6 +143,15 @@ class _Axis:
             return AxisPartition.from_blocks(self.blocks, self.periodic)
         return AxisPartition.even(self.cells, parts, self.periodic)
 
+    def fitting(self, parts: int) -> tuple[int, int]:
+        """Return the widths asked for, cut to what ``parts`` can fill."""
+        limits = self.cut(parts).width_limits()
+        low, high = (
+            width if limit is None else min(width, limit.width)
+            for width, limit in zip(self.halo, limits, strict=True)
+        )
+        return low, high
+
     def obstacle(self, parts: int, step: int | None = None) -> str | None:
         """Say what speaks against cutting into ``parts``; None if nothing does.
 
@@ -235,14 +244,34 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
         near = [n for n in (_near(axes, ranks, -1), _near(axes, ranks, +1)) if n]
         examples = " or ".join(f"{n} (proc_shape={next(_workable(axes, n, free))})" for n in near)
         remedy = f"no process grid works for {ranks} ranks; nearest numbers of ranks: {examples}"
-    if not any(given):
-        cuts = [len(axis.blocks) if axis.blocks else None for axis in axes]
-        given_blocks = f" with blocks for {cuts} ranks per axis" if any(cuts) else ""
-        return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{given_blocks}; {remedy}"
-    return f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given)}; {remedy}"
+    narrower = _narrower_halo(axes, ranks, given)
+    halo = tuple(axis.halo for axis in axes)
+    wide = f" into blocks that fill halo={halo}" if narrower else ""
+    if narrower and not others:
+        remedy = f"{narrower}; {remedy}"
+    if any(given):
+        return (
+            f"proc_shape={given} with {ranks} ranks: {_reason(axes, ranks, given, wide)}; {remedy}"
+        )
+    cuts = [len(axis.blocks) if axis.blocks else None for axis in axes]
+    blocks = f" with blocks for {cuts} ranks per axis" if any(cuts) else ""
+    return f"ranks={ranks}: grid_shape={grid_shape} cannot be divided{blocks}{wide}; {remedy}"
 
 
-def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
+def _narrower_halo(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str | None:
+    """Say which halo, nearest to the one asked for, would do; None if it is not the halo's fault."""
+    bare = [replace(axis, halo=(0, 0)) for axis in axes]
+    found = []
+    for procs in _workable(bare, ranks, given):
+        halo = tuple(axis.fitting(parts) for axis, parts in zip(axes, procs, strict=True))
+        found.append((sum(map(sum, halo)), procs, halo))
+    if not found:
+        return None
+    _, procs, halo = max(found)
+    return f"halo={halo} would do, with proc_shape={procs}"
+
+
+def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...], wide: str) -> str:
     fixed = math.prod(parts for parts in given if parts)
     if 0 not in given and fixed != ranks:
         return f"it multiplies up to {fixed}, expected {ranks}"
@@ -253,7 +282,7 @@ def _reason(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
         obstacle = axis.obstacle(parts, step) if parts else None
         if obstacle:
             return obstacle
-    return f"{ranks // fixed} ranks cannot be divided among the axes left free"
+    return f"{ranks // fixed} ranks cannot be divided among the axes left free{wide}"
 
 
 def _distance(procs: tuple[int, ...], given: tuple[int, ...]) -> int:

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from operator import index as as_index
 
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.fields import Box, FieldLayout, FieldSpec
 from halox.errors import DecompositionError, FieldError
+from halox.values import as_int, as_list, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,14 @@ def normalise_axes(axes: object, ndim: int) -> tuple[int, ...]:
     """
     if axes is None:
         return tuple(range(ndim))
-    try:
-        order = tuple(as_index(axis) for axis in axes)  # type: ignore[attr-defined]
-    except TypeError:
-        order = ()
-    if sorted(order) != list(range(ndim)):
+    order = [as_int(axis) for axis in as_list(axes) or ()]
+    numbers = tuple(axis for axis in order if axis is not None)
+    if len(order) != ndim or sorted(numbers) != list(range(ndim)):
         raise DecompositionError(
-            f"axes: expected each of the axes 0 to {ndim - 1} once, got {axes!r}; axes[k] is the axis of grid_a that "
-            "is axis k of grid_b"
+            f"axes: expected each of the axes 0 to {ndim - 1} once, got {shown(axes)}; axes[k] is the axis of grid_a "
+            "that is axis k of grid_b"
         )
-    return order
+    return numbers
 
 
 def inverse_axes(axes: Sequence[int]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from halox.engine import dlpack
 from halox.engine.addresses import memory_kind
 from halox.engine.cuda import is_cupy_array, is_device_array
 from halox.errors import FieldError, HaloxError
+from halox.values import shown
 
 WORDS: dict[int, np.dtype[Any]] = {
     16: np.dtype("c16"),
@@ -185,7 +186,7 @@ def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return np.asarray(value, dtype)
     except OverflowError:
         pass
-    raise FieldError(f"array: {value!r} is no value of dtype {dtype}; convert it first")
+    raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
 
 
 def owner(array: Any) -> Any:

@@ -6,7 +6,7 @@ and a count is kept; a later call checks the addresses against it and launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,10 @@ import numpy as np
 
 from halox.datatypes.arguments import count_of
 from halox.engine.cuda import cupy
+from halox.engine.launch import check_max_blocks
+from halox.engine.own_elements import check_own_elements
 from halox.engine.packers.absolute import check_absolute
-from halox.engine.packers.choosing import Choice, choose, device_packer
+from halox.engine.packers.choosing import Choice, check_method, choose, device_packer
 from halox.engine.packers.device_arrays import device_array, packed_bytes
 from halox.engine.packers.device_packer import DevicePacker
 from halox.errors import DatatypeError
@@ -80,13 +82,12 @@ class _Call:
         self.method = method
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
-        span = (count - 1) * datatype.extent
-        self.first = datatype.true_lb + min(0, span) if self.nbytes else 0
-        self.end = datatype.true_ub + max(0, span) if self.nbytes else 0
+        self.first, self.end = datatype.reach(count)
         self.ndarray = cupy().ndarray
         self.packed_before: _Seen | None = None
         self.unpacked_before: _Seen | None = None
         self._overlaps: bool | None = None
+        self._view: Hashable = None  # the last array with gaps whose own elements alone are touched
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
@@ -103,6 +104,8 @@ class _Call:
     def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
         """Address and GPU of an array, all of whose bytes that the items touch are its own."""
         if type(array) is self.ndarray:
+            if not array.flags.forc:
+                self._check_view(name, array.shape, array.strides, array.itemsize)
             data = array.data
             memory = data.mem
             pointer, low = data.ptr, memory.ptr
@@ -113,8 +116,18 @@ class _Call:
             check_absolute(self.datatype, self.count, device)
             return 0, device
         found = device_array(array, name, writable=writable)
+        self._check_view(name, found.shape, found.strides, found.itemsize)
         found.check_bounds(self.datatype, self.count)
         return found.pointer, found.device
+
+    def _check_view(
+        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        """Raise if the items touch memory between a view's elements; the last view's answer is kept."""
+        view = shape, strides, itemsize
+        if view != self._view:
+            check_own_elements(name, *view, self.datatype, self.count)
+            self._view = view
 
     def packed(self, array: Any, name: str, device: int, *, writable: bool = False) -> int:
         """Address of a packed buffer that is large enough."""
@@ -151,7 +164,12 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
     if type(count) is not int:
         count = count_of("count", count)
     key = (id(datatype), count, method, max_blocks)
-    found = _calls.get(key)
+    try:
+        found = _calls.get(key)
+    except Exception:  # what has no hash, or an object that raises anything
+        check_method(method)
+        check_max_blocks(max_blocks)
+        raise
     if found is not None:
         return found
     made = _Call(datatype, count_of("count", count), method, max_blocks)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from halox.errors import DeviceError, FieldError
+from halox.values import shown
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
@@ -30,8 +31,8 @@ def choose_device(wanted: str, turn: int | None) -> int | None:
     DeviceError
         If ``wanted`` is "gpu" and there is none, or is none of the three.
     """
-    if wanted not in ("auto", "cpu", "gpu"):
-        raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {wanted!r}')
+    if not isinstance(wanted, str) or wanted not in ("auto", "cpu", "gpu"):
+        raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {shown(wanted)}')
     if wanted == "cpu":
         return None
     from halox.engine.cuda import cupy, gpu_count, why_no_gpu

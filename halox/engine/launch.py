@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from halox.errors import DeviceError
+from halox.values import as_int, shown
 
 
 class PreparedLaunch:
@@ -143,8 +144,11 @@ class PreparedLaunch:
 
 def check_max_blocks(max_blocks: int | None) -> None:
     """Raise `DeviceError` unless a limit of thread blocks leaves one at least."""
-    if max_blocks is not None and max_blocks < 1:
-        raise DeviceError(f"max_blocks: got {max_blocks}, must be at least 1, or None for no limit")
+    number = 1 if max_blocks is None else as_int(max_blocks)
+    if number is None or number < 1:
+        raise DeviceError(
+            f"max_blocks: got {shown(max_blocks)}, must be at least 1, or None for no limit"
+        )
 
 
 def _three(shape: int | tuple[int, ...]) -> tuple[int, ...]:

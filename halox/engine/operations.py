@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import FieldError
+from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
     **{f"i{n}": name for n, name in ((1, "signed char"), (2, "short"), (4, "int"))},
@@ -122,7 +123,7 @@ def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     """
     operation = OPERATIONS.get(name) if isinstance(name, str) else None
     if operation is None:
-        raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {name!r}")
+        raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {shown(name)}")
     if f"{dtype.kind}{dtype.itemsize}" not in ELEMENTS or not dtype.isnative:
         raise FieldError(
             f"dtype {dtype} cannot be reduced; dtypes are bool, integers of 8 to 64 bits, float32, float64, complex64 "

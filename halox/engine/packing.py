@@ -16,9 +16,12 @@ from halox.engine.device_packing import (
     pack_device,
     unpack_device,
 )
+from halox.engine.launch import check_max_blocks
+from halox.engine.own_elements import check_own_elements
 from halox.engine.packers.choosing import METHODS, Choice, device_packer
 from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError, FieldError
+from halox.values import shown
 
 __all__ = ["BOTTOM", "Choice", "device_packer", "pack", "packing_method", "unpack"]
 
@@ -38,8 +41,10 @@ def pack(
     ----------
     source : ndarray, device array or BOTTOM
         Array of NumPy or CuPy, or of any library that offers DLPack or
-        ``__cuda_array_interface__``, such as PyTorch, Numba and JAX. Displacements count from its
-        first element. :data:`halox.BOTTOM` if they are addresses in the current GPU's memory.
+        ``__cuda_array_interface__``, such as PyTorch, Numba and JAX. Displacements count bytes of
+        memory from its first element. In a view with memory between its elements (``A[:, 1]``) the
+        items may touch its own elements only. :data:`halox.BOTTOM` if displacements are addresses in
+        the current GPU's memory.
     datatype : Datatype or dtype-like
         What to copy.
     count : int
@@ -63,6 +68,7 @@ def pack(
     ------
     FieldError
         If ``source`` is neither kind of array, or the datatype reaches beyond its memory.
+        If ``source`` is a view with memory between its elements, and the datatype touches that.
         If ``out`` is too small, not contiguous, read-only, not of bytes, or in memory that the GPU
         cannot write.
     DatatypeError
@@ -81,11 +87,18 @@ def pack(
     >>> from halox.datatypes import vector
     >>> pack(np.arange(6, dtype="i2"), vector(3, 1, 2, "i2")).view("i2")
     array([0, 2, 4], dtype=int16)
+
+    A view's elements by its own strides, in C order:
+
+    >>> from halox.datatypes import slab
+    >>> column = np.arange(6, dtype="i2").reshape(3, 2)[:, 1]
+    >>> pack(column, slab(column.shape, column.strides, (0,), (3,), "i2")).view("i2")
+    array([1, 3, 5], dtype=int16)
     """
     described = datatype if type(datatype) is Datatype else as_datatype(datatype)
     if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
         return pack_device(source, described, count, out, method, max_blocks)
-    packer = _host_packer("source", source, described, count, method)
+    packer = _host_packer("source", source, described, count, method, max_blocks)
     if out is None:
         out = np.empty(packer.nbytes, np.uint8)
     packer.pack(out)
@@ -121,6 +134,7 @@ def unpack(
     FieldError
         If ``target`` is neither kind of array, or the datatype reaches beyond its memory, or it is
         read-only.
+        If ``target`` is a view with memory between its elements, and the datatype touches that.
         If ``packed`` is too small, not contiguous, not of bytes, or in memory that the GPU cannot
         read.
     DatatypeError
@@ -146,7 +160,7 @@ def unpack(
     if not isinstance(target, np.ndarray) and (is_device_array(target) or target is BOTTOM):
         unpack_device(packed, described, target, count, method, max_blocks)
         return
-    packer = _host_packer("target", target, described, count, method)
+    packer = _host_packer("target", target, described, count, method, max_blocks)
     if described.overlaps(count):
         raise overlapping(described, count)
     packer.unpack(packed)
@@ -190,17 +204,22 @@ def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = N
     return Choice("host", "the array is in host memory")
 
 
-def _host_packer(name: str, array: Any, datatype: Datatype, count: int, method: str) -> HostPacker:
+def _host_packer(
+    name: str, array: Any, datatype: Datatype, count: int, method: str, max_blocks: int | None
+) -> HostPacker:
     array = as_ndarray(array, name)
     if not isinstance(array, np.ndarray):
         raise _no_array(name, array)
-    if method not in ("auto", "host"):
-        known = method in METHODS
+    if not isinstance(method, str) or method not in ("auto", "host"):
+        known = isinstance(method, str) and method in METHODS
         raise DatatypeError(
-            f"method: got {method!r}, "
+            f"method: got {shown(method)}, "
             + ("which is for arrays on a GPU; " if known else "which does not exist; ")
             + f"a NumPy array as {name} is packed by 'host' ('auto' finds it)"
         )
+    check_max_blocks(max_blocks)
+    if not array.flags.forc:
+        check_own_elements(name, array.shape, array.strides, array.itemsize, datatype, count)
     return HostPacker(array, datatype, count)
 
 

@@ -12,10 +12,14 @@ from halox.errors import HaloxError
 from halox.exchange.report import Key
 from halox.messages import Message
 from halox.transports.base import Channel
+from halox.values import as_int, shown
 from halox.world import World
 
 STRETCHES = 5
 """Rows of exchanges, of which the median counts."""
+
+MOST_REPEATS = 1_000_000
+"""Exchanges in a row at most, which take minutes."""
 
 _MEASURING = "the measuring of a plan"
 
@@ -52,14 +56,18 @@ class Stopwatch:
     def __init__(self, world: World, device: int | None, cargoes: Sequence[Cargo | None]) -> None:
         self._world, self._device, self._cargoes = world, device, tuple(cargoes)
 
-    def check(self, repeats: object) -> None:
-        """Raise on all ranks unless all ask for the same number of exchanges; collective."""
+    def check(self, repeats: object) -> int:
+        """Return the number of exchanges; raise on all ranks unless all ask for the same; collective."""
         wrong = None
-        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-            wrong = HaloxError(f"repeats must be an int >= 1, got {repeats!r}")
-        asked = self._world.gather(repeats, _MEASURING, wrong)
+        number = as_int(repeats)
+        if number is None or number < 1:
+            wrong = HaloxError(f"repeats must be an int >= 1, got {shown(repeats)}")
+        elif number > MOST_REPEATS:
+            wrong = HaloxError(f"repeats must be {MOST_REPEATS} at most, got {shown(repeats)}")
+        asked: list[int] = self._world.gather(number, _MEASURING, wrong)
         if len(set(asked)) > 1:
             raise HaloxError(f"repeats differ between ranks: {asked}; give the same on all ranks")
+        return asked[0]
 
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return for each message the microseconds of an exchange of the channel that carries it.

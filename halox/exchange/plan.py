@@ -223,7 +223,7 @@ class Plan:
         self._check_open()
         if self._stopwatch is None:
             raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        self._stopwatch.check(repeats)
+        repeats = self._stopwatch.check(repeats)
         life = self._enter(
             _READY, "measure() was called between start() and finish(); call finish() first"
         )

@@ -20,6 +20,7 @@ from halox.transports.direct import Window, window_of
 from halox.transports.exported import Exported, exported_parts
 from halox.transports.peer_ends import PACKET_WORD, shortest_word
 from halox.transports.topology import Topology
+from halox.values import shown
 
 PATHS = ("local", "peer", "ipc", "staged", "cuda_aware", "host")
 """All paths, as ``path=`` and HALOX_PATH name them."""
@@ -161,13 +162,17 @@ def wished_path(path: str | None) -> str | None:
     PathError
         If there is no path of that name.
     """
+    if path is not None and not isinstance(path, str):
+        raise PathError(
+            f"path: expected the name of a path, got {shown(path)}; paths are {', '.join(PATHS[1:])}"
+        )
     asked = [("path", path), ("HALOX_PATH", os.environ.get("HALOX_PATH"))]
     name, wish = next(((name, found) for name, found in asked if found), ("", None))
     if wish is None:
         return None
     if wish.partition("/")[0] not in PATHS[1:]:
         raise PathError(
-            f"{name}: there is no path {wish!r} between ranks; paths are {', '.join(PATHS[1:])}"
+            f"{name}: there is no path {shown(wish)} between ranks; paths are {', '.join(PATHS[1:])}"
         )
     return wish
 

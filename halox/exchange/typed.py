@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from halox.datatypes import as_datatype
 from halox.engine.arrays import describe
+from halox.engine.own_elements import check_own_elements
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.surroundings import Surroundings
 from halox.messages import Direction, Message, Part, fuse
+from halox.values import as_int, as_list, shown
 from halox.world import World
 
 if TYPE_CHECKING:
@@ -29,11 +31,14 @@ class Send:
     Parameters
     ----------
     array : numpy.ndarray or array on a GPU
-        Displacements of the datatype count from its element [0, ..., 0].
+        Displacements of the datatype count bytes of memory from its element [0, ..., 0]. In a view with memory between
+        its elements (``A[:, 1]``) the items may touch its own elements only: describe these by
+        `halox.datatypes.slab`, or by a vector with the view's stride.
     datatype : Datatype or dtype
     dest : int
         Rank in the exchange's communicator; may be this rank.
     count : int
+        Consecutive items, 0 or more.
     tag : int
         Tells several messages between two ranks apart.
     """
@@ -77,7 +82,8 @@ class Exchange:
     MismatchError
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
-        On all ranks, if a datatype reaches outside its array, or an array does not fit.
+        On all ranks, if a datatype reaches outside its array, or between the elements of a view, or an array does not
+        fit.
     PathError
         On all ranks, if the path asked for cannot be taken; says why.
 
@@ -112,7 +118,9 @@ class Exchange:
         try:
             self._plan: Plan = make_plan(
                 self._surroundings,
-                lambda: _draft(tuple(sends), tuple(receives), world.size),
+                lambda: _draft(
+                    _items("sends", sends, Send), _items("receives", receives, Recv), world.size
+                ),
                 path=path,
                 call="exchange",
             )
@@ -155,28 +163,46 @@ class Exchange:
             self.close()
 
 
+def _items(name: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Return the messages that a user lists, all of one kind."""
+    items = as_list(given)
+    if items is None:
+        raise FieldError(f"{name} must be a sequence of halox.{kind.__name__}, got {shown(given)}")
+    for number, item in enumerate(items):
+        if not isinstance(item, kind):
+            raise FieldError(f"{name}[{number}] must be a halox.{kind.__name__}, got {shown(item)}")
+    return tuple(items)
+
+
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
     arrays: list[Any] = []
     numbers: dict[int, int] = {}
 
     def part(item: Send | Recv, name: str) -> Part:
-        describe(item.array, f"{name}.array")
-        if not isinstance(item.count, int) or item.count < 0:
-            raise FieldError(f"{name}.count must be an int >= 0, got {item.count!r}")
+        found, count = describe(item.array, f"{name}.array"), as_int(item.count)
+        if count is None or count < 0:
+            raise FieldError(f"{name}.count must be an int >= 0, got {shown(item.count)}")
+        datatype = as_datatype(item.datatype)
+        form = found.shape, found.strides, found.dtype.itemsize
+        check_own_elements(f"{name}.array", *form, datatype, count)
         if id(item.array) not in numbers:
             numbers[id(item.array)] = len(arrays)
             arrays.append(item.array)
-        return Part(numbers[id(item.array)], as_datatype(item.datatype), item.count)
+        return Part(numbers[id(item.array)], datatype, count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
         parts = []
         for number, item in enumerate(items):
             role = "dest" if isinstance(item, Send) else "source"
             name = f"{'sends' if isinstance(item, Send) else 'receives'}[{number}]"
-            peer = getattr(item, role)
-            if not isinstance(peer, int) or not 0 <= peer < size:
-                raise MismatchError(f"{name}.{role} must be a rank, 0 to {size - 1}, got {peer!r}")
-            parts.append((peer, item.tag, part(item, name)))
+            peer, tag = as_int(getattr(item, role)), as_int(item.tag)
+            if peer is None or not 0 <= peer < size:
+                raise MismatchError(
+                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(getattr(item, role))}"
+                )
+            if tag is None:
+                raise MismatchError(f"{name}.tag must be an int, got {shown(item.tag)}")
+            parts.append((peer, tag, part(item, name)))
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")

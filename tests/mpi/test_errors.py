@@ -200,6 +200,16 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         DecompositionError,
         "blocks",
     ),
+    "a halo that no division can fill >1": (
+        lambda c: grid(c, shape=(6 * c.size, 5 * c.size), halo=6 * c.size - 5),
+        DecompositionError,
+        r"cannot be divided into blocks that fill halo=.*halo=.* would do, with proc_shape=",
+    ),
+    "corners that are no bool, in a grid": (
+        lambda c: grid(c, corners="no"),
+        DecompositionError,
+        "corners: expected True or False, got 'no'",
+    ),
     "a device that is no device": (
         lambda c: grid(c, device="tpu"),
         DeviceError,
@@ -277,6 +287,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         "masked array",
     ),
     "no field at all": (using("exchange"), FieldError, "no field given"),
+    "corners that are no bool": (
+        lambda c: _corners(c),
+        FieldError,
+        "corners: expected True or False, got 'no'",
+    ),
     "accumulate of booleans": (
         lambda c: _accumulate_bool(c),
         FieldError,
@@ -310,11 +325,6 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         using("zeros", components=(10**6, 10**6)),
         HaloxError,
         "no memory for a field",
-    ),
-    "corners that are no bool": (
-        lambda c: with_call("exchange", corners=[1])(c),
-        FieldError,
-        "corners must be True or False",
     ),
     "accumulate of the same cells twice": (accumulate_twice, FieldError, "share memory"),
     "an array that raises when asked for its memory": (
@@ -373,6 +383,24 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         FieldError,
         "bytes",
     ),
+    "items between the elements of a view": (
+        exchange(
+            lambda c: [halox.Send(np.zeros((4, 6))[:, 1], "f8", (c.rank + 1) % c.size, count=4)],
+            from_left(dt.contiguous(4, "f8")),
+        ),
+        FieldError,
+        r"sends\[0\]\.array is a view of shape .* not all its own",
+    ),
+    "a send that is no send": (
+        exchange(lambda c: [3], lambda c: []),  # type: ignore[list-item]
+        FieldError,
+        r"sends\[0\] must be a halox.Send",
+    ),
+    "a tag that is no integer": (
+        exchange(lambda c: [halox.Send(np.zeros(2), "f8", 0, tag="red")], lambda c: []),  # type: ignore[arg-type]
+        MismatchError,
+        r"sends\[0\]\.tag must be an int, got 'red'",
+    ),
     "a receive that touches a byte twice": (
         exchange(ring(dt.contiguous(4, "f8")), from_left(dt.hindexed_block(2, [0, 8], "f8"))),
         DatatypeError,
@@ -382,6 +410,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         lambda c: dt.vector(-1, 1, 1, "f8"),
         DatatypeError,
         "count",
+    ),
+    "a datatype that reaches over 2**63 bytes": (
+        lambda c: dt.indexed([5], [0], dt.resized("f8", 0, 2**62)),
+        DatatypeError,
+        "indexed reaches over",
     ),
     "a subarray that sticks out": (
         lambda c: dt.subarray((4, 4), (2, 2), (3, 0), "f8"),
@@ -400,6 +433,11 @@ def _fields_differ(comm: World) -> None:
     with grid(comm) as g:
         u, v = g.zeros(), g.zeros()
         g.exchange(*only_on(comm, 1, (u,), (u, v)))
+
+
+def _corners(comm: World) -> None:
+    with grid(comm) as g:
+        g.exchange(g.zeros(), corners="no")  # type: ignore[arg-type]
 
 
 def _accumulate_bool(comm: World) -> None:

@@ -133,7 +133,7 @@ def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -
     u = grid.ones()
     for given in (corners, bad_on_last(grid, corners, False)):
         call = getattr(grid, method)
-        text = "corners must be True or False, got "
+        text = "corners: expected True or False, got "
         raised_by_all(grid, FieldError, text, lambda: call(u, corners=given))  # noqa: B023
     getattr(grid, method)(u, corners=np.False_)
 

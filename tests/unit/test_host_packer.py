@@ -125,7 +125,11 @@ def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
         HostPacker(whole, contiguous(7, "f8"), count=3)
     HostPacker(whole, indexed_block(0, [10**9], "f8"))  # touches nothing
     strided = np.lib.stride_tricks.as_strided(inner[::2], (3,), (16,))
-    assert pack(strided, around).view("f8").tolist() == [0, 19]
+    out = np.empty(16, np.uint8)
+    HostPacker(strided, around).pack(out)
+    assert out.view("f8").tolist() == [0, 19]
+    with pytest.raises(FieldError, match="not all its own"):  # a view with gaps: its elements only
+        pack(strided, around)
 
 
 @pytest.mark.parametrize("spare", [bytearray(160), memoryview(bytearray(160))])

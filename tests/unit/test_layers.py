@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
+    [{"halox.values"}],
     [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.runtime"}],
     [{"halox.world"}],
     [{"halox.messages"}],

@@ -194,6 +194,19 @@ def test_choices_worked_by_hand(ranks, shape, arguments, expected) -> None:
             "workable for 4 ranks: (2, 2), (4, 1)",
         ),
         (
+            (2, (12, 10), 7, True),
+            "ranks=2: grid_shape=(12, 10) cannot be divided into blocks that fill "
+            "halo=((7, 7), (7, 7)); halo=((6, 6), (7, 7)) would do, with proc_shape=(2, 1); no "
+            "process grid works for 2 ranks; nearest numbers of ranks: 1 (proc_shape=(1, 1))",
+        ),
+        (
+            (3, (12, 10), (7, (1, 5)), True, (1, 0)),
+            "proc_shape=(1, 0) with 3 ranks: 3 ranks cannot be divided among the axes left free "
+            "into blocks that fill halo=((7, 7), (1, 5)); halo=((7, 7), (1, 3)) would do, with "
+            "proc_shape=(1, 3); no process grid works for 3 ranks; nearest numbers of ranks: 2 "
+            "(proc_shape=(1, 2))",
+        ),
+        (
             (2, (16, 1), 2, True),
             "halo=((2, 2), (2, 2)): along axis 1 the halo is (2, 2) cells wide (low, high), and "
             "1 cell on 1 rank can fill at most (1, 1); use a narrower halo",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from halox.engine.packers.refine import MAX_PARTS, paired
 from halox.errors import DatatypeError
+from halox.values import shown
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -104,6 +105,18 @@ def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
     return Choice("workunits", reason)
 
 
+def check_method(method: object) -> None:
+    """Raise unless there is a method of this name for arrays on a GPU.
+
+    Raises
+    ------
+    DatatypeError
+        If there is none; lists them.
+    """
+    if not isinstance(method, str) or method not in METHODS:
+        raise DatatypeError(f"method: got {shown(method)}, must be one of {', '.join(METHODS)}")
+
+
 def device_packer(
     method: str, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
 ) -> DevicePacker:
@@ -135,9 +148,8 @@ def device_packer(
     -----
     Not collective.
     """
+    check_method(method)
     if method == "auto":
         method = choose(datatype, count).method
-    packer = packers().get(method)
-    if packer is None:
-        raise DatatypeError(f"method: got {method!r}, must be one of {', '.join(METHODS)}")
+    packer = packers()[method]
     return packer(datatype, count, device, max_blocks)

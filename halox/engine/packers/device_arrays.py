@@ -32,6 +32,9 @@ class DeviceArray:
     low, high : int
         Half-open range of addresses that may be touched.
     device : int
+    shape, strides : tuple of int
+    itemsize : int
+        Bytes of an element.
     """
 
     name: str
@@ -39,6 +42,9 @@ class DeviceArray:
     low: int
     high: int
     device: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    itemsize: int = 1
 
     def check_bounds(self, datatype: Datatype, count: int = 1) -> None:
         """Raise if ``count`` items of a datatype touch bytes outside the allocation.
@@ -91,10 +97,12 @@ def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArra
     if is_cupy_array(array):
         memory = array.data.mem
         low, high = int(memory.ptr), int(memory.ptr) + int(memory.size)
-        return DeviceArray(name, int(array.data.ptr), low, high, int(array.device.id))
+        place, form = (int(array.data.ptr), low, high), (array.shape, array.strides, array.itemsize)
+        return DeviceArray(name, *place, int(array.device.id), *form)
     found, device = _foreign(array, name, writable)
     below, above = extent(found.shape, found.strides, found.dtype.itemsize)
-    return DeviceArray(name, found.pointer, found.pointer - below, found.pointer + above, device)
+    place = found.pointer, found.pointer - below, found.pointer + above
+    return DeviceArray(name, *place, device, found.shape, found.strides, found.dtype.itemsize)
 
 
 def _foreign(array: Any, name: str, writable: bool) -> tuple[Described, int]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import BlockList, Datatype, StridedBlocks
+from halox.datatypes.arguments import count_of
 from halox.engine.arrays import as_ndarray, owner, strided_view
 from halox.errors import DatatypeError, FieldError
 
@@ -72,9 +73,9 @@ class HostPacker:
     """
 
     def __init__(self, array: npt.NDArray[Any], datatype: Datatype, count: int = 1) -> None:
+        count = count_of("count", count)
         layout = datatype.items(count)
-        first = datatype.true_lb + min(0, (count - 1) * datatype.extent)
-        stop = datatype.true_ub + max(0, (count - 1) * datatype.extent)
+        first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
         self.view: npt.NDArray[Any] | None = None
         self._datatype, self._count = datatype, count

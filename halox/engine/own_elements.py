@@ -1,0 +1,172 @@
+"""Whether a datatype placed on a view of an array touches the view's own elements alone.
+
+Displacements of a datatype count bytes of memory, as in MPI. In an array without gaps that is the
+same as counting elements. In a view with gaps, ``A[:, 1]``, four consecutive items are one element of
+the view and three of its neighbours', which nobody has asked for; so there a datatype may touch the
+view's elements only, and a block of it only elements that follow each other in memory and index::
+
+    A  .  #  .  .  .  #  .  .  .  #  .  .     # A[:, 1], an axis of stride 4
+          ^--------                           contiguous(3): refused
+          ^           ^           ^           vector(3, 1, 4): its elements
+
+Grids do not come here: their boxes are made from the array's own strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.datatypes import Datatype, StridedBlocks
+from halox.errors import FieldError
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """The bytes of an array's elements, as runs that start at nested strides.
+
+    Attributes
+    ----------
+    run : int
+        Bytes of a run of elements, each of which follows the one before in memory and along an axis.
+    axes : tuple of (int, int)
+        Number and distance of the runs, which is positive, largest distance first.
+    first : int
+        Byte of the array's first element, counted from its lowest one.
+    dense : bool
+        Whether they are one run of memory, each of them once.
+    """
+
+    run: int
+    axes: tuple[tuple[int, int], ...]
+    first: int
+    dense: bool
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the lowest one to the highest."""
+        return self.run + sum((n - 1) * step for n, step in self.axes)
+
+    def places(self, offset: Any) -> tuple[list[Any], Any]:
+        """Return the number of the run along each axis, and the byte in it, for bytes from the first element."""
+        rest, numbers = offset + self.first, []
+        for n, step in self.axes:
+            number = np.clip(rest // step, 0, n - 1)
+            numbers.append(number)
+            rest = rest - number * step
+        return numbers, rest
+
+    def hold(self, offsets: npt.NDArray[np.int64], lengths: Any) -> bool:
+        """Whether each block lies in one run."""
+        _, rest = self.places(offsets)
+        return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
+
+    def hold_box(self, blocks: StridedBlocks) -> bool:
+        """Whether strided blocks lie in runs; a False is not certain, and no block is listed."""
+        numbers, rest = self.places(blocks.offset)
+        axes = (*self.axes, (self.run - blocks.block_bytes + 1, 1))
+        low = [int(number) for number in (*numbers, rest)]
+        high = list(low)
+        for count, stride in zip(blocks.counts, blocks.strides, strict=True):
+            if not stride:
+                continue
+            axis = next(i for i, (_, step) in enumerate(axes) if stride % step == 0)
+            end = (count - 1) * stride // axes[axis][1]
+            low[axis] += min(0, end)
+            high[axis] += max(0, end)
+        return all(a >= 0 and b < n for a, b, (n, _) in zip(low, high, axes, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> _Elements:
+    """Sort an array's axes into its runs and their distances."""
+    run = itemsize
+    axes: list[tuple[int, int]] = []
+    along = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1 and stride]
+    for n, stride in sorted(along, key=lambda axis: abs(axis[1])):
+        step = abs(stride)
+        if not axes and 0 < stride <= run and stride % itemsize == 0:
+            run += (n - 1) * stride
+        elif axes and step % axes[-1][1] == 0 and step <= axes[-1][0] * axes[-1][1]:
+            inner, distance = axes[-1]
+            axes[-1] = (inner + (n - 1) * (step // distance), distance)
+        else:
+            axes.append((n, step))
+    first = sum((n - 1) * -stride for n, stride in along if stride < 0)
+    return _Elements(run, tuple(reversed(axes)), first, prod(shape) * itemsize == run)
+
+
+def check_own_elements(
+    name: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    datatype: Datatype,
+    count: int,
+) -> None:
+    """Refuse a datatype that touches memory between the elements of a view.
+
+    Parameters
+    ----------
+    name : str
+        Of the array, for the error.
+    shape, strides : tuple of int
+        Of the array; strides in bytes.
+    itemsize : int
+        Bytes of an element.
+    datatype : Datatype
+    count : int
+        Number of consecutive items.
+
+    Raises
+    ------
+    FieldError
+        If the array's elements are not one run of memory, and a block of the items is not of
+        consecutive elements of it. Says how to describe its elements.
+    DatatypeError
+        If ``count`` is negative, or the items reach over 2**63 bytes.
+
+    Notes
+    -----
+    Not collective; touches no device. Where the elements are one run of memory, in any order of the
+    axes, every datatype passes: displacements are MPI's, and may leave the array.
+    """
+    elements = _elements(shape, strides, itemsize)
+    if elements.dense or 0 in shape:
+        return
+    layout = datatype.items(count)
+    low, high = datatype.reach(count)
+    if low == high:
+        return
+    if low + elements.first >= 0 and high + elements.first <= elements.reach:
+        strided = layout.strided
+        if strided is not None:
+            if elements.hold_box(strided):
+                return
+            lengths: Any = strided.block_bytes
+            offsets = _distinct(strided).offsets()
+        else:
+            blocks = layout.block_list()
+            offsets, lengths = blocks.offsets, blocks.lengths
+        if elements.hold(offsets, lengths):
+            return
+    zeros = (0,) * len(shape)
+    raise FieldError(
+        f"{name} is a view of shape {shape} and strides {strides} with memory between its elements, and {count} "
+        f"item(s) of {datatype!r} touch bytes {low} to {high} from its first one, which are not all its own: "
+        "displacements count bytes of memory, as in MPI. Describe its elements by halox.datatypes.slab(a.shape, "
+        f"a.strides, {zeros}, a.shape, a.dtype), or by a vector with its stride; or give a contiguous array "
+        "(np.ascontiguousarray makes a copy), or the whole array that it is a view of"
+    )
+
+
+def _distinct(blocks: StridedBlocks) -> StridedBlocks:
+    """Leave out the levels that come back to the same place."""
+    levels = [level for level in zip(blocks.counts, blocks.strides, strict=True) if level[1]]
+    counts, strides = tuple(n for n, _ in levels), tuple(stride for _, stride in levels)
+    return StridedBlocks(blocks.offset, counts, strides, blocks.block_bytes)

@@ -1,0 +1,110 @@
+"""Arguments of any type, read as integers, booleans and lists, and shown in errors.
+
+Whatever an object does when it is asked (its methods may raise anything), the caller gets the error
+that it names, with the argument in it. Nothing here knows what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from halox.errors import HaloxError
+
+LARGEST = 2**63 - 1
+"""The largest number of bytes or elements that addresses and NumPy reach."""
+
+MOST_ENTRIES = 1 << 20
+"""The longest list that is read entry by entry."""
+
+_MOST_TEXT = 200
+
+
+def shown(value: object) -> str:
+    """Text of any object for an error: its repr, cut to 200 characters; its type if it has none.
+
+    Examples
+    --------
+    >>> shown([1, 2]), len(shown("x" * 1000))
+    ('[1, 2]', 200)
+    """
+    try:
+        text = repr(value)
+    except Exception:  # an object may raise anything
+        return f"<an object of type {type(value).__name__}>"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Text for an error, cut to 200 characters."""
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 4]} ..."
+
+
+def as_int(value: object) -> int | None:
+    """Python int of an integer of any library; None for anything else, bools included.
+
+    Examples
+    --------
+    >>> as_int(np.int16(-3)), as_int(2.0), as_int(True), as_int(np.array([1]))
+    (-3, None, None, None)
+    """
+    if type(value) is int:
+        return value
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            return None
+        if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "iu"):
+            return None  # NumPy takes an array of one number, or one bool, for an index
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # an object may raise anything
+        return None
+
+
+def as_bool(value: object) -> bool | None:
+    """Python bool of a bool of Python or NumPy; None for anything else.
+
+    Examples
+    --------
+    >>> as_bool(np.True_), as_bool(1), as_bool("no")
+    (True, None, None)
+    """
+    return bool(value) if isinstance(value, (bool, np.bool_)) else None
+
+
+def check_bool(name: str, value: object, error: type[HaloxError]) -> bool:
+    """Return a bool, of Python or NumPy; raise ``error`` for anything else.
+
+    Examples
+    --------
+    >>> check_bool("corners", np.False_, HaloxError)
+    False
+    """
+    found = as_bool(value)
+    if found is None:
+        raise error(
+            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}"
+        )
+    return found
+
+
+def as_list(value: object) -> list[Any] | None:
+    """Entries of a sequence or array in a list; None for what is no sequence.
+
+    Strings, sets and mappings are no sequences of numbers, nor is a 0-d array, and an iterator is
+    taken as one.
+
+    Examples
+    --------
+    >>> as_list((1, 2)), as_list(range(2)), as_list(3), as_list("12"), as_list({1, 2})
+    ([1, 2], [0, 1], None, None, None)
+    """
+    if isinstance(value, (str, bytes, bytearray, dict, set, frozenset, type)):
+        return None
+    try:
+        found = list(islice(value, MOST_ENTRIES + 1))  # type: ignore[call-overload]
+    except Exception:  # not iterable, or an object that raises anything
+        return None
+    return found if len(found) <= MOST_ENTRIES else None  # an iterator may be endless
