@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
-    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}],
+    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}, {"halox.user_files"}],
     [{"halox.messages"}],
     [{"halox.engine"}],
     [{"halox.transports"}],
