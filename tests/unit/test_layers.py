@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # library, whose modules name what they need in full, and below the command line, which is no part
 # of the library.
 FLOORS: list[list[set[str]]] = [
-    [{"halox.errors"}, {"halox._version"}],
+    [{"halox.errors"}, {"halox._version"}, {"halox.notebook"}],
     [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}, {"halox.user_files"}],
     [{"halox.messages"}],
     [{"halox.engine"}],
