@@ -53,6 +53,7 @@ from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
+from halox.notebook import html_facts
 from halox.transports.base import Operation
 from halox.values import as_bool, check_bool, shortened, shown
 from halox.world import World
@@ -753,8 +754,24 @@ class Grid:
         """Return the grid's shape and division."""
         return (
             f"<halox.Grid {self.grid_shape} on {self.proc_shape} ranks, halo {self.halo}, "
-            f"periodic {self.periodic}, {self.device}>"
+            f"periodic {self.periodic}, {self.device}{', closed' if self._world.closed else ''}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        facts = {
+            "grid shape": self.grid_shape,
+            "process grid": self.proc_shape,
+            "halo": self.halo,
+            "periodic": self.periodic,
+            "corners": self.corners,
+            "device": self.device if self.device_id is None else f"GPU {self.device_id}",
+            "path": self._path,
+            f"rank {self.rank} of {self.size}": f"coords {self.coords}",
+            "owns": f"{self.rank_shape}, from {tuple(cut.start for cut in self.owned)}",
+            "stores": self.padded_shape,
+        }
+        return html_facts(f"halox.Grid{' (closed)' if self._world.closed else ''}", facts)
 
     def _describe(self) -> str:
         decomposition = self._decomposition

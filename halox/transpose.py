@@ -24,6 +24,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
+from halox.notebook import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
@@ -210,8 +211,18 @@ class Transpose:
         a, b = self.grid_a, self.grid_b
         return (
             f"<halox.Transpose {a.grid_shape} on {a.proc_shape} ranks to {b.grid_shape} on {b.proc_shape} ranks, "
-            f"axes {self.axes}>"
+            f"axes {self.axes}{', closed' if self._closed else ''}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        head = ("", "grid shape", "process grid", "halo", "of this rank")
+        rows = [
+            (name, grid.grid_shape, grid.proc_shape, grid.halo, grid.rank_shape)
+            for name, grid in (("grid_a", self.grid_a), ("grid_b", self.grid_b))
+        ]
+        title = f"halox.Transpose, axes {self.axes}{' (closed)' if self._closed else ''}"
+        return html_table(title, head, rows)
 
     # Internal
 

@@ -1,4 +1,4 @@
-"""Reads the command line and hands it to ``run``, ``info``, ``tune`` or ``bench``."""
+"""Reads the command line and hands it to ``run``, ``info``, ``tune`` or ``bench``, or to a script of the user's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, progress, run, tune
+from halox.cli import catalogue, info, paths, progress, run, script, tune
 from halox.cli.bench import command as bench
 from halox.errors import HaloxError
 
@@ -43,7 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="print figures as JSON")
 
     running = commands.add_parser(
-        "run", parents=[common], help="run a mini-app on one or more ranks"
+        "run",
+        parents=[common],
+        help="run a mini-app, or a script of your own, on one or more ranks",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=script.USAGE,
     )
     running.add_argument("--list", action="store_true", help="list the mini-apps and end")
     apps = running.add_subparsers(dest="app", metavar="NAME")
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
-        installation.
+        installation. A script's is its own: this process is replaced by it.
 
     Notes
     -----
@@ -87,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        program = script.read(words[1:]) if words[:1] == ["run"] else None
+        if program is not None:
+            script.start(program)
         args = build_parser().parse_args(words)
         if args.command == "bench":
             progress.announce_terminal()
@@ -101,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.show_list(as_json=args.json)
             return 0
         if args.app is None:
-            print("halox run: name a mini-app; `halox run --list` shows them", file=sys.stderr)
+            print(
+                "halox run: name a mini-app (`halox run --list` shows them), a script or -m MODULE",
+                file=sys.stderr,
+            )
             return EXIT_USAGE
         progress.announce_terminal()
         return run.run(args, words)

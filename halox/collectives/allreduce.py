@@ -16,6 +16,7 @@ from halox.engine.arrays import as_ndarray, describe, scalar_array
 from halox.engine.devices import array_module, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError
+from halox.notebook import html_facts
 from halox.transports.surroundings import Ground
 from halox.values import LARGEST, as_int, as_list, shortened, shown
 from halox.world import World
@@ -303,8 +304,20 @@ class Allreduce:
         """Return what it combines, and how."""
         return (
             f"<halox.Allreduce {self.op} of shape {self.shape} of {self.dtype} over {self._world.size} rank(s), "
-            f"{self.algorithm} on {self.device}>"
+            f"{self.algorithm} on {self.device}{', closed' if self._world.closed else ''}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook: what it combines, how, and why not otherwise."""
+        facts = {
+            "operation": self.op,
+            "array": f"shape {self.shape} of {self.dtype}",
+            "ranks": self._world.size,
+            "algorithm": f"{self.algorithm} on {self.device}",
+            "may be captured": self.captures if self.device == "gpu" else None,
+            **{f"not {name}": reason for name, reason in self.reasons.items()},
+        }
+        return html_facts(f"halox.Allreduce{' (closed)' if self._world.closed else ''}", facts)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError, FieldError
+from halox.notebook import html_facts
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,33 @@ class FieldLayout:
                 f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
             )
         self.decomposition.coords_of(self.rank)
+
+    def __repr__(self) -> str:
+        """Return the shape of the rank's array, and which of its axes are which."""
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"<halox field layout: {facts}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        return html_facts("halox field layout", self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        spec = self.spec
+        facts: dict[str, object] = {
+            "rank": self.rank,
+            "padded shape": self.padded_shape,
+            "halo": spec.halo,
+            "owned": ", ".join(f"{cut.start}:{cut.stop}" for cut in self.owned),
+        }
+        for name, components in (
+            ("components before", spec.components_before),
+            ("components after", spec.components_after),
+        ):
+            if components:
+                facts[name] = components
+        if any(spec.staggered):
+            facts["staggered"] = spec.staggered
+        return facts
 
     @cached_property
     def _axes(self) -> tuple[_AxisLayout, ...]:

@@ -6,7 +6,10 @@ are kept per process and device on top of that.
 
 from __future__ import annotations
 
+import os
 import re
+import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -16,6 +19,7 @@ from halox.errors import DeviceError
 
 OPTIONS = ("-std=c++17",)
 
+_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
@@ -55,6 +59,17 @@ def preamble(defines: tuple[tuple[str, str], ...]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in defines)
 
 
+def _without_files(load: Callable[[], Any], error: OSError) -> Any:
+    """Compile without CuPy's cache on the disk, which cannot be read or written."""
+    warnings.warn(
+        f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
+        "CUPY_CACHE_DIR to a folder that can be written to",
+        stacklevel=4,
+    )
+    os.environ[_IN_MEMORY] = "1"  # for this process: the next kernel would fail alike
+    return load()
+
+
 @cache
 def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()) -> Any:
     """Load a kernel on a device, compiling it if that has not been done before.
@@ -80,16 +95,28 @@ def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str]
     DeviceError
         If there is no GPU, or the kernel cannot be compiled or loaded there.
 
+    Warns
+    -----
+    UserWarning
+        Once, if CuPy's cache of kernels cannot be used.
+
     Notes
     -----
     Not collective. Blocks while it compiles; creates a context on the device. Not for use while a
     stream is being captured.
     """
     cp = cupy()
-    try:
+
+    def load() -> Any:
         with cp.cuda.Device(device):
             module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
             return module.module.get_function(function)
+
+    try:
+        try:
+            return load()
+        except OSError as error:
+            return _without_files(load, error)
     except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
         raise DeviceError(
             f"kernel {function!r} of {name}.cu cannot be compiled or loaded on device {device}: "

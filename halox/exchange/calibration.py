@@ -8,10 +8,7 @@ constants are never used.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
-import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
+from halox.user_files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from halox.transports.topology import Topology
@@ -30,6 +28,7 @@ FORMAT = 1
 
 NO_GPU = "none"
 
+_MOST_SAID = 1000
 _REMEDY = "run `halox tune` again"
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
@@ -65,15 +64,12 @@ def tuning_file() -> Path:
     HaloxError
         If the user has no home directory and ``XDG_CACHE_HOME`` names none.
     """
-    named = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        # By the specification a relative path counts as none.
-        folder = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+        return cache_folder() / "tuning.json"
     except RuntimeError as error:
         raise HaloxError(
             f"there is no place for a tuning file ({error}); set XDG_CACHE_HOME to a folder"
         ) from error
-    return folder / "halox" / "tuning.json"
 
 
 def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
@@ -160,7 +156,8 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     Warns
     -----
     UserWarning
-        If there is a file and it cannot be used: it is corrupt, of another format, or knows other set-ups only.
+        If there is a file and it cannot be used: it is corrupt, no regular file, too large, of another format, or
+        knows other set-ups only.
 
     Notes
     -----
@@ -168,28 +165,28 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     """
     try:
         path = path or tuning_file()
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError, HaloxError):
+        return _find(fingerprint, read_json(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         _warn(path, f"it cannot be read ({error})")
-        return None
-    try:
-        return _find(fingerprint, text)
+    except ValueError as error:
+        _warn(path, f"it is corrupt: {error}")
     except HaloxError as error:
-        _warn(path, str(error))
-        return None
+        if path is not None:
+            _warn(path, str(error))
+    return None
 
 
-def _find(fingerprint: Fingerprint, text: str) -> Costs | None:
-    """Return the constants of a set-up from a file's text, None if the file holds none at all.
+def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
+    """Return the constants of a set-up from a file's contents, None if the file holds none at all.
 
     Raises
     ------
     HaloxError
         If the file cannot be used; says why.
     """
-    entries = _entries(text)
+    entries = _entries(found)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
             try:
@@ -223,15 +220,16 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     """
     path = path or tuning_file()
     try:
-        entries = _entries(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, HaloxError):
+        entries = _entries(read_json(path))
+    except (OSError, ValueError, HaloxError):
         entries = []
     kept = [entry for entry in entries if entry.get("fingerprint") != asdict(fingerprint)]
     entry = {"fingerprint": asdict(fingerprint), "costs": costs.to_dict()}
-    text = json.dumps({"format": FORMAT, "entries": [*kept, entry]}, indent=1, allow_nan=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text + "\n")
+        try:
+            write_json(path, {"format": FORMAT, "entries": [*kept, entry]})
+        except ValueError:  # in the others' entries
+            write_json(path, {"format": FORMAT, "entries": [entry]})
     except OSError as error:
         raise HaloxError(
             f"the constants cannot be written to {path} ({error}); set XDG_CACHE_HOME to a folder "
@@ -240,33 +238,14 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     return path
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file beside the old one, then put it in its place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _entries(text: str) -> list[dict[str, Any]]:
-    """Return the entries of a file.
+def _entries(found: Any) -> list[dict[str, Any]]:
+    """Return the entries of a file from its contents.
 
     Raises
     ------
     HaloxError
         If it is not such a file.
     """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HaloxError(f"it is corrupt: {error}") from error
     if not isinstance(found, dict) or "format" not in found:
         raise HaloxError("it is corrupt: no format is named in it")
     if found["format"] != FORMAT:
@@ -294,8 +273,10 @@ def _other_machine(wanted: Fingerprint, entries: list[dict[str, Any]]) -> str:
 
 
 def _warn(path: Path | None, why: str) -> None:
+    said = " ".join(why.split())  # one line, however the file looks
+    said = said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]} ..."
     warnings.warn(
-        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {why}; "
+        f"the tuning file {path} is ignored, and paths are chosen by shipped constants: {said}; "
         f"{_REMEDY}, or delete the file",
         stacklevel=3,
     )

@@ -29,10 +29,15 @@ _B_PER_US = 1e3
 """Bytes a microsecond in a GB/s."""
 
 
+_MOST = 1e12
+_LEAST_GB_PER_S = 1e-9
+"""Bounds of sensible constants, within which no prediction overflows."""
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= _MOST
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,20 @@ class WayCost:
         Raises
         ------
         HaloxError
-            If one is not a number, is negative, or bandwidths are not one a run length in ascending order.
+            If one is not a number, is negative or beyond all bounds, or bandwidths are not one a run length in
+            ascending order.
         """
         numbers = (self.latency_us, self.message_us, *self.gb_per_s)
         if not all(_is_number(number) for number in numbers):
-            raise HaloxError(f"constants of a path must be finite numbers >= 0, got {numbers}")
+            raise HaloxError(
+                f"constants of a path must be numbers from 0 to {_MOST:g}, got {numbers}"
+            )
         if len(self.gb_per_s) != len(RUN_BYTES):
             raise HaloxError(
                 f"expected {len(RUN_BYTES)} bandwidths, for runs of {RUN_BYTES} bytes, got {self.gb_per_s}"
             )
-        if self.gb_per_s[0] <= 0 or list(self.gb_per_s) != sorted(self.gb_per_s):
+        is_ascending = list(self.gb_per_s) == sorted(self.gb_per_s)
+        if self.gb_per_s[0] < _LEAST_GB_PER_S or not is_ascending:
             raise HaloxError(
                 f"bandwidths must be above 0 and not fall with longer runs, got {self.gb_per_s}"
             )

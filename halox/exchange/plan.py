@@ -15,6 +15,7 @@ from halox.messages import Message
 from halox.transports.base import Channel
 
 _READY, _STARTED, _FAILED = range(3)
+_MOST_NAMES = 4
 
 
 class LetGo(Protocol):
@@ -242,10 +243,26 @@ class Plan:
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
-        """Return a short description."""
+        """Return what it moves, and its state."""
+        return f"<halox.Plan of {self._summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        return self._report._repr_html_()
+
+    def _summary(self) -> str:
+        state = {_READY: "", _STARTED: ", started", _FAILED: ", failed"}[self._life.state]
+        report, more = self._report, len(self._report.arrays) - _MOST_NAMES
+        names = ", ".join(report.arrays[:_MOST_NAMES]) or "nothing"
+        names += f" and {more} more" if more > 0 else ""
         return (
-            f"<halox.Plan: {self.messages_sent} messages, {self.bytes_sent} bytes to other ranks>"
+            f"rank {report.rank}: {report.operation} of {names}, {self.messages_sent} message(s) of "
+            f"{self.bytes_sent} bytes to other ranks{', closed' if self._is_closed else state}"
         )
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._check_open is _raise_closed
 
 
 def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:

@@ -8,9 +8,15 @@ from typing import Any
 
 from halox.exchange.selection import Route
 from halox.messages import Message
+from halox.notebook import html_table
 
 Key = tuple[str, int, int]
 """Direction, peer and tag: what tells the messages of a plan apart."""
+
+_HEAD = (
+    *("peer", "way", "bytes", "types", "runs", "run bytes", "path"),
+    *("predicted us", "measured us", "why"),
+)
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,13 @@ class Report:
         )
         return replace(self, rows=rows)
 
-    def __str__(self) -> str:
-        """Return a table with a line a message."""
-        head = (
-            *("peer", "way", "bytes", "types", "runs", "run bytes", "path"),
-            *("predicted us", "measured us", "why"),
-        )
-        lines = [
+    @property
+    def _title(self) -> str:
+        return f"rank {self.rank}: {self.operation} of {', '.join(self.arrays) or 'nothing'}"
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        """Return the cells of the table, a line a message."""
+        return [
             (
                 str(row.peer),
                 row.direction,
@@ -117,6 +123,18 @@ class Report:
             )
             for row in self.rows
         ]
+
+    def __repr__(self) -> str:
+        """Return the table, as ``print`` shows it."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return html_table(self._title, _HEAD, self._lines())
+
+    def __str__(self) -> str:
+        """Return a table with a line a message."""
+        head, lines = _HEAD, self._lines()
         widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
         left = {1, 6, 9}
 
@@ -127,11 +145,10 @@ class Report:
             ]
             return "  ".join(cells).rstrip()
 
-        title = f"rank {self.rank}: {self.operation} of {', '.join(self.arrays) or 'nothing'}"
         body = [render(head), *map(render, lines)] if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):
             body.append("measured us: of an exchange of all messages that go one path together")
-        return "\n".join([title, *body])
+        return "\n".join([self._title, *body])
 
 
 def _us(value: float | None) -> str:

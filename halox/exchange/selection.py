@@ -15,6 +15,7 @@ from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.messages import Message
 from halox.transports.arena import SharedArena
+from halox.transports.cuda_aware import decided_by_user
 from halox.transports.device_arena import DeviceArena
 from halox.transports.direct import Window, window_of
 from halox.transports.exported import Exported, exported_parts
@@ -22,8 +23,14 @@ from halox.transports.peer_ends import PACKET_WORD, shortest_word
 from halox.transports.topology import Topology
 from halox.values import shown
 
-PATHS = ("local", "peer", "ipc", "staged", "cuda_aware", "host")
-"""All paths, as ``path=`` and HALOX_PATH name them."""
+WAYS = {
+    "peer": ("staging", "ll", "direct"),
+    "ipc": ("staging", "into", "from"),
+    "staged": ("shared", "mpi"),
+    "cuda_aware": ("mpi",),
+    "host": ("direct", "shared", "mpi"),
+}
+"""All paths between ranks and their ways, as ``path=`` and HALOX_PATH name them."""
 
 MOST_PIECES = 16
 """Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
@@ -160,21 +167,32 @@ def wished_path(path: str | None) -> str | None:
     Raises
     ------
     PathError
-        If there is no path of that name.
+        If there is no path, or no way of it, of that name, also where the other one of the two counts.
+    HaloxError
+        If HALOX_CUDA_AWARE is none of its values, also where no rank has a GPU.
     """
+    decided_by_user()
+    asked = [("path", path), ("HALOX_PATH", os.environ.get("HALOX_PATH"))]
     if path is not None and not isinstance(path, str):
         raise PathError(
-            f"path: expected the name of a path, got {shown(path)}; paths are {', '.join(PATHS[1:])}"
+            f"path: expected the name of a path, got {shown(path)}; paths are {', '.join(WAYS)}"
         )
-    asked = [("path", path), ("HALOX_PATH", os.environ.get("HALOX_PATH"))]
-    name, wish = next(((name, found) for name, found in asked if found), ("", None))
-    if wish is None:
-        return None
-    if wish.partition("/")[0] not in PATHS[1:]:
-        raise PathError(
-            f"{name}: there is no path {shown(wish)} between ranks; paths are {', '.join(PATHS[1:])}"
-        )
-    return wish
+    wishes = []
+    for name, wish in asked:
+        if not wish:
+            continue
+        found, separator, way = wish.partition("/")
+        if found not in WAYS:
+            raise PathError(
+                f"{name}: there is no path {shown(wish)} between ranks; paths are {', '.join(WAYS)}"
+            )
+        if separator and way not in WAYS[found]:
+            ways = ", ".join(f"{found}/{known}" for known in WAYS[found])
+            raise PathError(
+                f"{name}: there is no way {shown(wish)} of the path {found}; ways are {ways}"
+            )
+        wishes.append(wish)
+    return wishes[0] if wishes else None
 
 
 def describe_end(
@@ -330,7 +348,7 @@ def _host_options(sender: End, receiver: End, judge: Judge) -> tuple[list[Option
     """Return the one way of a message of which an end is on the host; it follows fixed rules."""
     path = "host" if sender.memory == receiver.memory else "staged"
     where = "these arrays are NumPy's" if path == "host" else "one end's array is NumPy's"
-    impossible = {name: where for name in PATHS[1:] if name != path}
+    impossible = {name: where for name in WAYS if name != path}
     return [_host_option(path, sender, receiver, judge)], impossible
 
 

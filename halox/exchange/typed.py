@@ -153,6 +153,14 @@ class Exchange:
         self._plan.close()
         self._surroundings.close()
 
+    def __repr__(self) -> str:
+        """Return what it moves, and its state."""
+        return f"<halox.Exchange of {self._plan._summary()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook."""
+        return self._plan._repr_html_()
+
     def __enter__(self) -> Exchange:
         """Return the exchange."""
         return self

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,11 +26,14 @@ from halox.errors import HaloxError
 from halox.transports.carriers import Buffer, RequestCarrier
 from halox.transports.cuda_probe import YES
 from halox.transports.leftovers import Leftovers
+from halox.user_files import cache_folder, read_json, write_json
 from halox.world import World, load_mpi
 
 VARIABLE = "HALOX_CUDA_AWARE"
 LIMIT_S = 20.0
 """Seconds that a trial may take: several times what starting Python, CuPy, MPI and a CUDA context takes."""
+
+_MOST_SAID = 300
 
 _LAUNCHERS = re.compile(
     r"(OMPI|PMIX|PMI|PMI2|PRTE|ORTE|SLURM|HYDRA|HYDI|PALS|FLUX|LSB|JSM|MPIEXEC|MPIRUN|I_MPI_HYDRA)_"
@@ -143,7 +144,8 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
 
     Notes
     -----
-    Not collective. A file that is corrupt counts as empty, and one that cannot be written is left alone.
+    Not collective. A file that is corrupt, or no regular file, counts as empty, and one that cannot be written is
+    left alone.
     """
     denied = library_denies()
     if denied is not None:
@@ -152,8 +154,10 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
     path = kept_in()
     kept = _read(path)
     entry = kept.get(key)
-    if isinstance(entry, dict) and isinstance(entry.get("takes"), bool):
-        return Verdict(entry["takes"], f"{entry.get('reason')} (found by an earlier job)")
+    known = entry if isinstance(entry, dict) else {}
+    takes, reason = known.get("takes"), known.get("reason")
+    if isinstance(takes, bool) and isinstance(reason, str):
+        return Verdict(takes, f"{reason[:_MOST_SAID]} (found by an earlier job)")
     verdict = ask(device)
     if verdict.lasting:
         # Another process may have written meanwhile.
@@ -199,32 +203,25 @@ def set_up(environ: Mapping[str, str] = os.environ) -> str:
 
 def kept_in() -> Path | None:
     """Return the file of answers, None if there is no place for one."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        folder = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+        return cache_folder() / "cuda_aware.json"
     except RuntimeError:
         return None
-    return folder / "halox" / "cuda_aware.json"
 
 
 def _read(path: Path | None) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         if path is not None:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             if isinstance(found, dict):
                 return found
     return {}
 
 
 def _write(path: Path | None, kept: dict[str, Any]) -> None:
-    with suppress(OSError):
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(kept, file, indent=1)
-        os.replace(name, path)
+    with suppress(OSError, ValueError):
+        if path is not None:
+            write_json(path, kept)
 
 
 def ask_child(

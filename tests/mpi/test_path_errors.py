@@ -116,6 +116,44 @@ def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
         check_works(grid, comm)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "text"),
+    [
+        ("HALOX_CUDA_AWARE", "yes", HaloxError, "HALOX_CUDA_AWARE='yes': expected 1"),
+        ("HALOX_CUDA_AWARE", " 1", HaloxError, "HALOX_CUDA_AWARE=' 1': expected 1"),
+        ("HALOX_PATH", "host/pigeon", PathError, "HALOX_PATH: there is no way 'host/pigeon' of"),
+    ],
+)
+@pytest.mark.parametrize("where", ["on all ranks", "on the last one"])
+def test_settings_that_are_none(
+    name: str,
+    value: str,
+    kind: type[HaloxError],
+    text: str,
+    where: str,
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Settings for paths of GPUs, and of arguments that are given another way, are read on the host too."""
+    last = comm.size - 1
+    text = text if where == "on all ranks" or last == 0 else rf"\[rank {last}\] {text}"
+    if where == "on all ranks" or comm.rank == last:
+        monkeypatch.setenv(name, value)
+    four = dt.contiguous(4, "f8")
+    own = [Send(np.zeros(4), four, comm.rank)], [Recv(np.zeros(4), four, comm.rank)]
+    refused(comm, kind, text, lambda: grid_of(comm))
+    refused(comm, kind, text, lambda: grid_of(comm, path="host"))
+    refused(comm, kind, text, lambda: Exchange(*own, comm=comm))
+    monkeypatch.delenv(name, raising=False)
+    with grid_of(comm) as grid:
+        if where == "on all ranks" or comm.rank == last:
+            monkeypatch.setenv(name, value)
+        refused(comm, kind, text, lambda: grid.exchange(grid.zeros("f4")))
+        refused(comm, kind, text, lambda: halox.Transpose(grid, grid))
+        monkeypatch.delenv(name, raising=False)
+        check_works(grid, comm)
+
+
 @pytest.mark.ranks(2, 3, 4)
 def test_on_one_rank_only(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = comm.rank == 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from halox import user_files
 from halox.errors import HaloxError
-from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, describe_topology, load, save, tuning_file
 from halox.exchange.costs import Costs, WayCost
 from halox.transports.topology import Topology
@@ -134,7 +134,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     for step in ("fsync", "replace"):
         with monkeypatch.context() as broken:
-            broken.setattr(calibration.os, step, full)
+            broken.setattr(user_files.os, step, full)
             with pytest.raises(HaloxError, match="no space left"):
                 save(HERE, costs(2.0))
         assert load(HERE) == costs(1.0) and os.listdir(cache / "halox") == ["tuning.json"]
@@ -164,7 +164,7 @@ def test_no_home_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(calibration.Path, "home", homeless)
+    monkeypatch.setattr(user_files.Path, "home", homeless)
     assert load(HERE) is None
     with pytest.raises(HaloxError, match="XDG_CACHE_HOME"):
         save(HERE, costs(1.0))

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import halox
-from halox.cli import catalogue, info, launcher, main, report
+from halox.cli import catalogue, info, launcher, main, report, runner
+from halox.cli import script as scripts
 from halox.cli.progress import TerminalProgress
-from halox.errors import MissingPackageError
+from halox.errors import HaloxError, MissingPackageError
+from tests import support
 
 ROOT = Path(halox.__file__).resolve().parents[1]
 
@@ -138,7 +141,8 @@ class TestProgress:
 class TestCommand:
     def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--list"]) == 0
-        assert "stencil2d  SHOC Stencil2D" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "stencil2d  SHOC Stencil2D" in said and "halox run [-n RANKS] SCRIPT.py" in said
         assert main(["run", "--list", "--json"]) == 0
         assert set(json.loads(capsys.readouterr().out)) == set(catalogue.names())
 
@@ -162,7 +166,10 @@ class TestCommand:
         ("words", "text"),
         [
             (["run"], "halox run --list"),
-            (["run", "stencil3d"], "stencil3d"),
+            (["run", "stencil3d"], "a mini-app (nas_mg, stencil2d) nor a file here"),
+            (["run", "no/such/heat.py"], "'no/such/heat.py' is no file"),
+            (["run", "-n", "2", "./"], "'./' is a folder"),
+            (["run", "-m"], "the name of a module must follow"),
             (["run", "stencil2d", "-n", "0"], "at least 1"),
             (["run", "stencil2d", "--msize", "2,2"], "has 4 places, but this run has 1 ranks"),
             (["run", "stencil2d", "--num-iters", "2000"], "more than single precision holds"),
@@ -195,6 +202,35 @@ class TestCommand:
         monkeypatch.setenv(launcher.STARTED_BY_HALOX, "3")
         assert main(["run", "-n", "3", "stencil2d"]) == 2
         assert "another MPI library" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("text", ["many", "0", "-2", "1.5"])
+    def test_a_number_of_started_ranks_that_is_none(
+        self, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(launcher.STARTED_BY_HALOX, text)
+        assert main(["run", "stencil2d"]) == 2
+        assert f"HALOX_STARTED_RANKS={text!r}: expected a number" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("program", ["stencil2d", "heat.py"])
+    def test_a_launcher_of_another_mpi_is_refused_before_it_starts(
+        self,
+        program: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        support.require("mpi")
+        from mpi4py import MPI
+
+        ours = "MPICH" if MPI.Get_library_version().startswith("MPICH") else "Open MPI"
+        others = {"MPICH": "mpiexec (Open MPI) 5.0.1", "Open MPI": "HYDRA\n Version: 4.0"}[ours]
+        script(tmp_path / "mpiexec", f"echo '{others}'")
+        (tmp_path / "heat.py").touch()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        assert main(["run", program, "-n", "2"]) == 2
+        assert f"mpi4py loads {ours}, so that ranks would not" in capsys.readouterr().err
 
     def test_no_launcher(
         self,
@@ -244,6 +280,109 @@ class TestCommand:
         words = "run stencil2d --custom-size 9,9 --num-iters 5 --passes 1 --device cpu"
         assert main(words.split()) == 1
         assert "verified: NO" in capsys.readouterr().out
+
+
+@pytest.fixture
+def heat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with scripts, of which some are called like mini-apps."""
+    for name in ("heat.py", "heat", "stencil2d"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("heat")
+class TestScriptCommandLines:
+    @pytest.mark.parametrize(
+        ("words", "kind", "target", "ranks", "arguments"),
+        [
+            ("heat.py", "file", "heat.py", None, ""),
+            ("heat", "file", "heat", None, ""),
+            ("./stencil2d", "file", "./stencil2d", None, ""),
+            ("heat.py -n 4", "file", "heat.py", 4, ""),
+            ("-n 4 heat.py", "file", "heat.py", 4, ""),
+            ("--ranks=4 heat.py a", "file", "heat.py", 4, "a"),
+            ("heat.py -n4 --steps 10 -n 7", "file", "heat.py", 4, "--steps 10 -n 7"),
+            ("heat.py --steps 10 -n 7", "file", "heat.py", None, "--steps 10 -n 7"),
+            ("-n 4 heat.py -- -n 7 -- b", "file", "heat.py", 4, "-n 7 -- b"),
+            ("heat.py -n 4 -- --json", "file", "heat.py", 4, "--json"),
+            ("heat.py --json -- a", "file", "heat.py", None, "--json -- a"),
+            ("heat.py -nocache", "file", "heat.py", None, "-nocache"),
+            ("-n 2 -- heat.py -n 7 --", "file", "heat.py", 2, "-n 7 --"),
+            ("-m heat.solver -n 2 -x", "module", "heat.solver", 2, "-x"),
+            ("-n 2 -m stencil2d", "module", "stencil2d", 2, ""),
+        ],
+    )
+    def test_scripts(
+        self, words: str, kind: Any, target: str, ranks: int | None, arguments: str
+    ) -> None:
+        expected = scripts.Script(kind, target, ranks, tuple(arguments.split()))
+        assert scripts.read(words.split()) == expected
+
+    @pytest.mark.parametrize(
+        "words", ["", "-n 2", "stencil2d -n 2", "-n 2 --json stencil2d", "--list", "-h", "--what"]
+    )
+    def test_what_is_no_script(self, words: str) -> None:
+        assert scripts.read(words.split()) is None
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("-n 2 heat.py -n 7", "-n: the number of ranks is given twice, 2 before; if it is an"),
+            ("heat.py -n", "-n: expected a number of ranks, at least 1, got ''"),
+            ("heat.py -n 0", "at least 1, got '0'"),
+            ("heat.py -n fine", "got 'fine'; if it is an option of the script's own, write -- in"),
+            (f"heat.py --ranks={'9' * 5000}", "expected a number of ranks"),
+            ("--json heat.py", "--json is for mini-apps"),
+            ("heet", "'heet' is neither a mini-app (nas_mg, stencil2d) nor a file here"),
+        ],
+    )
+    def test_mistakes(self, words: str, text: str) -> None:
+        with pytest.raises(HaloxError) as caught:
+            scripts.read(words.split())
+        assert text in str(caught.value)
+
+
+class TestEndings:
+    def test_those_alike_are_told_once(self) -> None:
+        one = runner.Ending("A: a", "Traceback\n", 1)
+        other = runner.Ending("B: b", "Another\n", 1)
+        quiet = runner.Ending("sys.exit(3)", "", 3, by_exit=True)
+        ends = [*enumerate([one, other, one]), (3, quiet)]
+        assert runner.story(ends, 4) == (
+            "Traceback\nhalox run: ranks 0, 2 failed: A: a\n"
+            "Another\nhalox run: rank 1 failed: B: b\n"
+            "halox run: rank 3 ended by sys.exit(3)\n"
+        )
+        assert runner.story([(0, one), (1, one)], 2).endswith("all 2 ranks failed: A: a\n")
+        assert runner.story([(0, quiet), (1, quiet)], 2) == ""
+        many = runner.story([(rank, one) for rank in range(20)], 21)
+        assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more failed" in many
+
+    @pytest.mark.parametrize(
+        ("code", "status"), [(None, 0), (0, 0), (3, 3), (-1, 255), (256, 0), ("no", 1), (2.5, 1)]
+    )
+    def test_exit_status(self, code: object, status: int) -> None:
+        ended = [sys.executable, "-c", f"import sys; sys.exit({code!r})"]
+        done = subprocess.run(ended, stderr=subprocess.DEVNULL, timeout=60, check=False)
+        assert runner.exit_status(code) == done.returncode == status
+
+    def test_an_exception_without_a_text(self) -> None:
+        class Silent(Exception):
+            def __str__(self) -> str:
+                raise ValueError
+
+        assert runner.line_of(Silent()) == "Silent: (its text cannot be had)"
+        assert runner.line_of(KeyError()) == "KeyError"
+        assert runner.line_of(ValueError("a\nb")) == "ValueError: a"
+        assert runner.ending_of(HaloxError("x")).status == 2
+
+    def test_the_program_s_own_hook_is_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[object] = []
+        monkeypatch.setattr(sys, "excepthook", lambda *found: seen.append(found[1]))
+        error = ValueError("x")
+        assert runner.ending_of(error) == runner.Ending("ValueError: x", "", 1)
+        assert seen == [error]
 
 
 def test_topology_is_a_plain_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

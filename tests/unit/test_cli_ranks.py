@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from itertools import product
@@ -17,11 +18,15 @@ from tests import support
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def halox_run(*words: str, timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
+def halox_run(
+    *words: str, timeout_s: float = 500, cwd: Path | None = None, given: str = ""
+) -> subprocess.CompletedProcess[str]:
     support.require("mpi")
     return subprocess.run(
         [sys.executable, "-m", "halox", "run", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd,
+        input=given,
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -119,3 +124,165 @@ def test_inside_a_launcher_it_runs_on_the_ranks_that_are_there() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["ranks"] == 2
+
+
+SCRIPT = """
+import json, os, sys
+before = sorted({"numpy", "mpi4py", "halox"} & set(sys.modules))
+from mpi4py import MPI
+import helper
+comm = MPI.COMM_WORLD
+given = sys.stdin.read() if comm.rank == 0 and "NO_INPUT" not in os.environ else ""
+found = [__name__, __file__, sys.path[0], sys.argv[1:], before, helper.__file__, len(given)]
+found = comm.gather(found)
+if comm.rank == 0:
+    print(json.dumps(found))
+if len(sys.argv) == 2:
+    sys.exit(int(sys.argv[1]))
+"""
+
+FAILING = """
+import sys
+import halox
+grid = halox.Grid((8, 8))
+u = grid.ones()
+grid.exchange(u)
+
+def fail():
+    raise ValueError("broken on purpose")
+
+print("going", flush=True)
+if sys.argv[1] == "one" and grid.rank == 1:
+    fail()
+if sys.argv[1] == "all":
+    grid.exchange(u[0])
+while True:
+    grid.exchange(u)
+"""
+
+EARLY = """
+import os
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+if rank == "1":
+    import nothing_of_this_name
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Scripts, in another folder than the one that `halox run` is called in."""
+    place = tmp_path / "scripts"
+    place.mkdir()
+    (place / "helper.py").touch()
+    for name, text in (("look", SCRIPT), ("failing", FAILING), ("early", EARLY)):
+        (place / f"{name}.py").write_text(text)
+    return place
+
+
+def looked(folder: Path, arguments: list[str], given: str) -> list[object]:
+    """What the script sees on a rank."""
+    script = str(folder / "look.py")
+    helper = str(folder / "helper.py")
+    return ["__main__", script, str(folder), arguments, [], helper, len(given)]
+
+
+def test_a_script_alone(folder: Path, tmp_path: Path) -> None:
+    ended = halox_run("scripts/look.py", "5", cwd=tmp_path, given="x" * 9)
+    assert ended.returncode == 5 and ended.stderr == ""
+    assert json.loads(ended.stdout) == [looked(folder, ["5"], "x" * 9)]
+    ended = halox_run("-m", "look", "--", "-n", "7", cwd=folder)
+    assert json.loads(ended.stdout) == [looked(folder, ["-n", "7"], "")]
+    ended = halox_run("failing.py", "all", cwd=folder)
+    assert ended.returncode == 2 and ended.stderr.startswith("Traceback")
+    assert "runner.py" not in ended.stderr and "runpy" not in ended.stderr
+    assert "FieldError: array: shape (10,)" in ended.stderr
+
+
+def test_a_script_on_ranks(folder: Path, tmp_path: Path) -> None:
+    # A launcher reads a lone colon as its own, and one of them never hands on the end of the input.
+    words, given = [":", "", "--steps", "10", "-n", "7"], "line\n" * 30_000
+    ended = halox_run("scripts/look.py", "-n", "2", *words, cwd=tmp_path, given=given)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == [
+        looked(folder, words, given),
+        looked(folder, words, ""),
+    ]
+    assert ended.stderr == ""
+
+
+def test_a_script_s_own_exit_status_on_ranks(folder: Path) -> None:
+    ended = halox_run("look.py", "-n", "2", "3", cwd=folder)
+    assert ended.returncode == 3 and "halox run" not in ended.stderr
+
+
+def test_an_exception_of_one_rank_ends_the_script_on_all(folder: Path) -> None:
+    # The others wait in an exchange, for 300 s.
+    ended = halox_run("failing.py", "-n", "3", "one", cwd=folder, timeout_s=100)
+    assert ended.returncode not in (0, 2)
+    told = "halox run: rank 1 failed: ValueError: broken on purpose\n"
+    traceback, line, _ = ended.stderr.partition(told)
+    assert line and traceback.count("Traceback") == ended.stderr.count("Traceback") == 1
+    assert 'failing.py", line 9, in fail' in traceback and "runner.py" not in traceback
+    assert ended.stdout.count("going") == 3
+
+
+def test_an_error_of_all_ranks_of_a_script_is_told_once(folder: Path) -> None:
+    ended = halox_run("failing.py", "-n", "2", "all", cwd=folder)
+    assert ended.returncode == 2
+    assert ended.stderr.count("halox run: all 2 ranks failed: FieldError: ") == 1
+    assert ended.stderr.count('failing.py", line 15, in <module>') == 1
+
+
+def test_a_rank_that_fails_before_mpi_has_started_ends_all(folder: Path) -> None:
+    ended = halox_run("early.py", "-n", "2", cwd=folder, timeout_s=60)
+    assert ended.returncode != 0
+    assert ended.stderr.count("Traceback") == 1
+    assert "halox run: rank 1 failed: ModuleNotFoundError: No module named" in ended.stderr
+
+
+def test_ctrl_c_ends_a_script(folder: Path) -> None:
+    support.require("mpi")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "halox", "run", "failing.py", "-n", "2", "none"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and "going" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode != 0 and said.count("Traceback") <= 1
+
+
+def test_a_script_inside_a_launcher(folder: Path) -> None:
+    support.require("mpi")
+    from halox.cli import launcher
+
+    # Under Open MPI 5's own mpiexec standard input has no end.
+    environ = launcher.environment(2) | {"PYTHONPATH": str(ROOT), "NO_INPUT": "1"}
+    del environ[launcher.STARTED_BY_HALOX]
+    for words, status in (("run look.py -- a b", 0), ("run look.py -n 3", 2)):
+        ended = subprocess.run(
+            [launcher.find().path, "-n", "2", sys.executable, "-m", "halox", *words.split()],
+            env=environ,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == status, ended.stderr
+        if status == 0:
+            assert [rank[3] for rank in json.loads(ended.stdout)] == [["a", "b"]] * 2
+        else:
+            assert "inside a launcher that has started 2 ranks" in ended.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from halox.engine import cuda, early_launch, libcuda
+from halox.engine import compiler, cuda, early_launch, libcuda
 from halox.engine.early_launch import EarlyLaunch
 from halox.engine.launch import PreparedLaunch
 from halox.engine.memory import pinned, register
@@ -286,6 +288,39 @@ class TestBounds:
         DeviceArray("target", 4096, 4088, 5000, 0).check_bounds(below, 1)
         with pytest.raises(FieldError, match=r"\[-8, 0\)"):
             DeviceArray("target", 4096, 4096, 5000, 0).check_bounds(below, 1)
+
+
+class TestKernelCache:
+    """CuPy's cache of compiled kernels where its folder is full, or cannot be written to."""
+
+    @pytest.fixture
+    def compiled(self, install, monkeypatch):
+        """Make kernels of a CuPy that can keep them in memory only; yields the modules made."""
+        made = []
+
+        class RawModule:
+            def __init__(self, code, options):
+                made.append(self)
+                if os.environ.get("CUPY_CACHE_IN_MEMORY") != "1":
+                    raise OSError(28, "No space left on device")
+                self.module = SimpleNamespace(get_function=lambda function: function)
+
+        world = fake_cupy(driver=13000)
+        world.cuda.Device = lambda device: nullcontext()
+        world.cuda.compiler = SimpleNamespace(CompileException=RuntimeFailure)
+        world.cuda.driver = SimpleNamespace(CUDADriverError=RuntimeFailure)
+        world.RawModule = RawModule
+        monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "0")
+        install(world)
+        compiler.kernel.cache_clear()
+        yield made
+        compiler.kernel.cache_clear()
+
+    def test_kernels_are_compiled_all_the_same_with_one_warning(self, compiled):
+        with pytest.warns(UserWarning, match="No space left.*CUPY_CACHE_DIR") as caught:
+            assert compiler.kernel("strided_copy", "copy", 0) == "copy"
+        assert compiler.kernel("strided_copy", "add", 0) == "add"
+        assert len(caught) == 1 and len(compiled) == 3
 
 
 class TestAdditionElement:

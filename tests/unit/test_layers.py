@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
-    [{"halox.values"}],
-    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.runtime"}],
+    [{"halox.values"}, {"halox.notebook"}],
+    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.runtime"}, {"halox.user_files"}],
     [{"halox.world"}],
     [{"halox.messages"}],
     [{"halox.engine"}],

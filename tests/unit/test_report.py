@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+from xml.etree import ElementTree
 
+import numpy as np
+
+import halox
 from halox.datatypes import contiguous
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import Route
 from halox.messages import Message, Part
+from tests import support
 
 SEND = Row(1, "send", 1024, 1, 128, 8, "peer", "ll", "because", 7, 4.56, why_not={"host": "GPU"})
 RECEIVE = Row(1, "receive", 1024, 1, 128, 8, "peer", "ll", "because", 7, 4.56)
 OWN = Row(0, "send", 8, 1, 1, 8, "local", "copy", "itself")
+MESSAGE = Message(3, "receive", (Part(0, contiguous(4, "f8")),), tag=5)
 REPORT = Report(0, "exchange", ("f8[4]",), (OWN, SEND, RECEIVE))
 
 
@@ -33,9 +40,67 @@ def test_measured_times_go_to_their_messages_and_leave_the_old_report_alone() ->
 
 
 def test_rows_tell_what_their_routes_know() -> None:
-    message = Message(3, "receive", (Part(0, contiguous(4, "f8")),), tag=5)
-    row = Row.of(message, Route("staged", "mpi", "far", 40.0), {"peer": "other node"})
-    assert row.key == message.key == ("receive", 3, 5)
+    row = Row.of(MESSAGE, Route("staged", "mpi", "far", 40.0), {"peer": "other node"})
+    assert row.key == MESSAGE.key == ("receive", 3, 5)
     assert (row.nbytes, row.predicted_us, row.measured_us) == (32, 40.0, None)
     found = json.loads(json.dumps(Report(0, "exchange", (), (row,)).as_dict()))
     assert found["rows"][0]["why_not"] == {"peer": "other node"}
+
+
+def test_a_report_shows_itself_as_its_table() -> None:
+    assert repr(REPORT) == str(REPORT)
+    html = REPORT._repr_html_()
+    assert html.count("<tr>") == 4 and "rank 0: exchange of f8[4]" in html
+    odd = Report(0, "exchange", ("<script>",), (Row.of(MESSAGE, Route("a", "b", "1 < 2 & 3")),))
+    html = odd._repr_html_()
+    assert "&lt;script&gt;" in html and "1 &lt; 2 &amp; 3" in html and "<script>" not in html
+
+
+def check_html(shown: Any, *words: str) -> None:
+    """See that an object's HTML is well formed and holds what it should."""
+    root = ElementTree.fromstring(shown._repr_html_())
+    text = " ".join(root.itertext())
+    assert root.tag == "table" and all(word in text for word in words), text
+
+
+def test_what_objects_show_of_themselves() -> None:
+    support.require("mpi")
+    with halox.Grid((8, 6), halo=1, periodic=True, device="cpu") as grid:
+        assert "Grid (8, 6) on (1, 1) ranks" in repr(grid) and "closed" not in repr(grid)
+        check_html(grid, "halox.Grid", "(8, 6)", "(10, 8)", "rank 0 of 1")
+        u = grid.zeros(components=3, staggered=1)
+        layout = grid.layout(u)
+        assert repr(layout) == (
+            "<halox field layout: rank 0, padded shape (3, 10, 9), halo ((1, 1), (1, 1)), owned 0:8, 0:6, "
+            "components before (3,), staggered (False, True)>"
+        )
+        check_html(layout, "0:8, 0:6", "(3, 10, 9)")
+        plan = grid.plan(u)
+        said = "<halox.Plan of rank 0: exchange of float64[3, 10, 9], 0 message(s) of 0 bytes to other ranks"
+        assert repr(plan) == f"{said}>"
+        check_html(plan, "local/copy", "exchange of")
+        plan.start()
+        assert repr(plan) == f"{said}, started>"
+        plan.finish()
+        plan.close()
+        assert repr(plan) == f"{said}, closed>"
+        with halox.Transpose(grid, grid) as transpose:
+            assert repr(transpose).endswith("axes (0, 1)>")
+            check_html(transpose, "grid_a", "grid_b", "(8, 6)")
+        assert repr(transpose).endswith("axes (0, 1), closed>")
+    assert repr(grid).endswith("cpu, closed>")
+    check_html(grid, "(closed)")
+    assert repr(plan) == f"{said}, closed>"
+    with halox.Allreduce(None, 3, "f8", device="cpu") as reduce:
+        assert repr(reduce).startswith("<halox.Allreduce sum of shape (3,) of float64 over 1 rank")
+        check_html(reduce, "sum", "shape (3,) of float64", reduce.algorithm)
+    assert repr(reduce).endswith("closed>")
+    x, y = np.zeros(4), np.zeros(4)
+    with halox.Exchange([halox.Send(x, "f8", 0, 4)], [halox.Recv(y, "f8", 0, 4)]) as exchange:
+        assert repr(exchange).startswith(
+            "<halox.Exchange of rank 0: exchange of float64[4], float64[4]"
+        )
+        check_html(exchange, "local/copy")
+    assert repr(exchange).endswith("closed>")
+    choice = halox.packing_method(x, "f8", 4)
+    check_html(choice, "host", "in host memory")

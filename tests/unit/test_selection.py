@@ -17,6 +17,7 @@ from halox.exchange.costs import RUN_BYTES, Costs, WayCost
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import (
     DIRECT_BYTES,
+    WAYS,
     End,
     Judge,
     choose_route,
@@ -410,7 +411,7 @@ NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cud
         ("peer", None, "peer"),
         ("peer/ll", "ipc", "peer/ll"),
         (None, "staged/mpi", "staged/mpi"),
-        ("host", "nonsense", "host"),
+        ("host", "ipc/into", "host"),
     ],
 )
 def test_which_path_is_asked_for(
@@ -435,3 +436,28 @@ def test_there_is_no_such_path(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(PathError) as caught:
         wished_path(None)
     assert str(caught.value) == f"HALOX_PATH: {NO_PATH.format(name)}"
+    with pytest.raises(PathError, match=r"^HALOX_PATH: "):
+        wished_path("host")
+
+
+@pytest.mark.parametrize("name", ["host/ll", "peer/", "ipc/into/it", "cuda_aware/shared"])
+def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOX_PATH", name)
+    with pytest.raises(PathError) as caught:
+        wished_path(None)
+    path = name.partition("/")[0]
+    known = ", ".join(f"{path}/{way}" for way in WAYS[path])
+    said = f"HALOX_PATH: there is no way {name!r} of the path {path}; ways are {known}"
+    assert str(caught.value) == said
+
+
+def test_what_is_no_name_of_a_path() -> None:
+    odd: Any = 5
+    with pytest.raises(PathError, match="path: expected the name of a path, got 5; paths are peer"):
+        wished_path(odd)
+
+
+def test_every_way_that_is_chosen_has_a_name() -> None:
+    shipped = {name.partition(",")[0] for name in Costs.default().ways} - {"local/copy"}
+    named = {f"{path}/{way}" for path, ways in WAYS.items() for way in ways}
+    assert shipped == {name for name in named if not name.startswith("host/")}

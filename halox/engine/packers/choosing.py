@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from halox.engine.packers.refine import MAX_PARTS, paired
 from halox.errors import DatatypeError
+from halox.notebook import html_facts
 from halox.values import shown
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         """Return ``method: reason``."""
         return f"{self.method}: {self.reason}"
+
+    def _repr_html_(self) -> str:
+        """Return both for a notebook."""
+        return html_facts("halox.Choice", self._asdict())
 
 
 @cache

@@ -1,0 +1,269 @@
+"""Runs a user's script or module on one rank of ``halox run``, and ends all ranks where one of them fails.
+
+Run as a file, by `halox.cli.script`, in a process of its own. It imports the standard library only, and neither halox
+nor NumPy nor mpi4py: a script makes its settings for them (threads, ``mpi4py.rc``) before it imports them itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import signal
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+NAME = "halox run"
+OPEN_MPI_RANK = "OMPI_COMM_WORLD_RANK"
+RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Variables by which launchers tell a process its rank."""
+
+STANDARD_INPUT = "HALOX_STANDARD_INPUT"
+"""As `halox.cli.launcher.STANDARD_INPUT`."""
+
+INTERRUPTED = 128 + signal.SIGINT
+OTHERS_FAIL_TOO_S = 2.0
+"""Seconds in which the other ranks fail as well, if they do: errors are made to be raised on all ranks."""
+
+_START_MPI_S = 1.0
+_RANKS_NAMED = 8
+
+
+class Ending(NamedTuple):
+    """How one rank's program failed, in plain values that travel between ranks.
+
+    Attributes
+    ----------
+    line : str
+        The end in a line: "ZeroDivisionError: division by zero", or "sys.exit(3)".
+    said : str
+        Text that goes before it: the traceback, or the message given to ``sys.exit``.
+    status : int
+        Exit status, not 0.
+    by_exit : bool
+        Whether the program has called ``sys.exit``.
+    """
+
+    line: str
+    said: str
+    status: int
+    by_exit: bool = False
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a program and return the exit status of this rank.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The number of ranks; "file" or "module"; its name; and the program's arguments, each with a character in front
+        that keeps launchers from reading it.
+    """
+    ranks, kind, target, *arguments = words
+    alone = int(ranks) == 1
+    sys.argv[:] = [target, *(argument[1:] for argument in arguments)]
+    if not alone and isinstance(sys.stdout, io.TextIOWrapper):
+        # What was printed must be out when another rank's failure ends this one.
+        sys.stdout.reconfigure(line_buffering=True)
+    take_input()
+    try:
+        run_module(target) if kind == "module" else run_file(target)
+    except SystemExit as ended:
+        if alone or not exit_status(ended.code):
+            raise
+        return fail(ending_of(ended))
+    except KeyboardInterrupt as error:
+        ending = ending_of(error)
+        if not alone:
+            return fail(ending)
+        tell(ending.said)
+        sys.excepthook = lambda *_: None
+        raise  # for Python to end by the signal
+    except BaseException as error:
+        ending = ending_of(error)
+        if not alone:
+            return fail(ending)
+        tell(ending.said)
+        return ending.status
+    return 0
+
+
+def take_input() -> None:
+    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0."""
+    kept = os.environ.pop(STANDARD_INPUT, "")
+    if kept and os.environ.get(OPEN_MPI_RANK) == "0":
+        offset, _, path = kept.partition(" ")
+        with suppress(OSError):
+            source = os.open(path, os.O_RDONLY)
+            if stat.S_ISREG(os.fstat(source).st_mode):
+                os.lseek(source, int(offset), os.SEEK_SET)
+            os.dup2(source, 0)
+            os.close(source)
+
+
+def run_file(path: str) -> None:
+    """Run a script as Python itself would, as the module ``__main__``, which stays that."""
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    with io.open_code(os.path.abspath(path)) as file:
+        source = file.read()
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=os.path.abspath(path), __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def run_module(name: str) -> None:
+    """Run a module as ``python -m`` would."""
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def exit_status(code: object) -> int:
+    """Return the status with which a process ends that calls ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def ending_of(error: BaseException) -> Ending:
+    """Describe how an exception ends the program; the hook that the program has set for exceptions is called."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        said = "" if code is None or isinstance(code, int) else f"{code}\n"
+        return Ending(f"sys.exit({code!r})", said, exit_status(code), by_exit=True)
+    said, found = "", own_traceback(error.__traceback__)
+    if sys.excepthook is sys.__excepthook__:
+        said = "".join(traceback.format_exception(type(error), error, found))
+    else:
+        try:
+            sys.excepthook(type(error), error, found)
+        except Exception:
+            said = traceback.format_exc()
+    if isinstance(error, KeyboardInterrupt):
+        return Ending("KeyboardInterrupt", said, INTERRUPTED)
+    halox_error = getattr(sys.modules.get("halox.errors"), "HaloxError", ())
+    return Ending(line_of(error), said, 2 if isinstance(error, halox_error) else 1)
+
+
+def line_of(error: BaseException) -> str:
+    """Return an exception's kind and the first line of its text."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:
+        text = "(its text cannot be had)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def own_traceback(found: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the program itself."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    while found is not None and found.tb_frame.f_code.co_filename in ours:
+        found = found.tb_next
+    return found
+
+
+def tell(text: str) -> None:
+    """Write text to standard error in one go, after what was printed before."""
+    # A stream may be closed, or read by nobody any more.
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def story(endings: Sequence[tuple[int, Ending]], size: int, name: str = NAME) -> str:
+    """Return what is said of the ends of some ranks: those that ended alike are told once."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for rank, ending in endings:
+        alike.setdefault((ending.line, ending.status), []).append(rank)
+    known = dict(endings)
+    text = ""
+    for (line, _), ranks in alike.items():
+        ending = known[ranks[0]]
+        text += ending.said
+        if ending.by_exit:
+            if len(ranks) < size:
+                text += f"{name}: {_ranks(ranks, size)} ended by {line}\n"
+        else:
+            text += f"{name}: {_ranks(ranks, size)} failed: {line}\n"
+    return text
+
+
+def _ranks(ranks: Sequence[int], size: int) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == size:
+        return f"all {size} ranks"
+    more = len(ranks) - _RANKS_NAMED
+    listed = ", ".join(map(str, ranks[:_RANKS_NAMED]))
+    return f"ranks {listed} and {more} more" if more > 0 else f"ranks {listed}"
+
+
+def fail(ending: Ending) -> int:
+    """End all ranks because this one has failed; return its status where each of them ends by itself."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return _fail_without_mpi(ending, finished=mpi is not None and mpi.Is_finalized())
+    comm = mpi.COMM_WORLD
+    endings = all_endings(comm, ending)
+    if endings is None:
+        tell(story([(comm.rank, ending)], comm.size))
+        comm.Abort(ending.status)
+    elif comm.rank == 0:
+        tell(story(list(enumerate(endings)), comm.size))
+    # Nobody leaves before rank 0 has spoken, since the first to leave may end the others.
+    comm.Barrier()
+    return ending.status
+
+
+def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
+    """Return how all ranks have failed, in their order; None unless they all come here in a moment."""
+    try:
+        if not all_arrive(comm):
+            return None
+        return [Ending(*found) for found in comm.allgather(tuple(ending))]
+    except Exception:
+        return None  # MPI itself may be what has failed
+
+
+def all_arrive(comm: Any) -> bool:
+    """Whether every rank comes here in a moment: errors are made to be raised on all of them."""
+    arrived = comm.Ibarrier()
+    deadline = time.monotonic() + OTHERS_FAIL_TOO_S
+    while not (together := bool(arrived.Test())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return together
+
+
+def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
+    """Fail before MPI has started, or after it has ended: rank 0 speaks first, and for all if its end ends them."""
+    found = next((os.environ[name] for name in RANKS if name in os.environ), "")
+    rank = int(found) if found.isdigit() else 0
+    if ending.by_exit:
+        tell(ending.said)
+        return ending.status
+    if rank:
+        time.sleep(OTHERS_FAIL_TOO_S)
+    tell(story([(rank, ending)], 0))
+    if finished or OPEN_MPI_RANK in os.environ:
+        return ending.status
+    # MPICH's launcher lets the others wait for a rank that leaves like this, but not for one that ends by a signal.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _START_MPI_S)
+    with suppress(ImportError):
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(ending.status)
+    return ending.status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""``halox run SCRIPT.py``: the user's own script or module, on ranks that are started or run already.
+
+Options of halox stand before the script's name or right behind it. The first word behind the name that is no option of
+halox begins the script's own arguments, which it gets untouched; ``--`` begins them as well, and is taken away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from halox.cli import catalogue, launcher
+from halox.errors import HaloxError
+
+USAGE = """\
+your own script, with the same launcher: halox run [-n RANKS] SCRIPT.py [-n RANKS] [arguments]
+your own module:                         halox run [-n RANKS] -m MODULE [-n RANKS] [arguments]
+The first word behind the name that is not -n begins the script's own arguments; so does --.
+The name of a mini-app stands for the app; write ./NAME for a script of that name."""
+
+RUNNER = Path(__file__).with_name("runner.py")
+
+_DIGITS = 10
+
+
+@dataclass(frozen=True)
+class Script:
+    """A program of the user's.
+
+    Attributes
+    ----------
+    kind : {"file", "module"}
+    target : str
+        The file's path or the module's name.
+    ranks : int or None
+        How many were asked for.
+    arguments : tuple of str
+        The program's own.
+    """
+
+    kind: Literal["file", "module"]
+    target: str
+    ranks: int | None
+    arguments: tuple[str, ...]
+
+
+def read(words: Sequence[str]) -> Script | None:
+    """Return the program that a command line asks for; None if it asks for a mini-app, a list or help.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Those after ``halox run``.
+
+    Raises
+    ------
+    HaloxError
+        If a number of ranks is none, or given twice; if ``--json`` is given with a script; if there is no such file, or
+        neither an app nor a file of the name.
+    """
+    ranks, place = _ranks(words, 0, None)
+    as_json = words[place : place + 1] == ["--json"]
+    if as_json:
+        ranks, place = _ranks(words, place + 1, ranks)
+    is_over = words[place : place + 1] == ["--"]
+    place += is_over
+    if place == len(words):
+        return None
+    kind: Literal["file", "module"] = "file"
+    target = words[place]
+    if target == "-m" and not is_over:
+        kind, place = "module", place + 1
+        if place == len(words):
+            raise HaloxError("halox run -m: the name of a module must follow")
+        target = words[place]
+    elif (target.startswith("-") and not is_over) or not _is_script(target):
+        return None
+    if as_json:
+        raise HaloxError(
+            f"--json is for mini-apps, and {target} is a script of yours; put options of its own behind its name"
+        )
+    place += 1
+    if not is_over:
+        ranks, place = _ranks(words, place, ranks)
+        place += list(words[place : place + 1]) == ["--"]
+    return Script(kind, target, ranks, tuple(words[place:]))
+
+
+def _ranks(words: Sequence[str], place: int, ranks: int | None) -> tuple[int | None, int]:
+    """Read ``-n`` where it stands at a place; return the ranks and the place behind."""
+    while place < len(words):
+        word = words[place]
+        if word in ("-n", "--ranks"):
+            value = words[place + 1] if place + 1 < len(words) else ""
+            step = 2
+        elif word.startswith("--ranks="):
+            value, step = word.removeprefix("--ranks="), 1
+        elif word.startswith("-n") and word[2:].isdecimal():
+            value, step = word[2:], 1
+        else:
+            break
+        own = "if it is an option of the script's own, write -- in front of it"
+        if ranks is not None:
+            raise HaloxError(f"{word}: the number of ranks is given twice, {ranks} before; {own}")
+        ranks = int(value) if value.isdecimal() and len(value) < _DIGITS else 0
+        if ranks < 1:
+            raise HaloxError(
+                f"{word}: expected a number of ranks, at least 1, got {value!r}; {own}"
+            )
+        place += step
+    return ranks, place
+
+
+def _is_script(name: str) -> bool:
+    """Whether a name is a script's; no for that of an app.
+
+    Raises
+    ------
+    HaloxError
+        If it is neither.
+    """
+    path = Path(name)
+    if not name.endswith(".py") and os.sep not in name:
+        apps = catalogue.names()
+        if name in apps:
+            return False
+        if not path.is_file():
+            raise HaloxError(
+                f"{name!r} is neither a mini-app ({', '.join(apps)}) nor a file here; run a script of yours by its "
+                f"file (halox run {name}.py -n 4) or its module (halox run -m {name} -n 4)"
+            )
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is no file"
+        raise HaloxError(
+            f"the script {name!r} {what}; give the path of a Python file, or a module with -m"
+        )
+    return True
+
+
+def start(script: Script) -> NoReturn:
+    """Become the program, on one rank; or the launcher that runs it on several.
+
+    Parameters
+    ----------
+    script : Script
+
+    Raises
+    ------
+    HaloxError
+        If the number of ranks asked for is not the number that the launcher around has started; if the launcher
+        belongs to another MPI library than mpi4py loads.
+    MissingPackageError
+        If ranks are to be started, and no launcher or no MPI library is found.
+
+    Notes
+    -----
+    Replaces this process: standard input and output, signals and the exit status are the program's, or the launcher's.
+    """
+    present, asked = launcher.running_ranks(), script.ranks
+    if present is None and asked is not None and asked > 1:
+        found = launcher.fitting()
+        line = [found.path, "-n", str(asked), *_python(script, asked)]
+        launcher.become(line, launcher.environment(asked) | launcher.keep_input(found))
+    if present is not None and asked is not None and asked != present:
+        raise HaloxError(launcher.wrong_size(asked, present, "halox run"))
+    environ = launcher.mpi_defaults() | dict(os.environ) | launcher.python_path()
+    launcher.become(_python(script, present or 1), environ)
+
+
+def _python(script: Script, ranks: int) -> list[str]:
+    """Return the command line of one rank."""
+    # A launcher would take a lone colon for its own; the runner takes the sign in front away.
+    arguments = [f"={argument}" for argument in script.arguments]
+    return [sys.executable, "-P", str(RUNNER), str(ranks), script.kind, script.target, *arguments]
