@@ -98,7 +98,7 @@ class Story:
             functions = self._rehearsed()
         except Exception as error:
             return {"unprepared": f"{type(error).__name__}: {error}"}
-        os.environ["HALOX_TIMEOUT"] = f"{PATIENT_S if row.is_short else LIMIT_S}"
+        os.environ["HALOX_TIMEOUT"] = f"{row.limit_s}"
         for _ in range(_TRIES):
             scene = Scene(self._comm, row.path)
             self._kept.append(scene)

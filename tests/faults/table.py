@@ -19,6 +19,9 @@ LIMIT_S = 1.0
 SLACK_S = 8.0
 """How much later than that the error may come: the machine may be busy with other things."""
 
+ELSEWHERE_S = 6.0
+"""HALOX_TIMEOUT where ranks make different calls: they find out after a second or two."""
+
 SHORT_S = 0.25
 """How long a rank stops that is waited for."""
 
@@ -56,6 +59,13 @@ class Row:
     def is_short(self) -> bool:
         """Whether all ranks get to the end of the call."""
         return self.fault == "stopped for a while"
+
+    @property
+    def limit_s(self) -> float:
+        """HALOX_TIMEOUT while it plays."""
+        if self.is_short:
+            return PATIENT_S
+        return ELSEWHERE_S if self.fault == "elsewhere" else LIMIT_S
 
     @property
     def is_quick(self) -> bool:
