@@ -81,7 +81,7 @@ def why_no_private_memory() -> str | None:
     if shutil.which("unshare") is None:
         return "no program 'unshare' on the PATH"
     tried = subprocess.run(
-        private_memory("1m") + ["true"], capture_output=True, text=True, timeout=60, check=False
+        [*private_memory("1m"), "true"], capture_output=True, text=True, timeout=60, check=False
     )
     said = tried.stderr.strip() or f"status {tried.returncode}"
     return None if tried.returncode == 0 else f"a file system cannot be mounted: {said}"
