@@ -11,11 +11,26 @@ from tests.support import require
 
 @pytest.fixture(scope="module")
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
+    """Stories of two ranks."""
     require("mpi")
-    return Theatre(selected(request), tmp_path_factory.mktemp("faults"))
+    return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
 
 
-def selected(request: pytest.FixtureRequest) -> list[Row]:
-    """Rows of the tests that are to run."""
-    found = (getattr(item, "callspec", None) for item in request.session.items)
-    return [spec.params["row"] for spec in found if spec is not None and "row" in spec.params]
+@pytest.fixture(scope="module")
+def theatre_of_three(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Theatre:
+    """Stories in which two ranks see what happens to a third."""
+    require("mpi")
+    return Theatre(selected(request, "theatre_of_three"), tmp_path_factory.mktemp("faults"), 2)
+
+
+def selected(request: pytest.FixtureRequest, fixture: str) -> list[Row]:
+    """Rows of the tests of this module that are to run and use a fixture."""
+    return [
+        item.callspec.params["row"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and fixture in item.fixturenames
+    ]

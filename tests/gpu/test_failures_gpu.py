@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
-    return Theatre(selected(request), tmp_path_factory.mktemp("faults"))
+    return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
 
 
 @pytest.mark.parametrize(
