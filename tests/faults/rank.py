@@ -50,7 +50,7 @@ def main(folder: Path, stories: list[list[str]], survivors: int) -> None:
         comms.append([world.Create_group(group) for _ in "ab"] if in_it else None)
     comms.reverse()
     kept: list[Any] = []
-    known: dict[tuple[str, str], int] = {}
+    known: dict[tuple[str, str, int], int] = {}
     for number, (row, cast) in enumerate(zip(rows, casts, strict=True)):
         if world.rank in cast:
             story = Story(folder, number, row, cast, comms[number], kept, known)
@@ -75,7 +75,7 @@ class Story:
         cast: list[int],
         comms: list[Any],
         kept: list[Any],
-        known: dict[tuple[str, str], int],
+        known: dict[tuple[str, str, int], int],
     ) -> None:
         from tests.faults.calls import CALLS
 
@@ -90,8 +90,10 @@ class Story:
         from tests.faults.calls import Scene
 
         row = self._row
-        faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
+        if row.fault != "killed" or not self._is_victim:  # these wait for their turn
+            faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
         meet(self._folder, f"{self._number} begins", self._comm.rank, range(self._comm.size))
+        faulthandler.dump_traceback_later(_PREPARING_S, exit=True)
         os.environ["HALOX_NODE"] = "rank" if row.path.endswith("/mpi") else ""
         os.environ["HALOX_TIMEOUT"] = f"{PATIENT_S}"
         try:
@@ -123,7 +125,7 @@ class Story:
         """Make the call with nothing happening, and return how many functions of halox it enters."""
         from tests.faults.calls import Scene
 
-        key = (self._row.call, self._row.path)
+        key = (self._row.call, self._row.path, self._cast[-1])
         if key not in self._known:
             # The first time compiles and imports.
             for _ in range(2):
