@@ -6,10 +6,13 @@ same on all ranks, while arrays come to lie where others have been. All that is 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
+import math
 import os
 import sys
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +35,7 @@ _MOST_GRIDS = 4
 _MOST_FIELDS = 6
 _MOST_PLANS = 4
 _MOST_REDUCTIONS = 3
+_ALIGNMENT = 64
 
 
 @dataclass(eq=False)
@@ -55,6 +59,37 @@ class Life:
     transpose: Any = None
 
 
+class Memory:
+    """Arrays of our own, which come to lie where others have been as soon as these are gone.
+
+    Attributes
+    ----------
+    used_again : int
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[np.ndarray] = []
+        self._free: dict[int, list[int]] = {}
+        self.used_again = 0
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an array that owns its memory as far as anybody can see."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        rounded = 1 << nbytes.bit_length()
+        free = self._free.setdefault(rounded, [])
+        if free:
+            address = free.pop()
+            self.used_again += 1
+        else:
+            self._blocks.append(np.empty(rounded + _ALIGNMENT, np.uint8))
+            start = self._blocks[-1].ctypes.data
+            address = start + -start % _ALIGNMENT
+        raw: Any = (ctypes.c_char * nbytes).from_address(address)
+        array: np.ndarray = np.ndarray(shape, dtype, buffer=raw)
+        weakref.finalize(array, free.append, address).atexit = False
+        return array
+
+
 class Lives:
     """Everything that lives."""
 
@@ -66,7 +101,7 @@ class Lives:
         self.reductions: list[tuple[Any, Any]] = []
         self.orphans: list[tuple[Any, bytes]] = []
         self.counts: Counter[str] = Counter()
-        self._addresses: set[int] = set()
+        self.memory = Memory()
         self._actions = {
             self.make_grid: 6,
             self.close_grid: 3,
@@ -161,21 +196,18 @@ class Lives:
         wanted = expected(life.case, layout, life.grid.coords, int(self.rng.integers(50)))
         self._make_room(life, layout)
         if self.rng.integers(2):
-            array = np.empty(wanted.before.shape, layout.dtype)
+            array = self.memory.array(wanted.before.shape, layout.dtype)
             life.grid.declare(array, **layout.options())
         else:
             array = life.grid.empty(layout.dtype, **layout.options())
         array[...] = wanted.before
-        address = array.ctypes.data
-        self.counts["arrays where others have been"] += address in self._addresses
-        self._addresses.add(address)
         life.fields.append(Kept(array, layout, wanted))
 
     def _make_room(self, life: Life, layout: Field) -> None:
-        """Drop a field of this layout now and then, so that the next one is likely to lie in its place."""
-        planned = [kept for _, some in life.plans for kept in some]
+        """Drop a field of this layout and its plans now and then, so that the next one is likely to lie there."""
         for number, kept in enumerate(life.fields):
-            if kept.layout is layout and kept not in planned and self.rng.integers(2):
+            if kept.layout is layout and self.rng.integers(2):
+                life.plans = [(plan, some) for plan, some in life.plans if kept not in some]
                 del life.fields[number]
                 return
 
@@ -364,7 +396,9 @@ def main(steps: str, seed: str, place: str) -> None:
             print(f"step {number} of seed {seed} failed; so far {dict(lives.counts)}", flush=True)
             raise
     if MPI.COMM_WORLD.rank == 0:
-        Path(place).write_text(json.dumps(lives.counts))
+        Path(place).write_text(
+            json.dumps(lives.counts | {"memory used again": lives.memory.used_again})
+        )
 
 
 if __name__ == "__main__":

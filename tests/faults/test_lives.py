@@ -7,7 +7,8 @@ from pathlib import Path
 from tests.faults.programs import number, result
 
 STEPS = number("HALOX_LIVES", 150)
-SEED = number("HALOX_SEED", 20261122)
+DEFAULT_SEED = 20261122
+SEED = number("HALOX_SEED", DEFAULT_SEED)
 
 
 def test_random_lives(tmp_path: Path) -> None:
@@ -18,4 +19,6 @@ def test_random_lives(tmp_path: Path) -> None:
     """
     words = ["tests.faults.lives", str(STEPS), str(SEED)]
     counts = result(words, tmp_path / "counts", limit_s=150 + STEPS / 4)
-    assert counts["exchange"] > STEPS / 20 and counts["arrays where others have been"] > 0, counts
+    assert counts["exchange"] > STEPS / 20, counts
+    # With few steps of other seeds no array may happen to come to lie where another has been.
+    assert counts["memory used again"] > 0 or SEED != DEFAULT_SEED, counts
