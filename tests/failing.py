@@ -1,268 +1,247 @@
-"""Ranks that fail: two ranks exchange by one path until rank 1 stops coming, and rank 0 writes down what it sees.
+"""Ranks that fail: started so that no launcher ends the others, stopped, and let go on again.
 
-`run` starts them, a pair for each path, and returns what was written down. A launcher ends all ranks when one is
-killed, so it starts guards instead, and each guard starts its rank in a session of its own and never fails. Ranks
-leave without MPI_Finalize, which would wait for those that are gone.
+A launcher ends all ranks when one is killed, so it starts guards instead, and each guard starts its rank in a session
+of its own, wakes it up when it has stopped itself, and never fails. Ranks tell each other and the test what they saw by
+files in one folder, and leave without MPI_Finalize, which would wait for those that are gone.
+
+::
+
+    run ── mpiexec ─┬─ guard 0 ── rank 0    python -m MODULE FOLDER ARGUMENT
+                    └─ guard 1 ── rank 1    ...
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+SHARED_MEMORY = Path("/dev/shm")
 
-LIMIT_S = 2.0
-"""HALOX_TIMEOUT of the exchanges that fail."""
-
-SLACK_S = 60.0
-"""How much later than that the error may come: others may be busy on the same cores and GPUs."""
-
-STORIES = ("stops", "stops between start and finish", "is killed")
-
-_RANK_S = 300.0
 _EXIT_S = 120.0
-_EXCHANGES = 20
+"""How long a rank that has done its work may take to end."""
+
+_POLL_S = 0.01
+_OTHERS = ("sm_segment", "vader_segment", "osc_", "pmix", "mpich_", "halox-test-")
+"""How files in shared memory begin that are MPI's or a test's own."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two ranks and the path between them; ``node`` is their HALOX_NODE."""
+class Job:
+    """Ranks to start.
 
-    path: str
-    device: str
-    node: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}{', each a node' if self.node else ''}"
-
-
-def run(
-    pairs: Sequence[Pair], folder: Path, *, at_once: int = 2, limit_s: float = 500.0
-) -> dict[Pair, dict[str, Any]]:
-    """Start all pairs, let some of them fail at a time, and return by pair what it saw.
-
-    ``"path"`` is why the path cannot be had, or None. By story: ``error`` (its kind), ``text``, ``seconds`` after
-    rank 1's end, ``next`` (the kind of error of another call) and ``gpu_s``, the seconds until a kernel had run after
-    it. ``"exit"``: status and seconds of rank 0's own end. What a rank did not come to is missing, and ``"said"`` is
-    all that the ranks printed.
+    Attributes
+    ----------
+    module : str
+        Run by each rank as ``python -m MODULE FOLDER ARGUMENT``, the argument being JSON.
+    survivors : int
+        Ranks 0 to ``survivors - 1`` must come to their end; then the job is over.
     """
+
+    module: str
+    argument: Any
+    ranks: int = 2
+    survivors: int = 1
+    limit_s: float = 120.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Ended:
+    """A job that is over.
+
+    Attributes
+    ----------
+    told : dict
+        Values that ranks have told, by name.
+    exits : list
+        Of each survivor its status, None if it had to be ended, and the seconds it took to end.
+    said : str
+        All that was printed.
+    left : list of str
+        Files of the job in shared memory that are still there.
+    """
+
+    told: dict[str, Any]
+    exits: list[dict[str, Any]]
+    said: str
+    left: list[str]
+
+
+def run(job: Job, folder: Path) -> Ended:
+    """Start the ranks, and return when they have ended, or been ended."""
     from halox.cli import launcher
 
-    environment = launcher.environment(2) | {"PYTHONPATH": str(ROOT)}
-    environment.pop("HALOX_PATH", None)
-    started = []
-    for number, pair in enumerate(pairs):
-        place = folder / str(number)
-        place.mkdir()
-        job = json.dumps([pair.path, pair.device, pair.node])
-        # Each on its own line of a log, since the launcher may be ended before it has passed on what was said.
-        command = [launcher.find().path, "-n", "2", sys.executable, str(Path(__file__).resolve())]
-        with (place / "said").open("w") as said:
-            process = subprocess.Popen(
-                [*command, "guard", str(place), job],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        started.append((process, place))
-    waiting, busy = list(started), list(started[:0])
-    end = time.monotonic() + limit_s
-    while (waiting or busy) and time.monotonic() < end:
-        busy = [(p, place) for p, place in busy if p.poll() is None and not _over(place)]
-        while waiting and len(busy) < at_once:
-            process, place = waiting.pop(0)
-            (place / "go").touch()
-            busy.append((process, place))
-        time.sleep(0.02)
-    found = {}
-    for pair, (process, place) in zip(pairs, started, strict=True):
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(end - time.monotonic(), 5.0))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        found[pair] = {
-            item.name: json.loads(item.read_text())
-            for item in place.iterdir()
-            if item.suffix == "" and item.name not in ("go", "said", "over")
-        } | {"said": (place / "said").read_text(errors="replace")[-6000:]}
-    return found
+    folder.mkdir(parents=True, exist_ok=True)
+    before = _in_shared_memory()
+    environment = launcher.environment(job.ranks) | {"PYTHONPATH": str(ROOT)} | job.environment
+    for name in ("HALOX_PATH", "HALOX_NODE"):
+        environment.pop(name, None)
+    guard_s = job.limit_s + _EXIT_S
+    words = [str(folder), str(job.survivors), str(job.limit_s), job.module]
+    command = [launcher.find().path, "-n", str(job.ranks), sys.executable, "-m", "tests.failing"]
+    # To a file: the launcher may be ended before it has passed on what was said.
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [*command, *words, json.dumps(job.argument)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(guard_s + 30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    told = {item.stem: json.loads(item.read_text()) for item in folder.glob("*.json")}
+    nothing = {"status": None, "seconds": None}
+    exits = [told.pop(f"exit {rank}", nothing) for rank in range(job.survivors)]
+    return Ended(told, exits, (folder / "said").read_text(errors="replace"), _left(folder, before))
 
 
-def _over(place: Path) -> bool:
-    return (place / "over").exists()
+def _in_shared_memory() -> set[str]:
+    with suppress(OSError):
+        return {entry.name for entry in os.scandir(SHARED_MEMORY)}
+    return set()
 
 
-def _write(place: Path, name: str, value: Any) -> None:
+def _left(folder: Path, before: set[str]) -> list[str]:
+    """Return the files that the job's ranks have mapped or made and that are there now and in some seconds."""
+    own = {line for item in folder.glob("mapped.*") for line in item.read_text().splitlines()}
+    end = time.monotonic() + 5
+    while True:
+        # Other programs of halox may run beside this one; what is theirs is gone soon.
+        left = sorted(
+            name
+            for name in _in_shared_memory() - before
+            if (name in own or "halox" in name) and not name.startswith(_OTHERS)
+        )
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+
+
+# For ranks
+
+
+def tell(folder: Path, name: str, value: Any) -> None:
     """Write a file in one go: readers see all of it or none."""
-    draft = place / f"{name}.{os.getpid()}.draft"
+    draft = folder / f"{name}.{os.getpid()}.draft"
     draft.write_text(json.dumps(value))
-    draft.rename(place / name)
+    draft.rename(folder / f"{name}.json")
 
 
-def _wait_for(path: Path, limit_s: float = _RANK_S) -> None:
-    end = time.monotonic() + limit_s
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.005)
+def read(folder: Path, name: str) -> Any:
+    """Return what was told, None if nothing was."""
+    try:
+        return json.loads((folder / f"{name}.json").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def wait_for(folder: Path, names: Iterable[str]) -> None:
+    """Wait for things to be told; the caller's own time limit bounds it."""
+    for name in names:
+        while not (folder / f"{name}.json").exists():
+            time.sleep(_POLL_S / 2)
+
+
+def meet(folder: Path, name: str, mine: int, all_of_them: Iterable[int]) -> None:
+    """Wait for other ranks without MPI."""
+    tell(folder, f"{name} {mine}", None)
+    wait_for(folder, [f"{name} {rank}" for rank in all_of_them])
+
+
+def stop(folder: Path, rank: int, until: Sequence[str] = (), seconds: float = 0.0) -> None:
+    """Stop this process by SIGSTOP until some things are told, and so many seconds more."""
+    tell(folder, f"stopped {rank}", {"until": list(until), "seconds": seconds})
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def note_mapped(folder: Path, rank: int) -> None:
+    """Remember which files in shared memory this process has mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = [line.partition(f"{SHARED_MEMORY}/")[2].removesuffix(" (deleted)") for line in maps]
+    with (folder / f"mapped.{rank}").open("a") as file:
+        file.writelines(f"{name}\n" for name in sorted({*found} - {""}))
 
 
 # A guard
 
 
-def guard(place: Path, job: str) -> None:
-    """Run a rank, and stay until rank 0 has ended, so that the launcher sees no failure."""
+def guard(folder: Path, survivors: int, limit_s: float, module: str, argument: str) -> None:
+    """Run a rank, and stay until the job is over, so that the launcher sees no failure."""
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    command = [sys.executable, __file__, "rank", str(place), job]
-    process = subprocess.Popen(command, start_new_session=True)
+    # MPICH's launcher talks to its ranks through a file that they inherit.
+    inherited = [int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ]
+    command = [sys.executable, "-m", module, str(folder), argument]
+    process = subprocess.Popen(
+        command, start_new_session=True, pass_fds=inherited, stdin=subprocess.DEVNULL
+    )
+    end = time.monotonic() + limit_s
     try:
-        if number == 0:
-            _end_of_rank_0(process, place)
-        else:
-            _wait_for(place / "over", _RANK_S + _EXIT_S)
+        if number < survivors:
+            _wait_while(lambda: process.poll() is None and not _told(folder, f"done {number}"), end)
+            since = time.monotonic()
+            _wait_while(lambda: process.poll() is None, min(end, since + _EXIT_S))
+            seconds = time.monotonic() - since
+            tell(folder, f"exit {number}", {"status": process.poll(), "seconds": seconds})
+        exits = [f"exit {rank}" for rank in range(survivors)]
+        while time.monotonic() < end and not _is_over(folder, exits):
+            _wake(folder, number, process.pid)
+            time.sleep(_POLL_S)
     finally:
         process.kill()
         process.wait()
 
 
-def _end_of_rank_0(process: subprocess.Popen[bytes], place: Path) -> None:
-    end = time.monotonic() + _RANK_S
-    while process.poll() is None and not (place / "seen").exists() and time.monotonic() < end:
-        time.sleep(0.005)
-    since = time.monotonic()
+def _wait_while(condition: Callable[[], bool], end: float) -> None:
+    while condition() and time.monotonic() < end:
+        time.sleep(_POLL_S)
+
+
+def _told(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.json").exists()
+
+
+def _is_over(folder: Path, exits: Sequence[str]) -> bool:
+    """Whether all survivors have ended, or one of them badly."""
+    found = [read(folder, name) for name in exits if _told(folder, name)]
+    return len(found) == len(exits) or any(one["status"] != 0 for one in found)
+
+
+def _wake(folder: Path, number: int, pid: int) -> None:
+    """Let the rank go on when what it has stopped for has come."""
+    asked = read(folder, f"stopped {number}")
+    if asked is None or not _is_stopped(pid):
+        return
+    if not all(_told(folder, name) for name in asked["until"]):
+        return
+    time.sleep(asked["seconds"])
+    (folder / f"stopped {number}.json").unlink()
+    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
     try:
-        status: int | None = process.wait(_EXIT_S)
-    except subprocess.TimeoutExpired:
-        status = None
-    _write(place, "exit", {"status": status, "seconds": time.monotonic() - since})
-    (place / "over").touch()
-
-
-# A rank
-
-
-def rank(place: Path, path: str, device: str, node: str) -> None:
-    """Go through all stories, each with a grid of its own."""
-    faulthandler.dump_traceback_later(_RANK_S, exit=True)
-    os.environ["HALOX_NODE"] = node
-    os.environ["HALOX_TIMEOUT"] = "60"
-    import mpi4py
-
-    mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
-    from halox.errors import PathError
-
-    comm = MPI.COMM_WORLD
-    kept: list[Any] = []  # what a grid that has failed holds is not given back while others go on
-    try:
-        # Compiles what is needed, so that this does not count as being late.
-        kept.append(_planned(comm, path, device))
-        reason = None
-    except PathError as error:
-        reason = str(error)
-    if comm.rank == 0:
-        _write(place, "path", reason)
-    if reason is None:
-        for _ in range(3):
-            kept[0][-1]()
-        _wait_for(place / "go")
-        os.environ["HALOX_TIMEOUT"] = str(LIMIT_S)
-        for story in STORIES:
-            comm.Barrier()
-            made = _planned(comm.Dup(), path, device)
-            kept.append(made)
-            if comm.rank == 0:
-                _write(place, story, _watch(made[-1], device, place, story))
-                (place / f"{story}.seen").touch()
-            else:
-                _fail(made[-1], place, story)
-    if comm.rank == 0:
-        _write(place, "seen", True)
-
-
-def _planned(comm: Any, path: str, device: str) -> tuple[Any, ...]:
-    """Make a grid, a field and its plan, used once."""
-    import halox
-
-    options: dict[str, Any] = {"periodic": True, "proc_shape": (2, 1, 1), "device": device}
-    grid = halox.Grid((32, 16, 16), comm=comm, path=path, **options)
-    u = grid.zeros("f8")
-    plan = grid.plan(u)
-    plan()
-    return grid, u, plan
-
-
-def _fail(plan: Any, place: Path, story: str) -> None:
-    """Exchange for a while, then do what the story says."""
-    for _ in range(_EXCHANGES):
-        plan()
-    if story == "stops between start and finish":
-        plan.start()
-    _write(place, f"{story}.stopped", time.time())
-    if story == "is killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    _wait_for(place / f"{story}.seen")
-
-
-def _watch(plan: Any, device: str, place: Path, story: str) -> dict[str, Any]:
-    """Exchange until that fails, and tell how it did."""
-    from halox.errors import HaloxError
-
-    saw: dict[str, Any] = {"exchanges": 0}
-    end = time.monotonic() + LIMIT_S + SLACK_S
-    try:
-        while time.monotonic() < end:
-            plan()
-            saw["exchanges"] += 1
-            if saw["exchanges"] > _EXCHANGES:
-                time.sleep(0.005)  # the queue of a GPU is not to be filled to the brim
-    except HaloxError as error:
-        saw |= {"error": type(error).__name__, "text": str(error)}
-    stopped = json.loads((place / f"{story}.stopped").read_text())
-    saw["seconds"] = time.time() - stopped
-    _write(place, story, saw)
-    try:
-        plan()
-    except HaloxError as error:
-        saw["next"] = type(error).__name__
-    if device == "gpu":
-        since = time.monotonic()
-        _use_gpu()
-        saw["gpu_s"] = time.monotonic() - since
-    return saw
-
-
-def _use_gpu() -> None:
-    """Run a kernel on a stream of its own, then wait for all that the GPU was ever given."""
-    import cupy
-
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        ones = cupy.ones(1000)
-        ones += 1
-        stream.synchronize()
-    assert float(ones.sum()) == 2000
-    cupy.cuda.Device().synchronize()
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    role, where, text = sys.argv[1:]
-    if role == "guard":
-        guard(Path(where), text)
-    else:
-        rank(Path(where), *json.loads(text))
+    place, number_of_survivors, seconds, what, argument = sys.argv[1:]
+    guard(Path(place), int(number_of_survivors), float(seconds), what, argument)

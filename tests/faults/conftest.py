@@ -1,0 +1,36 @@
+"""What the tests of faults share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.matrix import Theatre
+from tests.faults.table import Row
+from tests.support import require
+
+
+@pytest.fixture(scope="module")
+def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Theatre:
+    """Stories of two ranks."""
+    require("mpi")
+    return Theatre(selected(request, "theatre"), tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def theatre_of_three(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Theatre:
+    """Stories in which two ranks see what happens to a third."""
+    require("mpi")
+    return Theatre(selected(request, "theatre_of_three"), tmp_path_factory.mktemp("faults"), 2)
+
+
+def selected(request: pytest.FixtureRequest, fixture: str) -> list[Row]:
+    """Rows of the tests of this module that are to run and use a fixture."""
+    return [
+        item.callspec.params["row"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and fixture in item.fixturenames
+    ]

@@ -1,0 +1,134 @@
+"""The matrix of faults: which call, by which path, what happens to one rank, and when.
+
+::
+
+    calls.CALLS  x  path  x  fault (killed, stopped, raising, elsewhere)  x  stage (before, early, halfway, late)
+
+Tests run what is `QUICK`; all of it with ``pytest -m "full or not full" tests/faults``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.faults.calls import CALLS, CPU_PATHS, GPU_PATHS, PEER_PATHS
+
+LIMIT_S = 1.0
+"""HALOX_TIMEOUT where a rank is gone."""
+
+SLACK_S = 8.0
+"""How much later than that the error may come: the machine may be busy with other things."""
+
+ELSEWHERE_S = 6.0
+"""HALOX_TIMEOUT where ranks make different calls: they find out after a second or two."""
+
+SHORT_S = 0.25
+"""How long a rank stops that is waited for."""
+
+PATIENT_S = 60.0
+"""HALOX_TIMEOUT where all ranks come in the end."""
+
+FAULTS = (
+    "killed",
+    "stopped for long",
+    "stopped for a while",
+    "raising",
+    "elsewhere",
+)
+"""What happens to the last rank: SIGKILL; SIGSTOP until the others have seen an error; SIGSTOP for SHORT_S; an
+exception, after which it makes no more calls; another call than the others'."""
+
+STAGES = {"before": 0.0, "early": 0.1, "halfway": 0.5, "late": 0.9}
+"""Where that happens: at the call, or once this share of the functions of halox that it enters has been entered."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One story."""
+
+    call: str
+    path: str
+    fault: str
+    stage: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}-{self.fault}-{self.call}-{self.stage}"
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all ranks get to the end of the call."""
+        return self.fault == "stopped for a while"
+
+    @property
+    def limit_s(self) -> float:
+        """HALOX_TIMEOUT while it plays."""
+        if self.is_short:
+            return PATIENT_S
+        return ELSEWHERE_S if self.fault == "elsewhere" else LIMIT_S
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the row is run by default."""
+        chosen = QUICK.get((self.path, self.fault), {}).get(self.stage, ())
+        return self.call in chosen
+
+
+ALL = tuple(CALLS)
+_EXCHANGING = ("exchange, first", "exchange, cached", "plan.finish")
+_CACHED = ("exchange, cached", "sum, cached", "Transpose.forward, cached")
+_ON_GPU = ("Grid", "exchange, first", "exchange, cached", "plan.finish", "sum, cached", "close")
+_KILLED = ("Grid", "exchange, first", "exchange, cached", "sum, cached")
+
+QUICK: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("host/shared", "raising"): {"before": ALL, "halfway": ("Grid",)},
+    ("host/direct", "raising"): {"before": _EXCHANGING},
+    ("host/mpi", "raising"): {"before": ("Grid", "gather", "Allreduce()", *_EXCHANGING, *_CACHED)},
+    ("host/shared", "elsewhere"): {"before": ALL},
+    ("host/direct", "elsewhere"): {"before": _EXCHANGING},
+    ("host/mpi", "elsewhere"): {"before": ALL},
+    ("host/shared", "stopped for a while"): {"halfway": ALL},
+    ("host/direct", "stopped for a while"): {"halfway": _EXCHANGING},
+    ("host/mpi", "stopped for a while"): {"halfway": ("Grid", "gather", *_EXCHANGING, *_CACHED)},
+    ("host/shared", "stopped for long"): {"halfway": ("Grid", "exchange, cached", "close")},
+    ("host/mpi", "stopped for long"): {"before": ("exchange, cached", "sum, first")},
+    ("host/shared", "killed"): {"halfway": _KILLED},
+    ("host/mpi", "killed"): {"before": ("gather",), "halfway": ("exchange, cached",)},
+}
+for _path in GPU_PATHS:
+    QUICK |= {
+        (_path, "raising"): {"before": _ON_GPU},
+        (_path, "elsewhere"): {"before": ("exchange, cached",)},
+        (_path, "stopped for a while"): {"halfway": _ON_GPU},
+        (_path, "stopped for long"): {"halfway": ("Grid", "exchange, first", "exchange, cached")},
+        (_path, "killed"): {"halfway": ("Grid", "exchange, cached")},
+    }
+for _path in PEER_PATHS:
+    QUICK |= {
+        (_path, "raising"): {"before": ("exchange, cached", "plan.finish")},
+        (_path, "killed"): {"halfway": ("exchange, cached",)},
+    }
+"""By path and fault, and by stage, the calls of the rows that are run by default."""
+
+
+def rows(paths: tuple[str, ...] = CPU_PATHS) -> list[Row]:
+    """All stories on some paths, in an order in which those that can share processes follow one another."""
+    found = [
+        Row(call, path, fault, stage)
+        for path in paths
+        for fault in FAULTS
+        for stage in STAGES
+        for call in CALLS
+        if _has_meaning(call, path, fault, stage)
+    ]
+    # The quick ones first, so that they are together.
+    return sorted(found, key=lambda row: (not row.is_quick, row.fault == "killed"))
+
+
+def _has_meaning(call: str, path: str, fault: str, stage: str) -> bool:
+    if path not in CALLS[call].paths:
+        return False
+    if fault == "elsewhere":
+        # By the time of finish the other rank has sent all that it has to.
+        return stage == "before" and call != "plan.finish"
+    return True

@@ -1,0 +1,102 @@
+"""Programs that go wrong as a whole: after MPI.Finalize, with an exception on one rank, with a rank that is late."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.faults.finalised import LOCAL
+from tests.faults.programs import start
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_finalize(ranks: int, tmp_path: Path) -> None:
+    """Every call that needs MPI raises an error of halox; none ends the process."""
+    place = tmp_path / "found"
+    ended = start(["-m", "tests.faults.finalised", str(place)], ranks=ranks)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
+    for rank in range(ranks):
+        found = json.loads(Path(f"{place}.{rank}").read_text())
+        wrong = {
+            name: text
+            for name, text in found.items()
+            if not (text.startswith("HaloxError") or (name in LOCAL and text == "returned"))
+        }
+        assert not wrong, wrong
+        # Some are closed, and say so; what is made anew says why it cannot be.
+        assert "MPI" in found["Grid"] and "inali" in found["Grid"], found["Grid"]
+
+
+RAISING = """
+    import sys
+    import halox
+    g = halox.Grid((8, 8), periodic=True, proc_shape=(2, 1), device="cpu")
+    u = g.ones()
+    g.exchange(u)
+    if g.rank == 1:
+        raise RuntimeError("this program is wrong")
+    {call}
+    print("rank 0 has gone on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "g.exchange(u)",
+        *(pytest.param(c, marks=pytest.mark.full) for c in ("g.sum(u)", "g.close()", "g.zeros()")),
+    ],
+)
+def test_an_exception_on_one_rank(call: str, tmp_path: Path) -> None:
+    """Under a plain mpiexec the others end by themselves after HALOX_TIMEOUT, and tell why."""
+    script = tmp_path / "wrong.py"
+    script.write_text(dedent(RAISING).format(call=call))
+    ended = start([str(script)], plain=True, environment={"HALOX_TIMEOUT": "1"}, limit_s=60)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0, said
+    assert "RuntimeError: this program is wrong" in said
+    if call != "g.close()" or "rank 0 has gone on" not in said:
+        assert re.search(r"ExchangeTimeoutError: .*rank 1", said), said
+        assert "rank 0 has gone on" not in said
+
+
+LATE = """
+    import time
+    import halox
+    g = halox.Grid((8, 8), periodic=True, proc_shape=(2, 1), device="cpu")
+    u = g.ones()
+    g.exchange(u)
+    u[0] = 2.0
+    if g.rank == 1:
+        time.sleep({seconds})
+    g.exchange(u)
+    assert (u == 1.0).all()
+    if g.rank == 1:
+        time.sleep(0.5)
+    assert g.sum(u) == 64
+    print("rank", g.rank, "is right", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_is_late_is_told_of_once(tmp_path: Path) -> None:
+    """After ten seconds one rank prints one line: who is waited for, in which call, and where that rank is."""
+    script = tmp_path / "late.py"
+    script.write_text(dedent(LATE).format(seconds=13))
+    ended = start([str(script)])
+    assert ended.returncode == 0 and ended.stdout.count("is right") == 2, ended
+    lines = [line for line in ended.stderr.splitlines() if "rank 1" in line]
+    assert len(lines) == 1 and "exchange" in lines[0], ended.stderr
+
+
+@pytest.mark.full
+def test_ranks_that_are_in_time_print_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(dedent(LATE).format(seconds=2))
+    ended = start([str(script)])
+    assert ended.returncode == 0 and ended.stdout.count("is right") == 2, ended
+    assert not ended.stderr.strip(), ended.stderr
