@@ -108,7 +108,7 @@ class World:
         self.mpi = mpi
         self.limit_s = timeout_s()
         self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
-        self._ranks, give_back = acquire(mpi, comm)
+        self._ranks, give_back = acquire(mpi, comm, making)
         self._release = weakref.finalize(self, give_back)
         self._release.atexit = False
         ranks: Communicator = self._ranks
@@ -143,6 +143,11 @@ class World:
     def node_comm(self) -> MPI.Intracomm:
         """Communicator of the ranks of this node; the first use is collective over all ranks."""
         return self._ranks.node_comm()
+
+    @property
+    def data_comm(self) -> MPI.Intracomm:
+        """Communicator for collectives that carry users' data."""
+        return self._ranks.data_comm
 
     @property
     def turn(self) -> int | None:

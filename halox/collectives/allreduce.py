@@ -107,6 +107,7 @@ class Allreduce:
     ) -> None:
         self._world = world = World(comm, "making an Allreduce")
         self._ground = Ground(world)
+        self._tick = world.ticker("allreduce", 0)
 
         def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
@@ -190,6 +191,8 @@ class Allreduce:
             if array.shape == self.shape:  # CuPy's can be set anew
                 return launch()
         self._world.check_open()
+        if self._tick is not None and not self.captures:
+            self._tick()
         if self._on_gpu is not None:
             return self._on_gpu(array, out)
         assert self._algorithm is not None

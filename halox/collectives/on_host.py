@@ -68,7 +68,9 @@ class InRankOrder:
         what = operation, dtype, elements
         is_one_node = world.node_size == world.size
         self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
-        self._all = None if self._shared else OrderedReduction(world.comm, world.wait_all, *what)
+        self._all = (
+            None if self._shared else OrderedReduction(world.data_comm, world.wait_all, *what)
+        )
 
     def reduce(
         self,

@@ -93,7 +93,9 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
     error: Exception | None = None
     try:
         operation = find_operation(op, array.dtype)
-        combine = OrderedReduction(world.comm, world.wait_all, operation, array.dtype, array.size)
+        combine = OrderedReduction(
+            world.data_comm, world.wait_all, operation, array.dtype, array.size
+        )
         source = np.ascontiguousarray(array).reshape(-1)
         result = np.empty(array.shape, array.dtype)
     except Exception as caught:

@@ -58,6 +58,7 @@ class Stopwatch:
 
     def check(self, repeats: object) -> int:
         """Return the number of exchanges; raise on all ranks unless all ask for the same; collective."""
+        self._world.begin("measure")
         wrong = None
         number = as_int(repeats)
         if number is None or number < 1:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.errors import StateError
+from halox.errors import HaloxError, StateError
 from halox.runtime import shared_memory
 from halox.runtime.status import (
     BLOCK_BYTES,
@@ -39,6 +39,7 @@ _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 _MOST_KEPT = 62
+_MOST_NAMED = 32
 _MAKING = "the making of a communicator"
 
 _unfinished: list[Any] = []
@@ -59,6 +60,9 @@ class Communicator:
     ----------
     comm : mpi4py.MPI.Intracomm
         The duplicate.
+    data_comm : mpi4py.MPI.Intracomm
+        Another one for collectives that carry users' data, which `gather` does not match; the same where it is shared
+        memory that ranks gather in.
     rank, size : int
     nodes : tuple of int
         For each rank the number of its node.
@@ -90,19 +94,27 @@ class Communicator:
         """Resources that serve all objects that use this communicator, one after the other."""
         self._node_comm: Any = None
         waiter = Waiter(self.limit_s, True)
-        self.comm, request = parent.Idup()
-        waiter.until(
-            request.Test, lambda: f"rank {parent.rank} has waited in {_MAKING} for ranks of comm"
-        )
-        self.rank, self.size = self.comm.rank, self.comm.size
         self._waiter = waiter
+        self.comm: MPI.Intracomm = self._duplicate(parent)
+        self.rank, self.size = self.comm.rank, self.comm.size
         self._is_shared = False
         blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
         self.watch = CallWatch(mpi, self.comm, blocks, {})
         self._find_nodes()
         if self.size > 1:
             self._share_status()
-        self._waiter = Waiter(self.limit_s, self.crowded, self.watch)
+        self.data_comm: MPI.Intracomm = self.comm
+        if not (self.is_one_node and self._is_shared):
+            self.data_comm = self._duplicate(self.comm)
+        self._waiter = self.waiter(self.limit_s)
+
+    def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return a duplicate of a communicator; collective over its ranks."""
+        made, request = comm.Idup()
+        self._waiter.until(
+            request.Test, lambda: f"rank {comm.rank} has waited in {_MAKING} for ranks of comm"
+        )
+        return made
 
     def _find_nodes(self) -> None:
         """Find out which ranks share memory, and name their node alike."""
@@ -185,6 +197,7 @@ class Communicator:
 
     def waiter(self, limit_s: float) -> Waiter:
         """Return a waiter that knows this communicator's status."""
+        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
         return Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
 
     def wait(
@@ -277,6 +290,8 @@ class Communicator:
         except BaseException as error:
             self.failed = f"{error}" or type(error).__name__
             _unfinished.extend(requests)
+            if isinstance(error, self.mpi.Exception):
+                raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise
 
     def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
@@ -388,15 +403,16 @@ class Communicator:
             if self.mpi.Is_finalized():
                 return
             self.watch.drain()
-            for comm in (self._node_comm, self.comm):
-                if comm is not None and comm != self.mpi.COMM_NULL:
-                    comm.Free()
+            comms = [self.comm]
+            comms += [c for c in (self.data_comm, self._node_comm) if c not in (None, self.comm)]
+            for comm in comms:
+                comm.Free()
             self._node_comm = None
 
     def begin(self) -> None:
         """Begin anew for the next object that uses it; collective over its ranks."""
         self.limit_s = timeout_s()
-        self._waiter = Waiter(self.limit_s, self.crowded, self.watch)
+        self._waiter = self.waiter(self.limit_s)
         self.watch.renumber(0)
         self.plans = max(self.gather(self.plans, _MAKING))
 
@@ -439,7 +455,9 @@ class _Kept:
 _keyvals: dict[str, int] = {}
 
 
-def acquire(mpi: Any, parent: MPI.Intracomm) -> tuple[Communicator, Callable[[], None]]:
+def acquire(
+    mpi: Any, parent: MPI.Intracomm, making: str
+) -> tuple[Communicator, Callable[[], None]]:
     """Return a communicator of a user's ranks that nothing else uses.
 
     Parameters
@@ -447,6 +465,8 @@ def acquire(mpi: Any, parent: MPI.Intracomm) -> tuple[Communicator, Callable[[],
     mpi : module
         ``mpi4py.MPI``.
     parent : mpi4py.MPI.Intracomm
+    making : str
+        What it is for, for the text of a timeout.
 
     Returns
     -------
@@ -464,18 +484,8 @@ def acquire(mpi: Any, parent: MPI.Intracomm) -> tuple[Communicator, Callable[[],
     Collective over ``parent``.
     """
     kept = _kept_by(mpi, parent)
-    offered = np.array([kept.offered()], "i8")
-    common = offered.copy()
-    if parent.size > 1:
-        request = parent.Iallreduce(offered, common, mpi.BAND)
-        Waiter(timeout_s(), True).until(
-            request.Test,
-            lambda: (
-                f"rank {parent.rank} has waited for the other ranks of comm, not all of which have come to make "
-                "the same grid, exchange or allreduce,"
-            ),
-        )
-    numbers = [n for n in range(_MOST_KEPT) if int(common[0]) >> n & 1]
+    common = _common(mpi, parent, kept.offered(), making)
+    numbers = [n for n in range(_MOST_KEPT) if common >> n & 1]
     known = kept.all[numbers[0]] if numbers else None
     if known is not None:
         found, number = known, numbers[0]
@@ -494,6 +504,47 @@ def acquire(mpi: Any, parent: MPI.Intracomm) -> tuple[Communicator, Callable[[],
             kept.free.add(number)
 
     return found, give_back
+
+
+def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str) -> int:
+    """Return the bits that all ranks offer; the first step in which they meet.
+
+    Each rank's come by a broadcast of its own where they are few, so that those which are missing can be named.
+    """
+    rank, size = parent.rank, parent.size
+    bits = np.full(size, -1, "i8")
+    bits[rank] = offered
+    if size == 1:
+        return offered
+    if size <= _MOST_NAMED:
+        requests = [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
+    else:
+        total = np.empty(1, "i8")
+        requests = [parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND)]
+
+    def missing() -> list[int]:
+        return (
+            [r for r, one in enumerate(requests) if not one.Test()] if size <= _MOST_NAMED else []
+        )
+
+    def what() -> str:
+        away = missing()
+        whom = (
+            f"{ranks_text(away)}, of which one or more have"
+            if away
+            else "other ranks, not all of which have"
+        )
+        return (
+            f"rank {rank} has waited for {whom} come to make the same grid, exchange or allreduce,"
+        )
+
+    try:
+        Testall = mpi.Request.Testall
+        Waiter(timeout_s(), True).until(lambda: Testall(requests), what)
+    except BaseException:
+        _unfinished.extend([*requests, bits])
+        raise
+    return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
 
 
 def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:

@@ -189,6 +189,8 @@ class CallWatch:
     ----------
     number : int
         Of this rank's latest call.
+    note_after_s : float
+        Seconds of a wait after which ranks of other nodes are asked.
     failed : str
         Why no further call can be made, empty while all is well.
     """
@@ -196,6 +198,7 @@ class CallWatch:
     def __init__(
         self, mpi: Any, comm: MPI.Intracomm, blocks: dict[int, Block], pids: dict[int, int]
     ) -> None:
+        self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank
         self.blocks, self._own, self._pids = blocks, blocks[comm.rank], pids
         self.number = 0
@@ -226,6 +229,7 @@ class CallWatch:
     def renumber(self, number: int) -> None:
         """Go on from another number, the same on all ranks."""
         self.number, self.word = number, 0
+        self._heard.clear()
         for words in (self._own.ring, self._own.wait):
             for n in range(len(words)):
                 words[n] = 0
@@ -257,8 +261,8 @@ class CallWatch:
                 self._compare(rank, block)
         if waited_s > _NOTE_AFTER_S:
             self._find_ended(ranks)
-            if len(self.blocks) < self._comm.size:
-                self._exchange_notes(ranks)
+        if waited_s > self.note_after_s and len(self.blocks) < self._comm.size:
+            self._exchange_notes(ranks)
         if waited_s > _NOTICE_S and not self._is_told:
             self._tell(ranks, waited_s)
 
@@ -310,20 +314,27 @@ class CallWatch:
         """Return where this rank is and where those are that it waits for."""
         if not self.word:
             return ""
-        others = [self._place(rank) for rank in list(ranks)[:3] or self._behind()]
-        there = "".join(f", {one}" for one in others if one)
+        if len(self.blocks) < self._comm.size:
+            self._exchange_notes(ranks)
+        others = [self._place(rank) for rank in (list(ranks) or self._behind())[:3]]
+        there = "".join(f", {one}" for one in others)
         return f" in {word_text(self.word)}{there}"
 
     def _behind(self) -> list[int]:
-        """Return the ranks of the node that have not come to this rank's call."""
-        blocks = self.blocks.items()
-        return [r for r, block in blocks if block.last() >> CODE_BITS < self.number][:3]
+        """Return the ranks that have not come to this rank's call, as far as it knows."""
+        number = self.number
+        near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
+        far = set(range(self._comm.size)) - set(self.blocks)
+        heard = {rank for rank, word in self._heard.items() if word >> CODE_BITS >= number}
+        return sorted(near | (far - heard))
 
     def _place(self, rank: int) -> str:
         block = self.blocks.get(rank)
         if block is None:
             heard = self._heard.get(rank)
-            return f"rank {rank} waits in {word_text(heard)}" if heard else ""
+            if not heard or heard >> CODE_BITS < self.number:
+                return f"rank {rank} has not come"
+            return f"rank {rank} waits in {word_text(heard)}"
         last = block.last()
         if not last:
             return f"rank {rank} has made no call yet"
