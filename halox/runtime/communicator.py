@@ -529,14 +529,9 @@ def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str) -> int:
 
     def what() -> str:
         away = missing()
-        whom = (
-            f"{ranks_text(away)}, of which one or more have"
-            if away
-            else "other ranks, not all of which have"
-        )
-        return (
-            f"rank {rank} has waited for {whom} come to make the same grid, exchange or allreduce,"
-        )
+        whom = ranks_text(away) if away else "other ranks"
+        some = "" if len(away) == 1 else " (one or more of them)"
+        return f"rank {rank} has waited in {making} for {whom}{some}"
 
     try:
         Testall = mpi.Request.Testall
