@@ -18,6 +18,7 @@ from halox.errors import (
     MismatchError,
     MissingPackageError,
 )
+from halox.runtime.call_guard import CallGuard, alone_in_making
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -126,6 +127,13 @@ class World:
         For each rank the number of its node.
     node_rank, machine_rank : int
         Place among the ranks of this node; and of this machine, which ``HALOX_NODE`` may divide into several nodes.
+    guard : CallGuard
+        Of the collective calls of what is made on these ranks.
+
+    Raises
+    ------
+    StateError
+        If another thread is making one.
 
     Notes
     -----
@@ -144,6 +152,13 @@ class World:
             )
         self.mpi = mpi
         self.limit_s = timeout_s()
+        self.guard = CallGuard()
+        with alone_in_making():
+            self._join(comm)
+
+    def _join(self, comm: MPI.Intracomm) -> None:
+        """Duplicate the communicator, and find out about its ranks; collective."""
+        mpi = self.mpi
         self.comm: MPI.Intracomm = comm.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node_comm: MPI.Intracomm = self._find_node()

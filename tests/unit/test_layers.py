@@ -16,12 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
+    [{"halox.runtime"}],
     [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.world"}],
     [{"halox.messages"}],
     [{"halox.engine"}],
     [{"halox.transports"}],
     [{"halox.exchange"}, {"halox.collectives"}],
-    [{"halox.grid", "halox.xarray", "halox.field_options", "halox.transpose"}],
+    [
+        {
+            "halox.grid",
+            "halox.xarray",
+            "halox.field_options",
+            "halox.transpose",
+        }
+    ],
     [{"halox"}],
     [{"halox.cli"}],
     [{"halox.__main__"}],
