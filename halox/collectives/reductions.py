@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.ordered import OrderedReduction
+from halox.decomposition import FieldSpec
 from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.world import World
 
-_RECORD = np.dtype([("ok", "i8"), ("kind", "S8"), ("value", "V32")])
+_RECORD = np.dtype([("value", "V32"), ("what", "S32"), ("ok", "i8")])
 
 COMBINE: dict[str, Callable[[Any], Any]] = {
     "sum": np.sum,
@@ -25,21 +26,27 @@ COMBINE: dict[str, Callable[[Any], Any]] = {
 """Reduction operations by name, over an array of one value a rank."""
 
 
-def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
-    """Combine one value a rank.
+def reduce_scalar(world: World, local: Callable[[], tuple[Any, str, FieldSpec]], op: str) -> Any:
+    """Combine one value a rank, of fields of one dtype and layout.
 
     Parameters
     ----------
     world : World
         The ranks.
     local : callable
-        Returns this rank's value, a NumPy scalar; may raise a `HaloxError`, which all ranks then raise.
+        Returns this rank's value, a NumPy scalar; its fields' dtypes, and their layout. May raise a `HaloxError`, which
+        all ranks then raise.
     op : {"sum", "prod", "min", "max"}
 
     Returns
     -------
     numpy scalar
         The same bits on every rank.
+
+    Raises
+    ------
+    MismatchError
+        If dtypes or layouts differ between ranks; names both.
 
     Notes
     -----
@@ -48,9 +55,10 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     record = np.zeros(1, _RECORD)
     error: HaloxError | None = None
     try:
-        value = np.asarray(local())
+        found, dtypes, spec = local()
+        value = np.asarray(found)
         record["ok"] = 1
-        record["kind"] = value.dtype.str.encode()
+        record["what"] = f"{dtypes} {spec.digest}".encode()  # the value's dtype follows
         record["value"] = value.tobytes().ljust(32, b"\0")
     except HaloxError as caught:
         error = caught
@@ -59,17 +67,11 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     world.wait([request], "in a reduction for the other ranks")
     if not gathered["ok"].all():
         world.agree(error, "a reduction")
-    kinds = [kind.decode() for kind in gathered["kind"].tolist()]
-    if len(set(kinds)) > 1:
-        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
-        raise MismatchError(
-            f"a reduction needs the same dtype on all ranks: rank 0 has {kinds[0]}, rank {other} has "
-            f"{kinds[other]}"
-        )
-    dtype = np.dtype(kinds[0])
-    values = np.frombuffer(
-        b"".join(raw.tobytes()[: dtype.itemsize] for raw in gathered["value"]), dtype
-    )
+    if len(set(gathered["what"].tolist())) > 1:
+        names = ", ".join(str(np.dtype(name)) for name in dtypes.split(","))
+        world.compare({"the field reduced": f"{names}, {spec}"}, "a reduction")
+    dtype = value.dtype
+    values = np.ndarray(world.size, dtype, gathered.data, 0, (_RECORD.itemsize,)).copy()
     return COMBINE[op](values)
 
 

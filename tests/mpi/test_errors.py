@@ -114,6 +114,11 @@ def reduce_unlike(comm: World) -> None:
         g.sum(g.zeros(only_on(comm, 0, "f8", "i8")))
 
 
+def reduce_unlike_layouts(comm: World) -> None:
+    with grid(comm) as g:
+        g.sum(g.zeros(components=3) if comm.rank == 0 else g.zeros(components_after=3))
+
+
 def gather_unlike(comm: World) -> None:
     with grid(comm) as g:
         g.gather(g.zeros(only_on(comm, 0, "f8", "f4")))
@@ -132,6 +137,14 @@ def started_twice(comm: World) -> None:
 def finished_unstarted(comm: World) -> None:
     with grid(comm) as g:
         g.plan(g.zeros()).finish()
+
+
+def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
+    with grid(comm) as g:
+        u = np.zeros(g.padded_shape)
+        g.exchange(u)
+        change(u)
+        g.exchange(u)
 
 
 # What is done, the error, and words that its text must hold. ">1": with several ranks only.
@@ -241,7 +254,22 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         MismatchError,
         r"sends \d+ datatype\(s\)|message",
     ),
+    "an array one cell too long": (
+        with_field(lambda g: np.zeros((g.padded_shape[0] + 1, *g.padded_shape[1:]))),
+        FieldError,
+        r"does not fit.*grid\.declare\(array, .*staggered=",
+    ),
     "a read-only array": (with_field(read_only), FieldError, "read-only"),
+    "an array made read-only after its first exchange": (
+        lambda c: _changed_later(c, lambda u: u.setflags(write=False)),
+        FieldError,
+        "read-only",
+    ),
+    "an array given another shape after its first exchange": (
+        lambda c: _changed_later(c, lambda u: setattr(u, "shape", (-1,))),
+        FieldError,
+        "does not fit",
+    ),
     "a masked array": (
         with_field(lambda g: np.ma.zeros(g.padded_shape)),
         FieldError,
@@ -259,7 +287,16 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     "start without finish": (started_twice, StateError, "finish"),
     "finish without start": (finished_unstarted, StateError, "start"),
     "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
-    "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "same dtype"),
+    "a sum of unlike dtypes >1": (
+        reduce_unlike,
+        MismatchError,
+        r"rank 0 has float64, .* rank 1 has int64",
+    ),
+    "a sum of unlike layouts >1": (
+        reduce_unlike_layouts,
+        MismatchError,
+        r"rank 0 has float64, .*halo=.* rank 1 has float64, .*halo=",
+    ),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "an unknown reduction": (using("allreduce", 1.0, op="median"), FieldError, "op must be"),
     "the minimum of complex numbers": (

@@ -235,7 +235,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
         grid.exchange(mine)
     del u, mine
     gc.collect()
-    assert len(grid._plans._by_layout) == 0
+    assert len(grid._plans) == 0
     assert len(grid._layouts) == 0
     grid._plans.sweep()
     assert len(grid._surroundings.arena._windows) < 12, "blocks are used again"
