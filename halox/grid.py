@@ -45,6 +45,7 @@ from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
 from halox.field_layouts import FieldLayouts
 from halox.field_options import field_spec, fixed_dtype
+from halox.runtime.call_guard import one_thread
 from halox.transports.base import Operation
 from halox.world import World
 
@@ -118,7 +119,7 @@ class Grid:
     Notes
     -----
     Collective over ``comm``, as are `close`, the field factories, the reductions and everything that exchanges.
-    All errors are raised on all ranks or on none.
+    All errors are raised on all ranks or on none. One thread at a time: a second one is refused with a `StateError`.
 
     Examples
     --------
@@ -327,6 +328,7 @@ class Grid:
         )
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
 
+    @one_thread
     def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
         """Bring the owned cells of all ranks together.
 
@@ -397,6 +399,8 @@ class Grid:
             If an array does not fit the grid: shape, device, read-only.
         MismatchError
             If the ranks' fields do not match.
+        StateError
+            If another thread is inside a collective call of this grid.
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
 
@@ -502,6 +506,7 @@ class Grid:
 
         return self._make_plan(draft, keep=keep, path=path)
 
+    @one_thread
     def _make_plan(
         self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None
     ) -> Plan:
@@ -542,7 +547,7 @@ class Grid:
             call with one.
         StateError
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
-            ranks share a GPU or are on several nodes.
+            ranks share a GPU or are on several nodes; if another thread is inside a collective call of this grid.
         ExchangeTimeoutError
             If a rank does not come within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one did not
             come to an earlier call. That result, and those since, are not valid.
@@ -612,7 +617,8 @@ class Grid:
         """
         self._world.check_open()
         if self._numbers is not None and is_device_array(array):
-            return self._numbers.array(array, op, out)
+            with self._world.guard:
+                return self._numbers.array(array, op, out)
 
         def prepare() -> np.ndarray[Any, Any]:
             host = np.ascontiguousarray(to_host(array))
@@ -621,8 +627,9 @@ class Grid:
                 check_out(describe(out, "out"), np.shape(array), host.dtype)
             return host
 
-        host = self._world.guarded(prepare, "an allreduce")
-        result = reduce_array(self._world, host.reshape(np.shape(array)), op)
+        with self._world.guard:
+            host = self._world.guarded(prepare, "an allreduce")
+            result = reduce_array(self._world, host.reshape(np.shape(array)), op)
         if out is not None:
             if is_device_array(out):
                 as_device_array(out)[...] = self.xp.asarray(result)
@@ -642,7 +649,8 @@ class Grid:
                 return out
         self._world.check_open()
         if self._numbers is not None:
-            return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
+            with self._world.guard:
+                return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
 
         def value() -> tuple[Any, str, FieldSpec]:
             cells = [one.view() for one in self._cells(name, fields)]
@@ -656,7 +664,8 @@ class Grid:
             return found, dtypes, self.layout(fields[0]).spec
 
         op = name if name in ("min", "max") else "sum"
-        result = reduce_scalar(self._world, value, op)
+        with self._world.guard:
+            result = reduce_scalar(self._world, value, op)
         if name == "norm":
             result = np.sqrt(result)
         if out is None:
@@ -677,6 +686,7 @@ class Grid:
 
     # Life
 
+    @one_thread
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
@@ -732,6 +742,7 @@ class Grid:
         layout.check_widths()
         return layout
 
+    @one_thread
     def _new(self, dtype: Any, value: Any, options: dict[str, Any]) -> Any:
         self._world.check_open()
 

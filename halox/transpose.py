@@ -23,6 +23,7 @@ from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
+from halox.runtime.call_guard import one_thread
 
 _MAKING = "the making of a transpose"
 
@@ -67,7 +68,8 @@ class Transpose:
     Notes
     -----
     Collective over the grids' ranks. Plans are made on ``grid_a`` and end with either grid, so that both must stay open
-    as long as the transpose is used. Errors are raised on all ranks or on none.
+    as long as the transpose is used. Where threads are concerned, its calls count as calls of ``grid_a``. Errors are
+    raised on all ranks or on none.
 
     Examples
     --------
@@ -116,16 +118,17 @@ class Transpose:
             return order
 
         of_b = grid_b._decomposition
-        self.axes: tuple[int, ...] = self._world.guarded(check, _MAKING)
-        self._compare(
-            {
-                "axes": self.axes,
-                "path": path,
-                "proc_shape of grid_b": of_b.proc_shape,
-                "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
-                "placement of grid_b": of_b.placement.coords,
-            }
-        )
+        with self._world.guard:
+            self.axes: tuple[int, ...] = self._world.guarded(check, _MAKING)
+            self._compare(
+                {
+                    "axes": self.axes,
+                    "path": path,
+                    "proc_shape of grid_b": of_b.proc_shape,
+                    "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
+                    "placement of grid_b": of_b.placement.coords,
+                }
+            )
 
     def forward(self, u: Any, v: Any) -> None:
         """Set the cells of ``v`` to those of ``u``.
@@ -222,6 +225,7 @@ class Transpose:
             self._plans.add(direction, (u, v), plan)
         plan.__call__()
 
+    @one_thread
     def _make(self, direction: str, u: Any, v: Any, *, keep: bool, path: str | None = None) -> Plan:
         if self._closed:
             raise ClosedError("the transpose is closed; make a new one")

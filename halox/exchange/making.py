@@ -113,7 +113,7 @@ def make_plan(
     report = Report(world.rank, operation, names, tuple(rows))
     channels, cargoes = [c for c, _ in made], [cargo for _, cargo in made]
     stopwatch = Stopwatch(world, drafted.device, cargoes)
-    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch)
+    plan = Plan(channels, report, drafted.sends, world.check_open, stopwatch, guard=world.guard)
     if keep:
         plan.arrays = drafted.arrays
     return plan

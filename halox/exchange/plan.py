@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
 from halox.messages import Message
+from halox.runtime.call_guard import CallGuard
 from halox.transports.base import Channel
 
-_READY, _STARTED, _FAILED = range(3)
+# The first is false: a call looks at the state and at the guard's user alike.
+_READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 
 
 class Plan:
@@ -44,6 +46,8 @@ class Plan:
         messages: Sequence[Message],
         check_open: Callable[[], None],
         stopwatch: Stopwatch | None = None,
+        *,
+        guard: CallGuard,
     ) -> None:
         self._channels = tuple(channels)
         # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
@@ -56,6 +60,7 @@ class Plan:
         self._report = report
         self._stopwatch = stopwatch
         self._check_open = check_open
+        self._guard = guard
         self._state = _READY
         self.arrays: tuple[Any, ...] = ()
         sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
@@ -64,11 +69,23 @@ class Plan:
 
     def __call__(self) -> None:
         """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
-        self._enter(_READY, "called between start() and finish(); call finish() first")
-        for start in self._starts_at_once:
-            start()
-        for finish in self._finishes:
-            finish()
+        # As `_advance`, without the time that another call takes.
+        guard = self._guard
+        if self._state or guard.user:
+            self._refuse(_READY, "called between start() and finish(); call finish() first")
+        guard.user = self._state = _RUNNING
+        if self._checks:
+            self._check(_READY)
+        try:
+            for start in self._starts_at_once:
+                start()
+            for finish in self._finishes:
+                finish()
+        except BaseException:
+            self._state = _FAILED
+            raise
+        finally:
+            guard.user = 0
         self._state = _READY
 
     def start(self) -> None:
@@ -78,7 +95,7 @@ class Plan:
         ------
         StateError
             If the last one was not finished, or has failed; if the current stream is being captured, and a path
-            of the plan cannot be.
+            of the plan cannot be; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
@@ -90,10 +107,11 @@ class Plan:
         On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
         current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
         """
-        self._enter(_READY, "start() was called twice; call finish() between two starts")
-        for start in self._starts:
-            start()
-        self._state = _STARTED
+        self._advance(
+            (_READY, _STARTED),
+            self._starts,
+            "start() was called twice; call finish() between two starts",
+        )
 
     def finish(self) -> None:
         """End the exchange: the halos hold the neighbours' values, on a GPU for what is put on the current stream now.
@@ -102,27 +120,61 @@ class Plan:
         ------
         StateError
             If it was not started, or has failed; if the current stream is being captured, and a path of the plan
-            cannot be.
+            cannot be; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
         """
-        self._enter(_STARTED, "finish() was called without start(); call start() first")
-        for finish in self._finishes:
-            finish()
-        self._state = _READY
+        self._advance(
+            (_STARTED, _READY),
+            self._finishes,
+            "finish() was called without start(); call start() first",
+        )
 
-    def _enter(self, expected: int, misuse: str) -> None:
-        """Check that a call is in order; what it does counts as failed until it has come to its end."""
+    def _advance(
+        self, states: tuple[int, int], steps: Sequence[Callable[[], object]], misuse: str
+    ) -> None:
+        """Take steps that lead from one state to another; no other thread comes in, and an error counts as failed."""
+        before, after = states
+        guard = self._guard
+        if self._state != before or guard.user:
+            self._refuse(before, misuse)
+        guard.user = self._state = _RUNNING
+        if self._checks:
+            self._check(before)
+        try:
+            for step in steps:
+                step()
+        except BaseException:
+            self._state = _FAILED
+            raise
+        finally:
+            guard.user = 0
+        self._state = after
+
+    def _check(self, before: int) -> None:
+        """Let the channels refuse, as if nothing had been called."""
+        try:
+            for check in self._checks:
+                check()
+        except BaseException:
+            self._guard.user, self._state = 0, before
+            raise
+
+    def _refuse(self, before: int, misuse: str) -> NoReturn:
+        """Raise the reason why a call that needs a state cannot be made now."""
         self._check_open()
-        if self._state != expected:
-            if self._state == _FAILED:
-                misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
-            raise StateError(misuse)
-        for check in self._checks:
-            check()
-        self._state = _FAILED
+        if self._state == _RUNNING:
+            raise StateError(
+                "another thread is inside this plan; call it from one thread, or make a plan for each, on a grid of "
+                "its own"
+            )
+        if self._state == _FAILED:
+            misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
+        elif self._state == before:
+            self._guard.refuse()
+        raise StateError(misuse)
 
     def explain(self) -> Report:
         """Return, for each message, its bytes, runs, path, the reason for it, and microseconds.
@@ -152,7 +204,7 @@ class Plan:
         HaloxError
             On all ranks, if ``repeats`` is no number of exchanges, or differs between ranks.
         StateError
-            If the last exchange was not finished, or has failed.
+            If the last exchange was not finished, or has failed; if another thread is inside a call of the same grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
@@ -166,18 +218,33 @@ class Plan:
         self._check_open()
         if self._stopwatch is None:
             raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        self._stopwatch.check(repeats)
-        self._enter(
-            _READY, "measure() was called between start() and finish(); call finish() first"
+        stopwatch = self._stopwatch
+
+        def measure() -> None:
+            found = stopwatch.measure(self._channels, repeats)
+            self._report = self._report.measured(found)
+
+        with self._guard:
+            stopwatch.check(repeats)
+        self._advance(
+            (_READY, _READY),
+            (measure,),
+            "measure() was called between start() and finish(); call finish() first",
         )
-        found = self._stopwatch.measure(self._channels, repeats)
-        self._report = self._report.measured(found)
-        self._state = _READY
         return self._report
 
     def close(self) -> None:
-        """Give back buffers and requests; local, and harmless when repeated."""
+        """Give back buffers and requests; local, and harmless when repeated.
+
+        Raises
+        ------
+        StateError
+            If another thread is inside this plan.
+        """
+        if self._state == _RUNNING:
+            self._refuse(_RUNNING, "")
         self._release()
+        self._state = _CLOSED
         self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
         self._check_open = _raise_closed
 

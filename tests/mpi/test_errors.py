@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from halox.errors import (
     MissingPackageError,
     StateError,
 )
+from halox.runtime.call_guard import alone_in_making
 
 World = MPI.Intracomm
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
@@ -145,6 +147,30 @@ def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
         g.exchange(u)
         change(u)
         g.exchange(u)
+
+
+def _plan_in_two_threads(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan._starts_at_once = (lambda: _in_another_thread(plan), *plan._starts_at_once)
+        plan()
+
+
+def _grid_in_two_threads(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan._starts_at_once = (lambda: _in_another_thread(g.zeros), *plan._starts_at_once)
+        plan()
+
+
+def _grids_by_two_threads(comm: World) -> None:
+    with alone_in_making():
+        _in_another_thread(lambda: grid(comm))
+
+
+def _in_another_thread(call: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(call).result()
 
 
 # What is done, the error, and words that its text must hold. ">1": with several ranks only.
@@ -284,6 +310,9 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     "a closed grid": (closed, ClosedError, "closed"),
     "a plan of a closed grid": (plan_of_closed_grid, ClosedError, "closed"),
     "a closed plan": (closed_plan, ClosedError, "closed"),
+    "a plan in two threads": (_plan_in_two_threads, StateError, "another thread is inside this"),
+    "a grid in two threads": (_grid_in_two_threads, StateError, "another thread is inside"),
+    "grids made by two threads": (_grids_by_two_threads, StateError, "another thread is making"),
     "start without finish": (started_twice, StateError, "finish"),
     "finish without start": (finished_unstarted, StateError, "start"),
     "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
