@@ -336,6 +336,7 @@ class World:
         """Free the communicators; collective, and harmless when repeated."""
         if not self.closed:
             self.closed = True
+            self.guard.shut()
             self.node_comm.Free()
             self.comm.Free()
 

@@ -27,13 +27,13 @@ class CallGuard:
     Attributes
     ----------
     user : int
-        0 while no thread is inside.
+        0 while no thread is inside, negative once the object is closed.
     """
 
-    __slots__ = ("_depth", "user")
+    __slots__ = ("_depth", "_idle", "user")
 
     def __init__(self) -> None:
-        self.user = 0
+        self.user = self._idle = 0
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -45,9 +45,9 @@ class CallGuard:
             If another thread is.
         """
         me = get_ident()
-        if self.user and self.user != me:
-            self.refuse()
-        if self.user:
+        if self.user > 0:
+            if self.user != me:
+                self.refuse()
             self._depth += 1
         self.user = me
 
@@ -56,7 +56,13 @@ class CallGuard:
         if self._depth:
             self._depth -= 1
         else:
-            self.user = 0
+            self.user = self._idle
+
+    def shut(self) -> None:
+        """Send calls that look at `user` alone the long way, on which they find out that the object is closed."""
+        self._idle = -1
+        if self.user <= 0:
+            self.user = -1
 
     def refuse(self) -> NoReturn:
         """Raise the error of a thread that comes second."""

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import StateError
+from halox.errors import ClosedError, StateError
 from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
@@ -206,3 +206,14 @@ def test_two_grids_in_two_threads(node: str, comm: World, monkeypatch: pytest.Mo
     assert agree(not wrong, comm), wrong
     for g in grids:
         g.close()
+
+
+def test_a_plan_whose_ranks_are_gone(comm: World) -> None:
+    """A call asks neither whether the grid is open nor which thread it is in, and notices both."""
+    g = make_grid(comm.Dup())
+    plan = g.plan(g.zeros())
+    plan()
+    g._world.close()
+    for call in (plan, plan.start, plan.measure):
+        with pytest.raises(ClosedError, match="grid or exchange is closed"):
+            call()
