@@ -27,10 +27,9 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     decompose,
-    infer_spec,
     normalise_halo,
 )
-from halox.engine.arrays import Described, as_ndarray, describe
+from halox.engine.arrays import as_ndarray, describe
 from halox.engine.cuda import is_device_array
 from halox.engine.devices import (
     allocate,
@@ -42,7 +41,7 @@ from halox.engine.devices import (
     to_host,
 )
 from halox.engine.operations import find_operation
-from halox.errors import DecompositionError, DeviceError, FieldError, HaloxError
+from halox.errors import DecompositionError, FieldError, HaloxError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import check_apart, halo_draft
@@ -51,9 +50,11 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path
 from halox.exchange.surroundings import Surroundings
+from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
 from halox.notebook import html_facts
+from halox.runtime.call_guard import one_thread
 from halox.transports.base import Operation
 from halox.values import as_bool, check_bool, shortened, shown
 from halox.world import World
@@ -128,7 +129,7 @@ class Grid:
     Notes
     -----
     Collective over ``comm``, as are `close`, the field factories, the reductions and everything that exchanges.
-    All errors are raised on all ranks or on none.
+    All errors are raised on all ranks or on none. One thread at a time: a second one is refused with a `StateError`.
 
     Examples
     --------
@@ -157,9 +158,7 @@ class Grid:
     ) -> None:
         self._world = world = World(comm, "making a grid")
         self._surroundings = Surroundings(world)
-        self._plans = PlanCache()
-        self._layouts: dict[int, tuple[weakref.ref[Any], FieldLayout]] = {}
-        self._plan_number = 0
+        self._plan_number = self._made = 0
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
 
@@ -200,6 +199,9 @@ class Grid:
         self.padded_shape: tuple[int, ...] = self._layout.padded_shape
         self.rank_shape: tuple[int, ...] = self._decomposition.rank_shape(self.rank)
         self.owned: tuple[slice, ...] = self._layout.owned
+        self._layouts = FieldLayouts(self._decomposition, self.rank, self.halo, self.device_id)
+        self._plans = PlanCache(self._layouts.keys)
+        self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
         self.xp: Any = array_module(self.device_id)
         self._numbers: DeviceNumbers | None = None
@@ -290,7 +292,7 @@ class Grid:
     def declare(self, array: Any, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
 
-        Needed only where its shape alone leaves that open, or its halo is not the grid's.
+        Needed where its shape alone leaves that open, where it is staggered, or where its halo is not the grid's.
 
         Parameters
         ----------
@@ -307,34 +309,24 @@ class Grid:
         ------
         FieldError
             If the array does not have the shape that this layout gives on this rank.
+        DeviceError
+            If it is on another device than the grid's fields.
 
         Notes
         -----
-        Local. Holds for this array object; views of it are read by their own shapes.
+        Local; to be the same on all ranks. Holds for every array of the same address, shape, strides and dtype, such as
+        ``array[:]``, as long as the array that owns the memory lives; other views are read by their own shapes. An
+        array may be declared again: plans made by `plan` stay as they are, all other calls follow.
         """
         self._world.check_open()
-        field = self._field_layout(layout)
-        self._check_place(describe(array))
-        if tuple(array.shape) != field.padded_shape:
-            raise FieldError(
-                f"array: shape {tuple(array.shape)} is not the {field.padded_shape} that this layout has on rank "
-                f"{self.rank}; allocate with grid.zeros to get it right"
-            )
-        self._remember(array, field)
+        self._layouts.declare(array, self._field_layout(layout))
         if self._numbers is not None:
             self._numbers.forget()
         return array
 
     def layout(self, field: Any) -> FieldLayout:
         """Return where the cells of a field lie: its shape, interior, owned points, regions; local."""
-        entry = self._layouts.get(id(field))
-        if entry is not None and entry[0]() is field:
-            return entry[1]
-        self._check_place(describe(field, "field"))
-        spec = infer_spec(self._decomposition, self.rank, field.shape, self.halo)
-        found = FieldLayout(self._decomposition, self.rank, spec)
-        self._remember(field, found)
-        return found
+        return self._layouts.find(field)
 
     def interior(self, field: Any) -> Any:
         """Return a view of a field without its halo: the cells this rank owns; local."""
@@ -364,6 +356,7 @@ class Grid:
         )
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
 
+    @one_thread
     def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
         """Bring the owned cells of all ranks together.
 
@@ -412,7 +405,8 @@ class Grid:
         Parameters
         ----------
         *fields : array
-            Made by this grid, or arrays of its padded shape on its device; any dtypes. All travel together, in one
+            Made by this grid, or arrays of its padded shape on its device; any dtypes. Component axes are found from
+            the shape; staggered arrays, and those with another halo, need `declare`. All travel together, in one
             message a neighbour.
         corners : bool, optional
             With edges and corners; the grid's setting by default.
@@ -423,19 +417,23 @@ class Grid:
             If an array does not fit the grid: shape, device, read-only.
         MismatchError
             If the ranks' fields do not match.
+        StateError
+            If another thread is inside a collective call of this grid.
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
 
         Notes
         -----
-        Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks.
-        Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
+        Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks. New
+        is also a NumPy array whose shape, dtype or permission to be written has changed, and one that was declared
+        otherwise since. The last 512 plans are kept. Ordered with CuPy's current stream on a GPU. Halo cells
+        outside the grid are left alone.
         """
         key = self.corners if corners is None else as_bool(corners)
         plan = self._plans.find(key, fields)
         if plan is None:
             plan = self._cached("copy", fields, corners, key)
-        plan()
+        plan.__call__()  # plan() takes longer to find it
 
     def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
         """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
@@ -451,7 +449,7 @@ class Grid:
         plan = self._plans.find(key, fields)
         if plan is None:
             plan = self._cached("add", fields, corners, key)
-        plan()
+        plan.__call__()
 
     def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
@@ -516,7 +514,7 @@ class Grid:
             layouts = [self.layout(field) for field in fields]
             for field, layout in zip(fields, layouts, strict=True):
                 found = describe(field)
-                self._check_place(found)
+                self._layouts.check_place(found)
                 if not found.writable:
                     raise FieldError("field is read-only; its halo cannot be filled")
                 if operation == "add" and found.dtype.kind not in "iufc":
@@ -526,13 +524,16 @@ class Grid:
                 layout.check_widths()
             if operation == "add":
                 check_apart([describe(field) for field in fields])
-            return halo_draft(
+            drafted = halo_draft(
                 fields, layouts, operation=operation, corners=with_corners, device=self.device_id
             )
+            numbers = tuple(map(self._layouts.number, fields))
+            return replace(drafted, numbers=numbers, specs=tuple(str(x.spec) for x in layouts))
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         return self._make_plan(draft, keep=keep, path=path, call=call)
 
+    @one_thread
     def _make_plan(
         self, draft: Callable[[], Draft], *, keep: bool, path: str | None = None, call: str
     ) -> Plan:
@@ -568,10 +569,11 @@ class Grid:
         FieldError
             If the dtype has no such operation, the array does not fit the grid, or ``out`` the result.
         MismatchError
-            If the ranks' dtypes differ; on a GPU at the first call with a dtype.
+            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU dtypes only, at the first
+            call with one.
         StateError
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
-            ranks share a GPU or are on several nodes.
+            ranks share a GPU or are on several nodes; if another thread is inside a collective call of this grid.
         ExchangeTimeoutError
             If a rank does not come within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one did not
             come to an earlier call. That result, and those since, are not valid.
@@ -650,8 +652,13 @@ class Grid:
                     result = launch()
                     return result if out is None else out
         if self._numbers is not None and is_device_array(array):
-            self._world.check_open()
-            return self._numbers.array(array, op, out)
+            with self._world.guard:
+                self._world.check_open()
+                return self._numbers.array(array, op, out)
+        with self._world.guard:
+            return self._allreduce_on_host(array, op, out)
+
+    def _allreduce_on_host(self, array: Any, op: str, out: Any) -> Any:
         self._world.begin("allreduce", op)
 
         def prepare() -> np.ndarray[Any, Any]:
@@ -693,12 +700,11 @@ class Grid:
                     return result if out is None else out
         fields = (field,) if name != "dot" else (field, other)
         if self._numbers is not None:
-            self._world.check_open()
-            return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
+            with self._world.guard:
+                self._world.check_open()
+                return self._numbers.number(name, fields, lambda: self._cells(name, fields), out)
 
-        self._world.begin(name)
-
-        def value() -> Any:
+        def value() -> tuple[Any, str, FieldSpec]:
             cells = [one.view() for one in self._cells(name, fields)]
             for one in cells:
                 check_numeric(one.dtype, name)
@@ -706,10 +712,13 @@ class Grid:
             found = np.asarray(local_number(*cells))
             if out is not None:
                 check_out(describe(out, "out"), None, found.dtype)
-            return found
+            dtypes = ",".join([one.dtype.str for one in cells])
+            return found, dtypes, self.layout(fields[0]).spec
 
         op = name if name in ("min", "max") else "sum"
-        result = reduce_scalar(self._world, value, op)
+        with self._world.guard:
+            self._world.begin(name)
+            result = reduce_scalar(self._world, value, op)
         if name == "norm":
             result = np.sqrt(result)
         if out is None:
@@ -728,6 +737,7 @@ class Grid:
 
     # Life
 
+    @one_thread
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
@@ -795,11 +805,12 @@ class Grid:
 
     def _field_layout(self, options: dict[str, Any]) -> FieldLayout:
         spec = field_spec(options, self._layout.spec)
-        layout = FieldLayout(self._decomposition, self._world.rank, spec)
+        layout = self._layouts.of(spec)
         layout.check_widths()
         check_extents(layout.padded_shape)
         return layout
 
+    @one_thread
     def _new(
         self, dtype: Any, options: dict[str, Any], contents: str = "zeros", value: Any = None
     ) -> Any:
@@ -836,32 +847,9 @@ class Grid:
 
         # Memory can run out on one rank alone.
         array = self._world.guarded(make, _ALLOCATION)
-        self._remember(array, layout)
+        self._made += 1
+        self._layouts.add(array, layout, self._made)
         return array
-
-    def _remember(self, array: Any, layout: FieldLayout) -> None:
-        key = id(array)
-        known = self._layouts
-
-        def forget(gone: object) -> None:
-            entry = known.get(key)
-            if entry is not None and entry[0] is gone:
-                del known[key]
-
-        known[key] = (weakref.ref(array, forget), layout)
-
-    def _check_place(self, found: Described) -> None:
-        if (found.device is None) != (self.device_id is None):
-            where = "the host" if found.device is None else f"GPU {found.device}"
-            raise DeviceError(
-                f"field lies on {where}, the grid's fields on {self.device}; allocate with grid.zeros, or make the "
-                'grid with another device="cpu"|"gpu"'
-            )
-        if found.device is not None and found.device != self.device_id:
-            raise DeviceError(
-                f"field lies on GPU {found.device}, rank {self._world.rank} works on GPU {self.device_id}; allocate "
-                f"with grid.zeros, or under `with cupy.cuda.Device({self.device_id}):`"
-            )
 
 
 def _cells_of(field: Any, layout: FieldLayout) -> Cells:

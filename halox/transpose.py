@@ -9,7 +9,6 @@ from typing import Any
 
 from halox.decomposition import (
     FieldLayout,
-    FieldSpec,
     check_same_field,
     check_same_grid,
     common_axes,
@@ -25,6 +24,7 @@ from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
 from halox.notebook import html_table
+from halox.runtime.call_guard import one_thread
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
@@ -69,8 +69,9 @@ class Transpose:
 
     Notes
     -----
-    Collective over the grids' ranks. Plans are made on ``grid_a`` and end with it, so that it must stay open as long
-    as the transpose is used. Errors are raised on all ranks or on none.
+    Collective over the grids' ranks. Plans are made on ``grid_a`` and end with either grid, so that both must stay open
+    as long as the transpose is used. Where threads are concerned, its calls count as calls of ``grid_a``. Errors are
+    raised on all ranks or on none.
 
     Examples
     --------
@@ -100,9 +101,13 @@ class Transpose:
         self.grid_a, self.grid_b = grid_a, grid_b
         self._path = path
         self._closed = False
-        self._plans = PlanCache()
+        a, b = grid_a._layouts, grid_b._layouts
+        self._plans = PlanCache(lambda arrays: (a.keys(arrays[:1]), b.keys(arrays[1:])))
+        a.watch(self._plans)
+        b.watch(self._plans)
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
-        grid_a._world.begin("making a Transpose")
+        self._world = grid_a._world
+        self._world.begin("making a Transpose")
 
         def check() -> tuple[int, ...]:
             grid_b._world.check_open()
@@ -114,17 +119,18 @@ class Transpose:
             wished_path(path)
             return order
 
-        self.axes: tuple[int, ...] = grid_a._world.guarded(check, _MAKING)
-        b = grid_b._decomposition
-        self._compare(
-            {
-                "axes": self.axes,
-                "path": path,
-                "proc_shape of grid_b": b.proc_shape,
-                "blocks of grid_b": tuple(axis.bounds for axis in b.axes),
-                "placement of grid_b": b.placement.coords,
-            }
-        )
+        of_b = grid_b._decomposition
+        with self._world.guard:
+            self.axes: tuple[int, ...] = self._world.guarded(check, _MAKING)
+            self._compare(
+                {
+                    "axes": self.axes,
+                    "path": path,
+                    "proc_shape of grid_b": of_b.proc_shape,
+                    "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
+                    "placement of grid_b": of_b.placement.coords,
+                }
+            )
 
     def forward(self, u: Any, v: Any) -> None:
         """Set the cells of ``v`` to those of ``u``.
@@ -132,8 +138,8 @@ class Transpose:
         Parameters
         ----------
         u : array
-            Of ``grid_a``: made by it, or of its padded shape on its device, with any strides. May have component axes
-            and be staggered; `Grid.declare` tells where the shape leaves that open.
+            Of ``grid_a``: made by it, or of its padded shape on its device, with any strides. May have component axes,
+            and be staggered or of another halo if it was made so by the grid or told by `Grid.declare`.
         v : array
             Of ``grid_b`` likewise; the same dtype, component axes and staggering. Component axes may stand before the
             grid axes in one array and behind them in the other.
@@ -231,12 +237,13 @@ class Transpose:
         if plan is None:
             plan = self._make(direction, u, v, keep=False)
             self._plans.add(direction, (u, v), plan)
-        plan()
+        plan.__call__()
 
+    @one_thread
     def _make(self, direction: str, u: Any, v: Any, *, keep: bool, path: str | None = None) -> Plan:
         if self._closed:
             raise ClosedError("the transpose is closed; make a new one")
-        world = self.grid_a._world
+        world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
         pair: _Pair = world.guarded(lambda: self._read(direction, u, v), _MAKING)
@@ -259,6 +266,7 @@ class Transpose:
             call="start of a plan" if keep else direction,
         )
         self._all_plans.add(plan)
+        self.grid_b._all_plans.add(plan)
         return plan
 
     def _read(self, direction: str, u: Any, v: Any) -> _Pair:
@@ -295,7 +303,7 @@ class Transpose:
         return tuple(range(len(self.axes)))
 
     def _check_ranks(self) -> None:
-        MPI = self.grid_a._world.mpi
+        MPI = self._world.mpi
         a, b = self.grid_a.comm, self.grid_b.comm
         found = MPI.Comm.Compare(a, b)
         if found in (MPI.IDENT, MPI.CONGRUENT):
@@ -317,7 +325,7 @@ class Transpose:
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Raise on all ranks if they have come with different arguments; names the first that differs."""
-        self.grid_a._world.compare(mine, _MAKING, shown=_plain)
+        self._world.compare(mine, _MAKING)
 
 
 def _layout(grid: Grid, array: Any, name: str) -> FieldLayout:
@@ -325,13 +333,3 @@ def _layout(grid: Grid, array: Any, name: str) -> FieldLayout:
         return grid.layout(array)
     except (FieldError, DeviceError) as error:
         raise type(error)(f"{name}: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """Shorten a layout to what fields are told apart by."""
-    if not isinstance(value, FieldSpec):
-        return value
-    return (
-        f"components={value.components_before}, components_after={value.components_after}, "
-        f"staggered={value.staggered}, halo={value.halo}"
-    )

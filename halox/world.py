@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from halox.errors import (
@@ -20,6 +21,7 @@ from halox.errors import (
     MismatchError,
     MissingPackageError,
 )
+from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import Communicator, acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
@@ -81,6 +83,13 @@ class World:
         may divide into several nodes.
     shares_memory : bool
         Whether the ranks of this node, more than one, share memory.
+    guard : CallGuard
+        Of the collective calls of what is made on these ranks.
+
+    Raises
+    ------
+    StateError
+        If another thread is making one.
 
     Notes
     -----
@@ -108,7 +117,9 @@ class World:
         self.mpi = mpi
         self.limit_s = timeout_s()
         self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
-        self._ranks, give_back = acquire(mpi, comm, making)
+        self.guard = CallGuard()
+        with alone_in_making():
+            self._ranks, give_back = acquire(mpi, comm, making)
         self._release = weakref.finalize(self, give_back)
         self._release.atexit = False
         ranks: Communicator = self._ranks
@@ -170,8 +181,12 @@ class World:
         ------
         ClosedError
             If the world was closed.
+        StateError
+            If another thread is inside a call.
         """
         self.check_open()
+        if self.guard.user > 0 and self.guard.user != get_ident():
+            self.guard.refuse()
         if self.size > 1:
             self._ranks.watch.call(code_of(name))
         if self._debug:
@@ -425,6 +440,7 @@ class World:
         """Let the next object take the communicator; local, and harmless when repeated."""
         if not self.closed:
             self.closed, self._closed_why = True, why
+            self.guard.shut()
             self._release()
 
 

@@ -17,6 +17,7 @@ from halox.engine.devices import array_module, choose_device, to_host
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, HaloxError
 from halox.notebook import html_facts
+from halox.runtime.call_guard import one_thread
 from halox.transports.surroundings import Ground
 from halox.values import LARGEST, as_int, as_list, shortened, shown
 from halox.world import World
@@ -175,7 +176,8 @@ class Allreduce:
             If another rank has called off the last call, because its array did not fit; that result is not valid. Only
             with "oneshot" and "reduce_scatter_allgather".
         StateError
-            If the current stream is being captured, and the algorithm cannot be (`captures`).
+            If the current stream is being captured, and the algorithm cannot be (`captures`); if another thread is
+            inside a call of this object.
 
         Notes
         -----
@@ -191,8 +193,18 @@ class Allreduce:
             if array.shape == self.shape:  # CuPy's can be set anew
                 return launch()
         self._world.check_open()
-        if self._tick is not None and not self.captures:
-            self._tick()
+        guard = self._world.guard
+        if guard.user:
+            guard.refuse()
+        guard.user = 1
+        try:
+            if self._tick is not None and not self.captures:
+                self._tick()
+            return self._combine(array, out)
+        finally:
+            guard.user = 0
+
+    def _combine(self, array: Any, out: Any) -> Any:
         if self._on_gpu is not None:
             return self._on_gpu(array, out)
         assert self._algorithm is not None
@@ -286,6 +298,7 @@ class Allreduce:
         remedies = {"device": 'say device="cpu" or device="gpu"'}
         self._world.compare(mine, _MAKING, remedies=remedies)
 
+    @one_thread
     def close(self) -> None:
         """Free memory and communicators; collective, and harmless when repeated."""
         if not self._world.closed:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.ordered import OrderedReduction
+from halox.decomposition import FieldSpec
 from halox.engine.arrays import Described
 from halox.engine.operations import find_operation
 from halox.errors import FieldError, MismatchError, as_halox_error
@@ -23,15 +24,16 @@ COMBINE: dict[str, Callable[[Any], Any]] = {
 """Reduction operations by name, over an array of one value a rank."""
 
 
-def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
-    """Combine one value a rank.
+def reduce_scalar(world: World, local: Callable[[], tuple[Any, str, FieldSpec]], op: str) -> Any:
+    """Combine one value a rank, of fields of one dtype and layout.
 
     Parameters
     ----------
     world : World
         The ranks.
     local : callable
-        Returns this rank's value, a NumPy scalar; may raise, whereupon all ranks raise a `HaloxError`.
+        Returns this rank's value, a NumPy scalar; its fields' dtypes, and their layout. May raise, whereupon all ranks
+        raise a `HaloxError`.
     op : {"sum", "prod", "min", "max"}
 
     Returns
@@ -39,27 +41,29 @@ def reduce_scalar(world: World, local: Callable[[], Any], op: str) -> Any:
     numpy scalar
         The same bits on every rank.
 
+    Raises
+    ------
+    MismatchError
+        If dtypes or layouts differ between ranks; names both.
+
     Notes
     -----
     Collective; blocks the host. Combining the ranks' values raises no floating-point errors, whatever NumPy is told
     to do about them: the result is then infinite or NaN, on all ranks.
     """
     error: Exception | None = None
-    value: np.ndarray[Any, Any] | None = None
+    mine: tuple[np.ndarray[Any, Any], str] | None = None
     try:
-        value = np.asarray(local())
+        number, dtypes, spec = local()
+        mine = np.asarray(number), f"{dtypes} {spec.digest}"
     except Exception as caught:
         error = as_halox_error(caught, "a reduction")
-    found: list[np.ndarray[Any, Any]] = world.gather(value, "a reduction", error)
-    kinds = [one.dtype.str for one in found]
-    if len(set(kinds)) > 1:
-        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
-        raise MismatchError(
-            f"a reduction needs the same dtype on all ranks: rank 0 has {kinds[0]}, rank {other} has "
-            f"{kinds[other]}"
-        )
+    found: list[tuple[np.ndarray[Any, Any], str]] = world.gather(mine, "a reduction", error)
+    if len({what for _, what in found}) > 1:
+        names = ", ".join(str(np.dtype(name)) for name in dtypes.split(","))
+        world.compare({"the field reduced": f"{names}, {spec}"}, "a reduction")
     with np.errstate(all="ignore"):
-        return COMBINE[op](np.array(found, found[0].dtype))
+        return COMBINE[op](np.array([one for one, _ in found], found[0][0].dtype))
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:

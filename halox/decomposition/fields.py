@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import NamedTuple
 
 from halox.decomposition.domain import Decomposition
@@ -84,6 +85,18 @@ class FieldSpec:
     def ndim(self) -> int:
         """Number of grid axes."""
         return len(self.halo)
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of 16 hexadecimal digits, equal for equal specs in every process."""
+        return blake2b(str(self).encode(), digest_size=8).hexdigest()
+
+    def __str__(self) -> str:
+        """Return the options that describe such a field."""
+        return (
+            f"components={self.components_before}, components_after={self.components_after}, "
+            f"staggered={self.staggered}, halo={self.halo}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +388,8 @@ def infer_spec(
 ) -> FieldSpec:
     """Tell from an array's shape alone which of its axes are the grid's.
 
-    An array may have component axes in front of or behind the grid axes, and one more point
-    along an axis if the field is staggered there.
+    An array may have component axes in front of or behind the grid axes. It is never read as
+    staggered, since an array of the wrong shape could then pass for one.
 
     Parameters
     ----------
@@ -411,8 +424,6 @@ def infer_spec(
     >>> domain = decompose((10, 8), 1)
     >>> infer_spec(domain, 0, (12, 10, 3), ((1, 1), (1, 1))).components_after
     (3,)
-    >>> infer_spec(domain, 0, (13, 10), ((1, 1), (1, 1))).staggered
-    (True, False)
     """
     shape = tuple(shape)
     plain = FieldLayout(decomposition, rank, FieldSpec(halo)).padded_shape
@@ -423,27 +434,24 @@ def infer_spec(
             shape[first : first + len(plain)],
             shape[first + len(plain) :],
         )
-        extra = tuple(given - cells for given, cells in zip(grid, plain, strict=True))
-        if set(extra) <= {0, 1} and min(before + after, default=1) >= 1:
-            readings.append(FieldSpec(halo, before, after, tuple(map(bool, extra))))
+        if grid == plain and min(before + after, default=1) >= 1:
+            readings.append(FieldSpec(halo, before, after))
     if len(readings) == 1:
         return readings[0]
     expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
     if not readings:
         raise FieldError(
-            f"array: shape {shape} does not fit the grid: {expected}, one more along an axis "
-            "where a field is staggered, component axes in front or behind; allocate with "
-            "grid.zeros, or tell with grid.declare(array, components=..., staggered=...)"
+            f"array: shape {shape} does not fit the grid: {expected}, component axes in front or "
+            "behind; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
+            "staggered=..., halo=...) if it is staggered or has another halo"
         )
     choices = "; or ".join(_describe(reading) for reading in readings)
     raise FieldError(
         f"array: shape {shape} can be read in {len(readings)} ways: {choices}; {expected}; "
-        "tell with grid.declare(array, components=..., staggered=...)"
+        "tell with grid.declare(array, components=...)"
     )
 
 
 def _describe(spec: FieldSpec) -> str:
     places = ((spec.components_before, "before"), (spec.components_after, "after"))
-    text = " and ".join(f"components {extents} {place}" for extents, place in places if extents)
-    axes = [axis for axis, staggered in enumerate(spec.staggered) if staggered]
-    return text + (f", staggered along axis {', '.join(map(str, axes))}" if axes else "")
+    return " and ".join(f"components {extents} {place}" for extents, place in places if extents)

@@ -1,96 +1,213 @@
-"""Finds the plan of the arrays of a call again, and forgets it when one of them is gone."""
+"""Plan cache keyed by array identity and field."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from halox.engine.arrays import describe, owner
-from halox.errors import FieldError
+import numpy as np
+
+from halox.engine.arrays import owner
+from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 
 CAPACITY = 512
-"""Plans kept at most; the oldest goes first."""
+"""Plans kept at most: those that were added last."""
+
+
+class _Entry:
+    """A plan, for as long as its arrays live and it is among the last."""
+
+    __slots__ = ("number", "plan", "watched")
+
+    def __init__(self, number: int, plan: Plan) -> None:
+        self.number = number
+        self.plan: Plan | None = plan
+        self.watched: tuple[weakref.ref[Any], ...] = ()
+
+
+class _Nodes(dict[int, "_Seen"]):
+    """Arrays seen, by their identity."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Seen:
+    """An array object seen as the next argument of a call, and as what.
+
+    Attributes
+    ----------
+    shape, dtype, writable
+        Of the array then, since they can be set; only the shape if it is none of NumPy's. (So can strides, but NumPy
+        advises against it: nobody pays for looking at them in every call.)
+    entry : _Entry or None
+        Of the plan of the arrays up to this one.
+    after : _Nodes
+        What was seen behind it.
+    """
+
+    __slots__ = ("after", "dtype", "entry", "is_numpy", "shape", "watch", "writable")
+
+    def __init__(self, array: Any, nodes: _Nodes) -> None:
+        key, place = id(array), weakref.ref(nodes)
+
+        def forget(gone: object) -> None:
+            known = place()
+            if known is not None and key in known and known[key].watch is gone:
+                del known[key]
+
+        self.is_numpy = isinstance(array, np.ndarray)
+        self.shape: Any = getattr(array, "shape", None)
+        self.dtype: Any = array.dtype if self.is_numpy else None
+        self.writable: Any = array.flags.writeable if self.is_numpy else None
+        self.entry: _Entry | None = None
+        self.after = _NOTHING
+        self.watch = weakref.ref(array, forget)
+
+    def is_as_seen(self, array: Any) -> bool:
+        """Whether the array still is what it was; `PlanCache.find` has the same in line."""
+        if not self.is_numpy:
+            return bool(getattr(array, "shape", None) == self.shape)
+        return (
+            array.shape == self.shape
+            and array.dtype is self.dtype
+            and array.flags.writeable is self.writable
+        )
+
+
+_NOTHING = _Nodes()
 
 
 class PlanCache:
     """Plans by the arrays they move.
 
-    An array object seen before is recognised by its identity. A new view of memory seen before, such as ``state[i]``
-    taken anew each step, is recognised by its owner, address, shape, strides and dtype. Neither looks at contents.
-    An entry dies with its arrays (or their owners), so that an address that is used again is not mistaken.
+    An array object seen before is recognised by its identity, if its shape, its dtype and whether it may be written
+    are as they were. A new view of memory seen before, such as ``state[i]`` taken anew each step, is recognised by
+    its field. Neither looks at contents.
+
+    An entry ends with its arrays (or their owners), so that an address that is used again is not mistaken, and when
+    `CAPACITY` plans have been added after it. Plans are added collectively, so that what is left at a call with the
+    same arrays is the same on all ranks, however long each keeps other arrays.
+
+    Parameters
+    ----------
+    key_of : callable
+        Returns what tells apart all that a plan of some arrays depends on: memory, form and layout. May raise a
+        `HaloxError`.
     """
 
-    def __init__(self) -> None:
-        self._by_identity: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Plan]] = {}
-        self._by_layout: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Plan]] = {}
+    def __init__(self, key_of: Callable[[tuple[Any, ...]], Hashable]) -> None:
+        self._key_of = key_of
+        self._seen: dict[Hashable, _Nodes] = {}
+        self._entries: dict[Hashable, _Entry] = {}
+        self._added = 0
         self._doomed: list[Plan] = []
+
+    def __len__(self) -> int:
+        """Return how many plans are kept."""
+        return len(self._entries)
 
     def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
         """Return the plan of these arrays, None if there is none yet.
 
-        None as well for what is no array, and for a kind that cannot be one: making a plan of it fails on all ranks
+        None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
         together.
         """
         try:
-            entry = self._by_identity.get((kind, *map(id, arrays)))
-            if entry is not None:
-                return entry[1]
-            entry = self._by_layout.get((kind, *map(_layout, arrays)))
-        except (FieldError, TypeError):
+            nodes = self._seen.get(kind)
+        except TypeError:
             return None
-        if entry is None:
-            return None
-        # The next call with the same view object is found at once.
-        self._enter(self._by_identity, (kind, *map(id, arrays)), arrays, entry[1])
-        return entry[1]
+        seen = None
+        if nodes is not None:
+            for array in arrays:
+                seen = nodes.get(id(array))
+                if seen is None:
+                    break
+                if seen.is_numpy:
+                    if (
+                        array.shape != seen.shape
+                        or array.dtype is not seen.dtype
+                        or array.flags.writeable is not seen.writable
+                    ):
+                        seen = None
+                        break
+                elif getattr(array, "shape", None) != seen.shape:
+                    seen = None
+                    break
+                nodes = seen.after
+        if seen is not None:
+            entry = seen.entry
+            if entry is not None and entry.plan is not None:
+                return entry.plan
+        return self._find_field(kind, arrays)
 
     def add(self, kind: Hashable, arrays: tuple[Any, ...], plan: Plan) -> None:
-        """Keep a plan."""
+        """Keep a plan; collective, so that all ranks count alike."""
         self.sweep()
-        while len(self._by_layout) >= CAPACITY:
-            self._drop(self._by_layout, next(iter(self._by_layout)))
-        owners = tuple(map(owner, arrays))
-        self._enter(self._by_layout, (kind, *map(_layout, arrays)), owners, plan)
-        self._enter(self._by_identity, (kind, *map(id, arrays)), arrays, plan)
+        self._added += 1
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if self._entries[oldest].number > self._added - CAPACITY:
+                break
+            self._drop(oldest)
+        key, place = (kind, self._key_of(arrays)), weakref.ref(self)
+
+        def forget(gone: object) -> None:
+            cache = place()
+            entry = None if cache is None else cache._entries.get(key)
+            if cache is not None and entry is not None and any(w is gone for w in entry.watched):
+                cache._drop(key)
+
+        entry = self._entries[key] = _Entry(self._added, plan)
+        entry.watched = tuple(weakref.ref(owner(array), forget) for array in arrays)
+        self._remember(kind, arrays, entry)
 
     def sweep(self) -> None:
-        """Close the plans whose arrays are gone; local."""
+        """Close the plans that have been dropped; local."""
         while self._doomed:
             self._doomed.pop().close()
 
+    def forget(self) -> None:
+        """Look at all arrays again at their next calls; local."""
+        self._seen.clear()
+
     def clear(self) -> None:
         """Close all plans; local."""
-        for key in list(self._by_layout):
-            self._drop(self._by_layout, key)
+        for key in list(self._entries):
+            self._drop(key)
+        self.forget()
         self.sweep()
 
-    def _enter(
-        self,
-        table: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Plan]],
-        key: Hashable,
-        watched: tuple[Any, ...],
-        plan: Plan,
-    ) -> None:
-        def forget(_: object) -> None:
-            self._drop(table, key)
+    def _find_field(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
+        """Find the plan of what the arrays describe now."""
+        try:
+            entry = self._entries.get((kind, self._key_of(arrays)))
+        except (HaloxError, TypeError):
+            return None
+        if entry is None:
+            return None
+        # The next call with the same objects is found at once.
+        self._remember(kind, arrays, entry)
+        return entry.plan
 
-        table[key] = (tuple(weakref.ref(array, forget) for array in watched), plan)
+    def _remember(self, kind: Hashable, arrays: tuple[Any, ...], entry: _Entry) -> None:
+        nodes, seen = self._seen.setdefault(kind, _Nodes()), None
+        for array in arrays:
+            if seen is not None:
+                if seen.after is _NOTHING:
+                    seen.after = _Nodes()
+                nodes = seen.after
+            seen = nodes.get(id(array))
+            if seen is None or not seen.is_as_seen(array):
+                # And nothing is known of calls in which others come after it as it is now.
+                seen = nodes[id(array)] = _Seen(array, nodes)
+        if seen is not None:
+            seen.entry = entry
 
-    def _drop(
-        self, table: dict[Hashable, tuple[tuple[weakref.ref[Any], ...], Plan]], key: Hashable
-    ) -> None:
+    def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""
-        entry = table.pop(key, None)
-        if entry is None or table is not self._by_layout:
-            return
-        plan = entry[1]
-        for other in [k for k, (_, p) in self._by_identity.items() if p is plan]:
-            del self._by_identity[other]
-        self._doomed.append(plan)
-
-
-def _layout(array: Any) -> Hashable:
-    found = describe(array)
-    return id(owner(array)), found.pointer, found.shape, found.strides, found.dtype.str
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.plan is not None:
+            self._doomed.append(entry.plan)
+            entry.plan, entry.watched = None, ()

@@ -29,6 +29,8 @@ class Draft:
         The GPU that runs the kernels, None for NumPy arrays.
     numbers : tuple of int
         For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
+    specs : tuple of str
+        For each field how its axes are read; empty for arrays that are no fields.
     """
 
     arrays: tuple[Any, ...]
@@ -38,6 +40,7 @@ class Draft:
     device: int | None = None
     names: tuple[str, ...] = field(default=())
     numbers: tuple[int, ...] = ()
+    specs: tuple[str, ...] = ()
 
 
 def checked(draft: Draft) -> Draft:

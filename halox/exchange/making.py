@@ -44,6 +44,8 @@ class _Said:
     operation : str
     numbers : tuple of int
         Of the arrays, where the grid has made them.
+    specs : tuple of str
+        For each field how its axes are read.
     closed : tuple of int
         Numbers of plans that it has closed, and others may not have.
     """
@@ -53,6 +55,7 @@ class _Said:
     sends: Counter[int]
     operation: str
     numbers: tuple[int, ...]
+    specs: tuple[str, ...]
     closed: tuple[int, ...]
 
 
@@ -112,6 +115,7 @@ def make_plan(
             Counter(m.peer for m in found.sends),
             found.operation,
             found.numbers,
+            found.specs,
             surroundings.leftovers.closed,
         )
 
@@ -159,7 +163,16 @@ def make_plan(
     by_host = world.any_rank(any(channel.needs_host for channel in channels), _MAKING)
     tick = world.ticker(call, number) if by_host else None
     let_go = partial(surroundings.leftovers.add, number)
-    plan = Plan(channels, report, drafted.sends, world.check_open, let_go, stopwatch, tick)
+    plan = Plan(
+        channels,
+        report,
+        drafted.sends,
+        world.check_open,
+        let_go,
+        stopwatch,
+        tick,
+        guard=world.guard,
+    )
     plan.hold(drafted.arrays, alive=keep)
     return plan
 
@@ -197,6 +210,12 @@ def _check_alike(said: Sequence[_Said]) -> None:
                 raise MismatchError(
                     f"the ranks give different fields: argument {place} is field number {mine} of the grid on rank 0, "
                     f"number {other} on rank {rank}; give the same fields in the same order, on all ranks"
+                )
+        for place, (spec, theirs) in enumerate(zip(first.specs, one.specs, strict=False)):
+            if spec != theirs:
+                raise MismatchError(
+                    f"the ranks read argument {place} in different ways: rank 0 as {spec}, rank {rank} as {theirs}; "
+                    "give the same field on all ranks, and declare it alike"
                 )
 
 

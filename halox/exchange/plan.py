@@ -5,16 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from halox.engine.arrays import owner
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
 from halox.messages import Message
+from halox.runtime.call_guard import CallGuard
 from halox.transports.base import Channel
 
-_READY, _STARTED, _FAILED = range(3)
+# The first is false: a call looks at the state and at the guard's user alike.
+_READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 
 
@@ -80,6 +82,8 @@ class Plan:
         let_go: LetGo,
         stopwatch: Stopwatch | None = None,
         tick: Callable[[], None] | None = None,
+        *,
+        guard: CallGuard,
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
@@ -94,6 +98,7 @@ class Plan:
         self._report = report
         self._stopwatch = stopwatch
         self._check_open = check_open
+        self._guard = guard
         self.arrays: tuple[Any, ...] = ()
         sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
         self.bytes_sent = sum(m.nbytes for m in sent)
@@ -101,16 +106,23 @@ class Plan:
 
     def __call__(self) -> None:
         """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
-        life = self._enter(_READY, "called between start() and finish(); call finish() first")
+        # As `_advance`, without the time that another call takes.
+        guard, life = self._guard, self._life
+        if life.state or guard.user:
+            self._refuse(_READY, "called between start() and finish(); call finish() first")
+        guard.user = life.state = _RUNNING
+        if self._checks:
+            self._check(_READY)
         try:
             for start in self._starts_at_once:
                 start()
             for finish in self._finishes:
                 finish()
         except BaseException:
-            life.arrays = self.arrays
-            life.fail()
+            self._fail()
             raise
+        finally:
+            guard.user = 0
         life.state = _READY
 
     def hold(self, arrays: Sequence[Any], *, alive: bool) -> None:
@@ -132,7 +144,7 @@ class Plan:
         ------
         StateError
             If the last one was not finished, or has failed; if the current stream is being captured, and a path
-            of the plan cannot be.
+            of the plan cannot be; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
@@ -144,11 +156,13 @@ class Plan:
         On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
         current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
         """
-        life = self._enter(_READY, "start() was called twice; call finish() between two starts")
-        life.arrays = self.arrays
-        for start in self._starts:
-            start()
-        life.state = _STARTED
+        self._advance(
+            (_READY, _STARTED),
+            self._starts,
+            "start() was called twice; call finish() between two starts",
+        )
+        # What neighbours may still read or write lives on, even if this rank lets go of the plan.
+        self._life.arrays = self.arrays
 
     def finish(self) -> None:
         """End the exchange: the halos hold the neighbours' values, on a GPU for what is put on the current stream now.
@@ -157,30 +171,68 @@ class Plan:
         ------
         StateError
             If it was not started, or has failed; if the current stream is being captured, and a path of the plan
-            cannot be.
+            cannot be; if another thread is inside a call of this plan, or of its grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
         """
-        life = self._enter(_STARTED, "finish() was called without start(); call start() first")
-        for finish in self._finishes:
-            finish()
-        life.arrays = ()
-        life.state = _READY
+        self._advance(
+            (_STARTED, _READY),
+            self._finishes,
+            "finish() was called without start(); call start() first",
+        )
+        self._life.arrays = ()
 
-    def _enter(self, expected: int, misuse: str) -> _Life:
-        """Check that a call is in order; what it does counts as failed until it has come to its end."""
-        self._check_open()
+    def _advance(
+        self, states: tuple[int, int], steps: Sequence[Callable[[], object]], misuse: str
+    ) -> None:
+        """Take steps that lead from one state to another; no other thread comes in, and an error counts as failed."""
+        before, after = states
+        guard, life = self._guard, self._life
+        if life.state != before or guard.user:
+            self._refuse(before, misuse)
+        guard.user = life.state = _RUNNING
+        if self._checks:
+            self._check(before)
+        try:
+            for step in steps:
+                step()
+        except BaseException:
+            self._fail()
+            raise
+        finally:
+            guard.user = 0
+        life.state = after
+
+    def _fail(self) -> None:
+        """Let the exchange count as failed, and keep the arrays alive, since peers may still come to them."""
         life = self._life
-        if life.state != expected:
-            if life.state == _FAILED:
-                misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
-            raise StateError(misuse)
-        for check in self._checks:
-            check()
-        life.state = _FAILED
-        return life
+        life.state, life.arrays = _FAILED, self.arrays
+        life.fail()
+
+    def _check(self, before: int) -> None:
+        """Let the channels refuse, as if nothing had been called."""
+        try:
+            for check in self._checks:
+                check()
+        except BaseException:
+            self._guard.user, self._life.state = 0, before
+            raise
+
+    def _refuse(self, before: int, misuse: str) -> NoReturn:
+        """Raise the reason why a call that needs a state cannot be made now."""
+        self._check_open()
+        if self._life.state == _RUNNING:
+            raise StateError(
+                "another thread is inside this plan; call it from one thread, or make a plan for each, on a grid of "
+                "its own"
+            )
+        if self._life.state == _FAILED:
+            misuse = "an exchange of this plan has failed on the way; make a new grid to go on"
+        elif self._life.state == before:
+            self._guard.refuse()
+        raise StateError(misuse)
 
     def explain(self) -> Report:
         """Return, for each message, its bytes, runs, path, the reason for it, and microseconds.
@@ -210,7 +262,7 @@ class Plan:
         HaloxError
             On all ranks, if ``repeats`` is no number of exchanges, or differs between ranks.
         StateError
-            If the last exchange was not finished, or has failed.
+            If the last exchange was not finished, or has failed; if another thread is inside a call of the same grid.
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
@@ -224,21 +276,35 @@ class Plan:
         self._check_open()
         if self._stopwatch is None:
             raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        repeats = self._stopwatch.check(repeats)
-        life = self._enter(
-            _READY, "measure() was called between start() and finish(); call finish() first"
+        stopwatch = self._stopwatch
+
+        def measure() -> None:
+            found = stopwatch.measure(self._channels, number)
+            self._report = self._report.measured(found)
+
+        with self._guard:
+            number = stopwatch.check(repeats)
+        self._advance(
+            (_READY, _READY),
+            (measure,),
+            "measure() was called between start() and finish(); call finish() first",
         )
-        found = self._stopwatch.measure(self._channels, repeats)
-        self._report = self._report.measured(found)
-        life.state = _READY
         return self._report
 
     def close(self) -> None:
         """Give back buffers and requests; local, and harmless when repeated.
 
         What other ranks may still reach is given back when they have closed the plan too.
+
+        Raises
+        ------
+        StateError
+            If another thread is inside this plan.
         """
+        if self._life.state == _RUNNING:
+            self._refuse(_RUNNING, "")
         self._release()
+        self._life.state = _CLOSED
         self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
         self._check_open = _raise_closed
 
@@ -251,18 +317,14 @@ class Plan:
         return self._report._repr_html_()
 
     def _summary(self) -> str:
-        state = {_READY: "", _STARTED: ", started", _FAILED: ", failed"}[self._life.state]
+        states = ("", ", started", ", running", ", failed", ", closed")
         report, more = self._report, len(self._report.arrays) - _MOST_NAMES
         names = ", ".join(report.arrays[:_MOST_NAMES]) or "nothing"
         names += f" and {more} more" if more > 0 else ""
         return (
             f"rank {report.rank}: {report.operation} of {names}, {self.messages_sent} message(s) of "
-            f"{self.bytes_sent} bytes to other ranks{', closed' if self._is_closed else state}"
+            f"{self.bytes_sent} bytes to other ranks{states[self._life.state]}"
         )
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._check_open is _raise_closed
 
 
 def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from halox.errors import (
     MissingPackageError,
     StateError,
 )
+from halox.runtime.call_guard import alone_in_making
 
 World = MPI.Intracomm
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
@@ -122,6 +124,11 @@ def reduce_unlike(comm: World) -> None:
         g.sum(g.zeros(only_on(comm, 0, "f8", "i8")))
 
 
+def reduce_unlike_layouts(comm: World) -> None:
+    with grid(comm) as g:
+        g.sum(g.zeros(components=3) if comm.rank == 0 else g.zeros(components_after=3))
+
+
 def gather_unlike(comm: World) -> None:
     with grid(comm) as g:
         g.gather(g.zeros(only_on(comm, 0, "f8", "f4")))
@@ -161,6 +168,38 @@ def started_twice(comm: World) -> None:
 def finished_unstarted(comm: World) -> None:
     with grid(comm) as g:
         g.plan(g.zeros()).finish()
+
+
+def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
+    with grid(comm) as g:
+        u = np.zeros(g.padded_shape)
+        g.exchange(u)
+        change(u)
+        g.exchange(u)
+
+
+def _plan_in_two_threads(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan._starts_at_once = (lambda: _in_another_thread(plan), *plan._starts_at_once)
+        plan()
+
+
+def _grid_in_two_threads(comm: World) -> None:
+    with grid(comm) as g:
+        plan = g.plan(g.zeros())
+        plan._starts_at_once = (lambda: _in_another_thread(g.zeros), *plan._starts_at_once)
+        plan()
+
+
+def _grids_by_two_threads(comm: World) -> None:
+    with alone_in_making():
+        _in_another_thread(lambda: grid(comm))
+
+
+def _in_another_thread(call: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(call).result()
 
 
 # What is done, the error, and words that its text must hold. ">1": with several ranks only.
@@ -280,7 +319,22 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         MismatchError,
         r"sends \d+ datatype\(s\)|message",
     ),
+    "an array one cell too long": (
+        with_field(lambda g: np.zeros((g.padded_shape[0] + 1, *g.padded_shape[1:]))),
+        FieldError,
+        r"does not fit.*grid\.declare\(array, .*staggered=",
+    ),
     "a read-only array": (with_field(read_only), FieldError, "read-only"),
+    "an array made read-only after its first exchange": (
+        lambda c: _changed_later(c, lambda u: u.setflags(write=False)),
+        FieldError,
+        "read-only",
+    ),
+    "an array given another shape after its first exchange": (
+        lambda c: _changed_later(c, lambda u: setattr(u, "shape", (-1,))),
+        FieldError,
+        "does not fit",
+    ),
     "a masked array": (
         with_field(lambda g: np.ma.zeros(g.padded_shape)),
         FieldError,
@@ -300,10 +354,22 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
     "a closed grid": (closed, ClosedError, "closed"),
     "a plan of a closed grid": (plan_of_closed_grid, ClosedError, "closed"),
     "a closed plan": (closed_plan, ClosedError, "closed"),
+    "a plan in two threads": (_plan_in_two_threads, StateError, "another thread is inside this"),
+    "a grid in two threads": (_grid_in_two_threads, StateError, "another thread is inside"),
+    "grids made by two threads": (_grids_by_two_threads, StateError, "another thread is making"),
     "start without finish": (started_twice, StateError, "finish"),
     "finish without start": (finished_unstarted, StateError, "start"),
     "the sum of a structured field": (reduce_structured, FieldError, "no meaning"),
-    "a sum of unlike dtypes >1": (reduce_unlike, MismatchError, "same dtype"),
+    "a sum of unlike dtypes >1": (
+        reduce_unlike,
+        MismatchError,
+        r"rank 0 has float64, .* rank 1 has int64",
+    ),
+    "a sum of unlike layouts >1": (
+        reduce_unlike_layouts,
+        MismatchError,
+        r"rank 0 has float64, .*halo=.* rank 1 has float64, .*halo=",
+    ),
     "a gather of unlike dtypes >1": (gather_unlike, MismatchError, "one dtype and layout"),
     "a gather to unlike roots >1": (gather_to_unlike_roots, MismatchError, "one root on all"),
     "a gather to a rank that is none": (

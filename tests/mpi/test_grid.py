@@ -254,7 +254,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
         grid.exchange(mine)
     del u, mine
     gc.collect()
-    assert len(grid._plans._by_layout) == 0
+    assert len(grid._plans) == 0
     assert len(grid._layouts) == 0
     grid._plans.sweep()
     assert grid._surroundings.arena.segments < 12, "blocks are used again"
@@ -344,7 +344,8 @@ def test_without_space_for_shared_memory(
 ) -> None:
     monkeypatch.setattr("halox.runtime.shared_memory.create", no_shared_memory)
     options = {"periodic": True, "proc_shape": (comm.size, 1), "device": "cpu"}
-    with halox.Grid((4 * comm.size, 50), comm=comm, **options) as grid:
+    own = comm.Dup()  # whose shared memory nobody has used before
+    with halox.Grid((4 * comm.size, 50), comm=own, **options) as grid:
         u = grid.zeros()
         i, _ = grid.indices()
         grid.interior(u)[...] = i

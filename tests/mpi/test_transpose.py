@@ -377,15 +377,15 @@ def test_plans_are_found_again_and_die_with_their_arrays(comm: World) -> None:
                 state[k] = step + k
                 t.forward(state[k], v)  # a new view each time
                 assert agree(bool((v == step + k).all()), comm)
-        assert len(t._plans._by_layout) == 3
+        assert len(t._plans) == 3
         t.backward(v, state[0])
-        assert len(t._plans._by_layout) == 4
+        assert len(t._plans) == 4
         del state
         gc.collect()
         t.forward(a.ones(), v)
         gc.collect()
         t._plans.sweep()
-        assert len(t._plans._by_layout) == 0 and agree(bool((v == 1).all()), comm)
+        assert len(t._plans) == 0 and agree(bool((v == 1).all()), comm)
 
 
 def test_plans_release_their_memory(comm: World) -> None:

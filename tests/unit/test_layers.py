@@ -27,6 +27,7 @@ FLOORS: list[list[set[str]]] = [
         {
             "halox.grid",
             "halox.xarray",
+            "halox.field_layouts",
             "halox.field_options",
             "halox.gathering",
             "halox.transpose",

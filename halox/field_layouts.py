@@ -1,0 +1,191 @@
+"""Layouts of a grid's fields: declared, or read from an array's shape.
+
+A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
+describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
+which ranks, makes no difference.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
+from halox.decomposition.normalise import Halo
+from halox.engine.arrays import Described, describe, owner
+from halox.errors import DeviceError, FieldError
+from halox.exchange.cache import PlanCache
+
+
+class FieldLayouts:
+    """Layouts of one rank's fields, by array and by field.
+
+    Parameters
+    ----------
+    decomposition : Decomposition
+        The grid.
+    rank : int
+        Whose arrays.
+    halo : tuple of (int, int)
+        Widths of fields that are not declared.
+    device : int or None
+        The GPU that fields are on, None for the host.
+
+    Notes
+    -----
+    Local. The same on all ranks only if they declare alike; what ranks do together compares the layouts found.
+    """
+
+    def __init__(
+        self,
+        decomposition: Decomposition,
+        rank: int,
+        halo: Halo,
+        device: int | None,
+    ) -> None:
+        self._decomposition, self._rank, self._halo = decomposition, rank, halo
+        self._device = device
+        self._by_spec: dict[FieldSpec, FieldLayout] = {}
+        self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
+        self._by_array: dict[int, tuple[weakref.ref[Any], Any, FieldLayout]] = {}
+        self._declared: dict[Hashable, tuple[weakref.ref[Any], FieldLayout, int]] = {}
+        self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
+
+    def __len__(self) -> int:
+        """Return how many arrays and declared fields are known."""
+        return len(self._by_array) + len(self._declared)
+
+    def of(self, spec: FieldSpec) -> FieldLayout:
+        """Return the layout of a spec: one object for equal ones."""
+        found = self._by_spec.get(spec)
+        if found is None:
+            found = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
+        return found
+
+    def watch(self, cache: PlanCache) -> None:
+        """Let a cache of plans look at its arrays again whenever a declaration changes."""
+        self._caches.add(cache)
+
+    def add(self, array: Any, layout: FieldLayout, number: int) -> None:
+        """Keep the layout of a field in new memory, and which of the grid's fields it is."""
+        self._declare(describe(array), array, layout, number)
+        self._remember(array, layout)
+
+    def declare(self, array: Any, layout: FieldLayout) -> None:
+        """Keep the layout of a field, and forget what was concluded from another one.
+
+        Raises
+        ------
+        FieldError
+            If the array does not have the layout's shape, or cannot be watched.
+        DeviceError
+            If it is on another device than the grid's fields.
+        """
+        found = describe(array)
+        self.check_place(found)
+        if found.shape != layout.padded_shape:
+            raise FieldError(
+                f"array: shape {tuple(found.shape)} is not the {layout.padded_shape} that this layout has on rank "
+                f"{self._rank}; allocate with grid.zeros to get it right"
+            )
+        before = self._declared.get(_field(found))
+        self._declare(found, array, layout, 0 if before is None else before[2])
+        if before is None or before[1] is not layout:
+            # Other arrays may be the same field.
+            self._by_array.clear()
+            for cache in self._caches:
+                cache.forget()
+        self._remember(array, layout)
+
+    def find(self, array: Any) -> FieldLayout:
+        """Return the layout of an array.
+
+        Raises
+        ------
+        FieldError
+            If its shape does not fit the grid, or leaves open how it is to be read.
+        DeviceError
+            If it is on another device than the grid's fields.
+        """
+        entry = self._by_array.get(id(array))
+        # An array's shape can be set; some show none, and keep theirs.
+        if entry is None or entry[0]() is not array or getattr(array, "shape", None) != entry[1]:
+            return self._look_up(array, describe(array, "field"))
+        return entry[2]
+
+    def number(self, array: Any) -> int:
+        """Return which of the grid's fields an array is, the same on all ranks; 0 if the grid did not make it."""
+        entry = self._declared.get(_field(describe(array)))
+        return 0 if entry is None else entry[2]
+
+    def keys(self, arrays: Sequence[Any]) -> Hashable:
+        """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
+        return tuple(map(self._key, arrays))
+
+    def check_place(self, found: Described) -> None:
+        """Refuse an array on another device than the grid's fields.
+
+        Raises
+        ------
+        DeviceError
+            Names both.
+        """
+        if (found.device is None) != (self._device is None):
+            where = "the host" if found.device is None else f"GPU {found.device}"
+            kind = "cpu" if self._device is None else "gpu"
+            raise DeviceError(
+                f"field lies on {where}, the grid's fields on {kind}; allocate with grid.zeros, or make the "
+                'grid with another device="cpu"|"gpu"'
+            )
+        if found.device is not None and found.device != self._device:
+            raise DeviceError(
+                f"field lies on GPU {found.device}, rank {self._rank} works on GPU {self._device}; allocate "
+                f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
+            )
+
+    def _key(self, array: Any) -> Hashable:
+        found = describe(array)
+        field = _field(found)
+        declared = self._declared.get(field)
+        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
+        if layout is None:
+            layout = self._look_up(array, found)
+        return id(owner(array)), field, found.writable, id(layout)
+
+    def _look_up(self, array: Any, found: Described) -> FieldLayout:
+        self.check_place(found)
+        declared = self._declared.get(_field(found))
+        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
+        if layout is None:
+            spec = infer_spec(self._decomposition, self._rank, found.shape, self._halo)
+            layout = self._by_shape[found.shape] = self.of(spec)
+        self._remember(array, layout)
+        return layout
+
+    def _declare(self, found: Described, array: Any, layout: FieldLayout, number: int) -> None:
+        _watch(self._declared, _field(found), owner(array), layout, number)
+
+    def _remember(self, array: Any, layout: FieldLayout) -> None:
+        _watch(self._by_array, id(array), array, getattr(array, "shape", None), layout)
+
+
+def _field(found: Described) -> Hashable:
+    return found.pointer, found.shape, found.strides, found.dtype
+
+
+def _watch(table: dict[Any, Any], key: Hashable, watched: Any, *found: Any) -> None:
+    """Keep something in a table for as long as an object lives."""
+
+    def forget(gone: object) -> None:
+        entry = table.get(key)
+        if entry is not None and entry[0] is gone:
+            del table[key]
+
+    try:
+        table[key] = (weakref.ref(watched, forget), *found)
+    except TypeError as error:
+        raise FieldError(
+            f"a {type(watched).__module__}.{type(watched).__qualname__} does not let itself be watched (it takes no "
+            "weak references); give an array of NumPy or CuPy on the same memory"
+        ) from error

@@ -1,0 +1,306 @@
+"""Layouts that are declared, and plans that are found again only for the call they were made for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import ClosedError, FieldError, MismatchError
+from tests.mpi.conftest import agree
+
+World = MPI.Intracomm
+POISON = -7.0
+
+
+@pytest.fixture
+def grid(comm: World) -> Iterator[halox.Grid]:
+    """Four rows a rank, periodic along them; the fields' rows tell their global number."""
+    options: dict[str, Any] = {"periodic": (True, False), "proc_shape": (comm.size, 1)}
+    with halox.Grid((4 * comm.size, 6), halo=1, comm=comm, device="cpu", **options) as g:
+        yield g
+
+
+def rows(grid: halox.Grid, low: int, high: int) -> np.ndarray:
+    """What each row of an array with these halos must hold."""
+    first = grid.owned[0].start
+    return np.arange(first - low, first + 4 + high) % grid.grid_shape[0]
+
+
+def fill(grid: halox.Grid, u: Any, low: int, high: int) -> None:
+    u[...] = POISON
+    u[low : len(u) - high] = rows(grid, 0, 0)[:, None]
+
+
+def is_exchanged(grid: halox.Grid, u: Any, low: int, high: int) -> bool:
+    """Columns beside the grid are left alone."""
+    return bool(np.array_equal(u[:, 1:-1], np.broadcast_to(rows(grid, low, high)[:, None], (6, 6))))
+
+
+# Layouts
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_sum_refuses_an_array_of_another_ranks_shape(comm: World) -> None:
+    """(7, 10) is plain where 5 rows are owned; where 4 are, it is no staggered field."""
+    shape, procs = (4 * comm.size + 1, 8), (comm.size, 1)
+    with halox.Grid(shape, halo=1, proc_shape=procs, comm=comm, device="cpu") as g:
+        for reduce in (g.sum, g.max, g.norm, g.gather):
+            with pytest.raises(FieldError, match=r"shape \(7, 10\) does not fit"):
+                reduce(np.ones((7, 10)))
+        assert g.sum(np.ones(g.padded_shape)) == 8 * shape[0]
+
+
+def test_an_array_of_ones_own_is_staggered_only_if_declared(grid: halox.Grid, comm: World) -> None:
+    u = np.zeros((7, 8))
+    for call in (grid.exchange, grid.sum, grid.interior):
+        with pytest.raises(FieldError, match=r"grid\.declare\(array, .*staggered="):
+            call(u)
+    grid.declare(u, staggered=0)
+    fill(grid, u, 1, 2)
+    grid.exchange(u)
+    assert agree(bool((u[:, 3] == rows(grid, 1, 2)).all()), comm)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_reductions_compare_layouts(grid: halox.Grid, comm: World) -> None:
+    u = np.ones(grid.padded_shape)
+    grid.declare(u, halo=((2, 0), 1) if comm.rank == 1 else 1)
+    text = r"rank 0 has float64, .*halo=\(\(1, 1\), .* rank 1 has float64, .*halo=\(\(2, 0\)"
+    for reduce in (grid.sum, grid.min, grid.norm):
+        with pytest.raises(MismatchError, match=text):
+            reduce(u)
+    v = grid.ones("f4" if comm.rank == 1 else "f8")
+    with pytest.raises(MismatchError, match=r"rank 0 has float64, .* rank 1 has float32"):
+        grid.sum(v)
+    with pytest.raises(
+        MismatchError, match=r"rank 0 has float64, float64, .* rank 1 has float64, f"
+    ):
+        grid.dot(grid.ones(), v)
+    assert grid.sum(grid.ones()) == 24 * comm.size, "and the grid goes on"
+
+
+@pytest.mark.ranks(2, 3)
+def test_reductions_compare_how_shapes_were_read(comm: World) -> None:
+    """(4, 5) is a component axis before 5 points on rank 0, and one behind 4 points on the others."""
+    sizes = [3] + [2] * (comm.size - 1)
+    options: dict[str, Any] = {"blocks": (sizes,), "comm": comm, "device": "cpu"}
+    with (
+        halox.Grid(sum(sizes), halo=1, **options) as g,
+        pytest.raises(MismatchError, match=r"components=\(4,\), .*components_after=\(5,\)"),
+    ):
+        g.sum(np.ones((4, 5)))
+
+
+# Plans
+
+
+def test_a_declaration_drops_what_was_cached(grid: halox.Grid, comm: World) -> None:
+    u, v = np.empty(grid.padded_shape), np.empty(grid.padded_shape)
+    # Widths, and how many plans there are then: what was declared before is found again.
+    for (low, high), plans in (((1, 1), 1), ((2, 0), 2), ((0, 2), 3), ((1, 1), 3), ((2, 0), 3)):
+        if plans > 1:
+            grid.declare(u, halo=((low, high), 1))
+        for _ in range(2):
+            fill(grid, u, low, high)
+            comm.Barrier()
+            grid.exchange(u)
+            assert agree(is_exchanged(grid, u, low, high), comm), (low, high)
+        assert grid._plan_number == plans
+    grid.exchange(u, v)
+    grid.declare(v, halo=((0, 2), 1))
+    fill(grid, u, 2, 0)
+    fill(grid, v, 0, 2)
+    comm.Barrier()
+    grid.exchange(u, v)
+    assert agree(is_exchanged(grid, u, 2, 0) and is_exchanged(grid, v, 0, 2), comm)
+
+
+def test_a_declaration_drops_what_transposes_have_cached(grid: halox.Grid, comm: World) -> None:
+    with halox.Grid(grid.grid_shape, halo=0, proc_shape=grid.proc_shape, comm=comm) as other:
+        u, v = np.empty(grid.padded_shape), other.zeros()
+        with halox.Transpose(grid, other) as transpose:
+            for low, high in ((1, 1), (2, 0), (1, 1)):
+                grid.declare(u, halo=((low, high), 1))
+                fill(grid, u, low, high)
+                transpose.forward(u, v)
+                assert agree(bool((v[:, 0] == rows(grid, 0, 0)).all()), comm), (low, high)
+
+
+def test_a_view_of_a_whole_field_is_that_field(grid: halox.Grid, comm: World) -> None:
+    halo = ((2, 0), 1)
+    mine = np.empty(grid.padded_shape)
+    grid.exchange(mine[:])  # as the grid's halo has it; declared later
+    grid.declare(mine, halo=halo)
+    # The second outlives the object that the grid made; the third was declared by way of a view.
+    fields = [mine, grid.zeros(halo=halo)[...], np.empty(grid.padded_shape)]
+    grid.declare(fields[2][:], halo=halo)
+    for u in fields:
+        for v in (u[:], u[...], u):
+            fill(grid, u, 2, 0)
+            comm.Barrier()
+            grid.exchange(v)
+            assert agree(is_exchanged(grid, u, 2, 0), comm)
+            assert grid.interior(v).shape == grid.rank_shape
+    assert grid._plan_number == 4
+    # What has another shape, stride or type is read by its own shape.
+    state = grid.declare(np.zeros((2, *grid.padded_shape)), components=2, halo=halo)
+    assert grid.layout(state[0]).spec.halo == grid.halo
+    assert grid.layout(mine.view("i8")).spec.halo == grid.halo
+    assert grid.layout(mine[::-1]).spec.halo == grid.halo
+
+
+def test_memory_that_is_used_again_has_no_layout(grid: halox.Grid) -> None:
+    for _ in range(20):
+        u = np.empty(grid.padded_shape)
+        assert grid.layout(u).spec.halo == grid.halo
+        grid.declare(u, halo=((0, 2), (1, 1)))
+        del u
+    assert len(grid._layouts) == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("operation", ["exchange", "accumulate"])
+def test_a_changed_array_is_noticed(
+    operation: str, number: int, grid: halox.Grid, comm: World
+) -> None:
+    fields = [np.zeros(grid.padded_shape) for _ in range(number)]
+    call, u = getattr(grid, operation), fields[-1]
+    call(*fields)
+    call(*fields)
+
+    u.flags.writeable = False
+    for _ in range(2):
+        with pytest.raises(FieldError, match="read-only"):
+            call(*fields)
+    u.flags.writeable = True
+    call(*fields)
+    u.shape = (48,)
+    for _ in range(2):
+        with pytest.raises(FieldError, match=r"shape \(48,\) does not fit"):
+            call(*fields)
+    with pytest.raises(FieldError, match=r"shape \(48,\) does not fit"):
+        grid.sum(u)
+    u.shape = grid.padded_shape
+    call(*fields)
+    assert grid._plan_number == 5, "one, four that were refused, and the first one again"
+    u.shape = (1, *grid.padded_shape)  # a component axis
+    call(*fields)
+    u.dtype = "i8"
+    u[...] = 1
+    if operation == "accumulate":
+        call(*fields)
+        assert agree(bool((grid.interior(u)[0, 0] == 2).all()), comm), "added as integers"
+
+
+def test_an_array_that_was_changed_is_another_one_beside_others(
+    grid: halox.Grid, comm: World
+) -> None:
+    u, v = np.zeros((*grid.padded_shape, 1)), np.zeros(grid.padded_shape)
+    grid.exchange(u)
+    grid.exchange(u, v)
+    u.shape = grid.padded_shape
+    grid.exchange(u)
+    fill(grid, u, 1, 1)
+    comm.Barrier()
+    grid.exchange(u, v)
+    assert agree(is_exchanged(grid, u, 1, 1), comm)
+    assert grid._plan_number == 4
+
+
+@pytest.mark.parametrize("closed", ["a", "b"])
+def test_a_transpose_ends_with_either_grid(closed: str, comm: World) -> None:
+    procs = {"a": (comm.size, 1), "b": (1, comm.size)}
+    grids = {
+        name: halox.Grid((2 * comm.size,) * 2, proc_shape=p, comm=comm, device="cpu")
+        for name, p in procs.items()
+    }
+    u, v = grids["a"].ones(), grids["b"].zeros()
+    transpose = halox.Transpose(grids["a"], grids["b"])
+    plan = transpose.plan(u, v, backward=True)
+    transpose.forward(u, v)
+    plan()
+    grids[closed].close()
+    for call in (lambda: transpose.forward(u, v), lambda: transpose.backward(v, u), plan):
+        with pytest.raises(ClosedError):
+            call()
+    transpose.close()
+    for each in grids.values():
+        each.close()
+
+
+# Evictions
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Room for few plans, and a short wait for ranks that have come apart."""
+    monkeypatch.setattr("halox.exchange.cache.CAPACITY", 6)
+    monkeypatch.setenv("HALOX_TIMEOUT", "5")
+    return 6
+
+
+def test_plans_are_evicted_alike_whatever_ranks_keep(small: int, comm: World) -> None:
+    kept = []
+    with halox.Grid((4 * comm.size, 6), periodic=True, comm=comm.Dup(), device="cpu") as g:
+        u = g.ones()
+        g.exchange(u)
+        for n in range(small + 3):
+            w = u + n
+            g.exchange(w)
+            if g.rank == 0:
+                kept.append(w)
+        assert len(g._plans) == (small if g.rank == 0 else 1)
+        for _ in range(3):
+            g.exchange(u)
+        assert agree(g._plan_number == small + 5, comm), "the first one was evicted on all"
+
+
+def test_transposes_evict_alike(small: int, comm: World) -> None:
+    kept = []
+    procs = [(comm.size, 1), (1, comm.size)]
+    shape, group = (2 * comm.size,) * 2, comm.Dup()
+    a, b = (halox.Grid(shape, proc_shape=p, comm=group, device="cpu") for p in procs)
+    with a, b, halox.Transpose(a, b) as transpose:
+        u, v = a.full(3), b.zeros()
+        transpose.forward(u, v)
+        for n in range(small + 3):
+            w = u + n
+            transpose.forward(w, v)
+            if a.rank == comm.size - 1:
+                kept.append(w)
+        transpose.forward(u, v)
+        assert agree(bool((b.interior(v) == 3).all()), comm)
+
+
+def test_explicit_plans_evict_nothing(small: int, grid: halox.Grid) -> None:
+    u = grid.zeros()
+    grid.exchange(u)
+    plans = [grid.plan(grid.zeros()) for _ in range(small + 2)]
+    before = grid._plan_number
+    grid.exchange(u)
+    assert grid._plan_number == before and len(plans) == small + 2
+
+
+@pytest.mark.ranks(1)
+def test_a_cached_exchange_makes_three_calls(comm: World) -> None:
+    """The one of the user, the look into the cache, and the plan: each costs a tenth of the whole."""
+    with halox.Grid((8, 8), comm=comm, device="cpu") as g:
+        fields = [g.zeros() for _ in range(2)]
+        for call in (g.exchange, g.accumulate):
+            for arguments in (fields[:1], fields):
+                call(*arguments)
+                calls: list[str] = []
+                sys.setprofile(
+                    lambda f, e, _, c=calls: c.append(f.f_code.co_name) if e == "call" else None
+                )
+                try:
+                    call(*arguments)
+                finally:
+                    sys.setprofile(None)
+                assert calls == [call.__name__, "find", "__call__"]

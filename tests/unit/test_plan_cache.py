@@ -1,0 +1,146 @@
+"""The plan cache: by object and by field, as long as the arrays live and the plan is among the last."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.engine.arrays import describe, owner
+from halox.errors import FieldError
+from halox.exchange import cache as module
+from halox.exchange.cache import PlanCache
+
+
+def key_of(arrays: tuple[Any, ...]) -> Any:
+    found = [(id(owner(array)), describe(array)) for array in arrays]
+    return tuple((i, d.pointer, d.shape, d.strides, d.dtype, d.writable) for i, d in found)
+
+
+class Plan(SimpleNamespace):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_found_by_object_and_by_field():
+    cache, u, v = PlanCache(key_of), np.zeros((2, 3)), np.zeros(4)
+    one, two = Plan(), Plan()
+    assert cache.find("exchange", (u,)) is None
+    cache.add("exchange", (u,), one)
+    cache.add("exchange", (u, v), two)
+    for _ in range(2):
+        assert cache.find("exchange", (u,)) is cache.find("exchange", (u[:],)) is one
+        assert cache.find("exchange", (u, v)) is cache.find("exchange", (u[:], v)) is two
+        assert cache.find("exchange", (v,)) is cache.find("exchange", (v, u)) is None
+        assert cache.find("add", (u,)) is cache.find("exchange", ()) is None
+        assert cache.find("exchange", (u[:1],)) is cache.find("exchange", (u.view("i8"),)) is None
+    assert len(cache) == 2
+
+
+@pytest.mark.parametrize("bad", [(), None, [0.0], "u", object()])
+def test_what_is_no_array_or_no_kind_is_not_found(bad: Any):
+    def refuse(arrays: tuple[Any, ...]) -> Any:
+        for array in arrays:
+            describe(array)  # a FieldError
+        return key_of(arrays)
+
+    cache = PlanCache(refuse)
+    with pytest.raises(FieldError):
+        refuse((bad,))
+    assert cache.find("exchange", (bad,)) is None
+    assert cache.find([], (np.zeros(2),)) is None
+
+
+def test_an_object_that_has_changed_is_looked_at_again():
+    cache, u, v = PlanCache(key_of), np.zeros((2, 3)), np.zeros(4)
+    plan, both = Plan(), Plan()
+    cache.add("exchange", (u,), plan)
+    cache.add("exchange", (u, v), both)
+    changes = [
+        (lambda: setattr(u, "shape", (6,)), lambda: setattr(u, "shape", (2, 3))),
+        (lambda: setattr(u, "shape", (3, 2)), lambda: setattr(u, "shape", (2, 3))),
+        (lambda: setattr(u, "shape", (2, 3, 1)), lambda: setattr(u, "shape", (2, 3))),
+        (lambda: setattr(u, "dtype", "i8"), lambda: setattr(u, "dtype", "f8")),
+        (lambda: setattr(u, "dtype", "i4"), lambda: setattr(u, "dtype", "f8")),
+        (lambda: u.setflags(write=False), lambda: u.setflags(write=True)),
+    ]
+    for n, (change, undo) in enumerate(changes):
+        change()
+        assert cache.find("exchange", (u,)) is cache.find("exchange", (u, v)) is None
+        other = Plan()
+        cache.add("exchange", (u,), other)
+        assert cache.find("exchange", (u,)) is other
+        # Not by way of what was known of the array before.
+        assert cache.find("exchange", (u, v)) is None
+        undo()
+        assert cache.find("exchange", (u,)) is plan, n
+        assert cache.find("exchange", (u, v)) is both
+
+
+def test_an_entry_ends_with_its_arrays_and_holds_none():
+    cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
+    plans = [Plan() for _ in range(3)]
+    for arrays, plan in zip([(u,), (u, v), (v,)], plans, strict=True):
+        cache.add("exchange", arrays, plan)
+    views = [u[:] for _ in range(5)]
+    assert {id(cache.find("exchange", (view,))) for view in views} == {id(plans[0])}
+    gone = weakref.ref(u)
+    del u, views
+    assert gone() is None, "without a collection"
+    assert len(cache) == 1 and cache.find("exchange", (v,)) is plans[2]
+    cache.sweep()
+    assert [plan.is_closed for plan in plans] == [True, True, False]
+
+
+def test_views_leave_nothing_behind():
+    cache, state = PlanCache(key_of), np.zeros((3, 4))
+    cache.add("exchange", (state[0],), Plan())
+    for _ in range(50):
+        assert cache.find("exchange", (state[0],)) is not None
+    assert not cache._seen["exchange"]
+
+
+def test_a_cache_that_is_dropped_goes_without_a_collection():
+    gc.disable()
+    try:
+        cache, u, v = PlanCache(key_of), np.zeros(3), np.zeros(4)
+        plan = Plan()
+        gone = weakref.ref(plan)
+        cache.add("exchange", (u, v), plan)
+        del cache, plan
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_is_kept_follows_from_what_was_added(monkeypatch: pytest.MonkeyPatch):
+    """Two ranks, of which one drops its arrays at once: what the other may still find is what it may find."""
+    monkeypatch.setattr(module, "CAPACITY", 4)
+    here, there = PlanCache(key_of), PlanCache(key_of)
+    u, v, kept = np.zeros(3), np.zeros(3), []
+    here.add("exchange", (u,), Plan())
+    there.add("exchange", (v,), Plan())
+    for n in range(6):
+        kept.append(np.zeros(3))
+        here.add("exchange", (kept[-1],), Plan())
+        there.add("exchange", (np.zeros(3),), Plan())
+        found = here.find("exchange", (u,)), there.find("exchange", (v,))
+        assert [plan is None for plan in found] == [n >= 3] * 2
+    assert (len(here), len(there)) == (4, 0)
+    assert [here.find("exchange", (w,)) is None for w in kept] == [True, True] + [False] * 4
+    here.clear()
+    assert len(here) == 0
+
+
+def test_forgetting_keeps_the_plans():
+    cache, u = PlanCache(key_of), np.zeros(3)
+    plan = Plan()
+    cache.add("exchange", (u,), plan)
+    cache.forget()
+    assert cache.find("exchange", (u,)) is plan
