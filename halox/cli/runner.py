@@ -96,16 +96,22 @@ def main(words: Sequence[str]) -> int:
 
 
 def take_input() -> None:
-    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0."""
-    kept = os.environ.pop(STANDARD_INPUT, "")
-    if kept and os.environ.get(OPEN_MPI_RANK) == "0":
-        offset, _, path = kept.partition(" ")
+    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0; the others have an empty one."""
+    kept, rank = os.environ.pop(STANDARD_INPUT, ""), launched_rank()
+    if kept and rank is not None:
+        offset, _, path = kept.partition(" ") if rank == 0 else ("0", "", os.devnull)
         with suppress(OSError):
             source = os.open(path, os.O_RDONLY)
             if stat.S_ISREG(os.fstat(source).st_mode):
                 os.lseek(source, int(offset), os.SEEK_SET)
             os.dup2(source, 0)
             os.close(source)
+
+
+def launched_rank() -> int | None:
+    """Return the rank that the launcher has given this process, None if it has given none that is known."""
+    found = next((os.environ[name] for name in RANKS if name in os.environ), "")
+    return int(found) if found.isdecimal() else None
 
 
 def run_file(path: str) -> None:
@@ -245,8 +251,7 @@ def all_arrive(comm: Any) -> bool:
 
 def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
     """Fail before MPI has started, or after it has ended: rank 0 speaks first, and for all if its end ends them."""
-    found = next((os.environ[name] for name in RANKS if name in os.environ), "")
-    rank = int(found) if found.isdigit() else 0
+    rank = launched_rank() or 0
     if ending.by_exit:
         tell(ending.said)
         return ending.status
