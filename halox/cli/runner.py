@@ -28,11 +28,15 @@ RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
 """As `halox.cli.launcher.STANDARD_INPUT`."""
 
+ALL_ALIKE = 2
+"""Exit status where all ranks raise an error of halox's, as they are made to do."""
+
 INTERRUPTED = 128 + signal.SIGINT
 OTHERS_FAIL_TOO_S = 2.0
 """Seconds in which the other ranks fail as well, if they do: errors are made to be raised on all ranks."""
 
-_START_MPI_S = 1.0
+_START_MPI_S = 1.5
+_PASSED_ON_S = 0.3
 _RANKS_NAMED = 8
 
 
@@ -155,7 +159,7 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, KeyboardInterrupt):
         return Ending("KeyboardInterrupt", said, INTERRUPTED)
     halox_error = getattr(sys.modules.get("halox.errors"), "HaloxError", ())
-    return Ending(line_of(error), said, 2 if isinstance(error, halox_error) else 1)
+    return Ending(line_of(error), said, ALL_ALIKE if isinstance(error, halox_error) else 1)
 
 
 def line_of(error: BaseException) -> str:
@@ -221,13 +225,20 @@ def fail(ending: Ending) -> int:
     comm = mpi.COMM_WORLD
     endings = all_endings(comm, ending)
     if endings is None:
-        tell(story([(comm.rank, ending)], comm.size))
-        comm.Abort(ending.status)
+        abort(comm, ending)
     elif comm.rank == 0:
         tell(story(list(enumerate(endings)), comm.size))
     # Nobody leaves before rank 0 has spoken, since the first to leave may end the others.
     comm.Barrier()
     return ending.status
+
+
+def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
+    """Say how this rank has failed, and end all ranks."""
+    tell(story([(comm.rank, ending)], comm.size, name))
+    # MPICH's launcher does not pass on what it has not read by then.
+    time.sleep(_PASSED_ON_S)
+    comm.Abort(1 if ending.status == ALL_ALIKE and not ending.by_exit else ending.status)
 
 
 def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
@@ -266,6 +277,7 @@ def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
     with suppress(ImportError):
         from mpi4py import MPI
 
+        time.sleep(_PASSED_ON_S)
         MPI.COMM_WORLD.Abort(ending.status)
     return ending.status
 
