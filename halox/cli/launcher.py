@@ -26,7 +26,7 @@ STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 """Set for the ranks that `start` starts, so that they never start ranks themselves."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""Where rank 0 finds standard input (an offset, a blank, a path), if the launcher does not hand it on."""
+"""Where rank 0 finds standard input (an offset, a blank, a path), where the launcher does not hand it on."""
 
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
@@ -280,24 +280,18 @@ def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
     become(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
 
 
-def keep_input(launcher: Launcher) -> dict[str, str]:
+def keep_input() -> dict[str, str]:
     """Hold standard input open for rank 0 to read it itself, and return the variable that tells where it is.
-
-    Parameters
-    ----------
-    launcher : Launcher
-        What this process is about to become.
 
     Notes
     -----
-    Open MPI 5 hands rank 0 what stands in its standard input, but never its end. A terminal is left to it: a rank may
-    not read from that by itself.
+    This process is about to become the launcher. Open MPI 5 hands rank 0 what stands in its standard input, but never
+    its end, and MPICH gives up where a rank reads slowly. A terminal is left to them: a rank may not read from that by
+    itself.
     """
-    if launcher.family != "Open MPI" or int(launcher.version.partition(".")[0]) < 5:
-        return {}
     try:
         kind = os.fstat(0).st_mode
-        if os.isatty(0) or stat.S_ISSOCK(kind):
+        if os.isatty(0) or stat.S_ISSOCK(kind) or not os.path.exists("/proc/self/fd"):
             return {}
         offset = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(kind) else 0
         kept = os.dup(0)

@@ -106,8 +106,7 @@ def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
             load_mpi().Finalize()
             return 2
-        runner.tell(runner.story([(comm.rank, runner.ending_of(error))], comm.size, name))
-        comm.Abort(1)
+        runner.abort(comm, runner.ending_of(error), name)
         raise
     if status and comm.size > 1:
         # Ended in good order: else the launcher takes the failing status for a crash, and says so.

@@ -28,11 +28,15 @@ RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
 """As `halox.cli.launcher.STANDARD_INPUT`."""
 
+ALL_ALIKE = 2
+"""Exit status where all ranks raise an error of halox's, as they are made to do."""
+
 INTERRUPTED = 128 + signal.SIGINT
 OTHERS_FAIL_TOO_S = 2.0
 """Seconds in which the other ranks fail as well, if they do: errors are made to be raised on all ranks."""
 
-_START_MPI_S = 1.0
+_START_MPI_S = 1.5
+_PASSED_ON_S = 0.3
 _RANKS_NAMED = 8
 
 
@@ -96,16 +100,22 @@ def main(words: Sequence[str]) -> int:
 
 
 def take_input() -> None:
-    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0."""
-    kept = os.environ.pop(STANDARD_INPUT, "")
-    if kept and os.environ.get(OPEN_MPI_RANK) == "0":
-        offset, _, path = kept.partition(" ")
+    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0; the others have an empty one."""
+    kept, rank = os.environ.pop(STANDARD_INPUT, ""), launched_rank()
+    if kept and rank is not None:
+        offset, _, path = kept.partition(" ") if rank == 0 else ("0", "", os.devnull)
         with suppress(OSError):
             source = os.open(path, os.O_RDONLY)
             if stat.S_ISREG(os.fstat(source).st_mode):
                 os.lseek(source, int(offset), os.SEEK_SET)
             os.dup2(source, 0)
             os.close(source)
+
+
+def launched_rank() -> int | None:
+    """Return the rank that the launcher has given this process, None if it has given none that is known."""
+    found = next((os.environ[name] for name in RANKS if name in os.environ), "")
+    return int(found) if found.isdecimal() else None
 
 
 def run_file(path: str) -> None:
@@ -149,7 +159,7 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, KeyboardInterrupt):
         return Ending("KeyboardInterrupt", said, INTERRUPTED)
     halox_error = getattr(sys.modules.get("halox.errors"), "HaloxError", ())
-    return Ending(line_of(error), said, 2 if isinstance(error, halox_error) else 1)
+    return Ending(line_of(error), said, ALL_ALIKE if isinstance(error, halox_error) else 1)
 
 
 def line_of(error: BaseException) -> str:
@@ -215,13 +225,20 @@ def fail(ending: Ending) -> int:
     comm = mpi.COMM_WORLD
     endings = all_endings(comm, ending)
     if endings is None:
-        tell(story([(comm.rank, ending)], comm.size))
-        comm.Abort(ending.status)
+        abort(comm, ending)
     elif comm.rank == 0:
         tell(story(list(enumerate(endings)), comm.size))
     # Nobody leaves before rank 0 has spoken, since the first to leave may end the others.
     comm.Barrier()
     return ending.status
+
+
+def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
+    """Say how this rank has failed, and end all ranks."""
+    tell(story([(comm.rank, ending)], comm.size, name))
+    # MPICH's launcher does not pass on what it has not read by then.
+    time.sleep(_PASSED_ON_S)
+    comm.Abort(1 if ending.status == ALL_ALIKE and not ending.by_exit else ending.status)
 
 
 def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
@@ -245,8 +262,7 @@ def all_arrive(comm: Any) -> bool:
 
 def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
     """Fail before MPI has started, or after it has ended: rank 0 speaks first, and for all if its end ends them."""
-    found = next((os.environ[name] for name in RANKS if name in os.environ), "")
-    rank = int(found) if found.isdigit() else 0
+    rank = launched_rank() or 0
     if ending.by_exit:
         tell(ending.said)
         return ending.status
@@ -261,6 +277,7 @@ def _fail_without_mpi(ending: Ending, *, finished: bool) -> int:
     with suppress(ImportError):
         from mpi4py import MPI
 
+        time.sleep(_PASSED_ON_S)
         MPI.COMM_WORLD.Abort(ending.status)
     return ending.status
 
