@@ -115,11 +115,21 @@ class World:
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
         self.mpi = mpi
-        self.limit_s = timeout_s()
+        error: HaloxError | None = None
+        try:
+            self.limit_s = timeout_s()
+        except HaloxError as caught:  # on this rank alone, maybe
+            self.limit_s, error = DEFAULT_TIMEOUT_S, caught
         self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
         self.guard = CallGuard()
         with alone_in_making():
-            self._ranks, give_back = acquire(mpi, comm, making)
+            text = "" if error is None else str(error)
+            found = acquire(mpi, comm, making, self.limit_s, text)
+        self._ranks, give_back, errors = found
+        if any(errors):
+            give_back()
+            said = [(rank, HaloxError, text) for rank, text in enumerate(errors) if text]
+            raise_together(said, len(errors), error)
         self._release = weakref.finalize(self, give_back)
         self._release.atexit = False
         ranks: Communicator = self._ranks
@@ -223,11 +233,6 @@ class World:
             file=sys.stderr,
             flush=True,
         )
-
-    def next_plan(self) -> int:
-        """Return the number of a new plan, the same on all ranks and another for each plan of the communicator."""
-        self._ranks.plans += 1
-        return self._ranks.plans
 
     # Waits
 

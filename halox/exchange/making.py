@@ -48,6 +48,8 @@ class _Said:
         For each field how its axes are read.
     closed : tuple of int
         Numbers of plans that it has closed, and others may not have.
+    plans : int
+        Number of the last plan that it has made on these ranks.
     """
 
     wish: str | None
@@ -57,6 +59,7 @@ class _Said:
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
     closed: tuple[int, ...]
+    plans: int
 
 
 def make_plan(
@@ -94,7 +97,6 @@ def make_plan(
     Collective. Arrays on a GPU are made idle.
     """
     world = surroundings.world
-    number = world.next_plan()
     wish: str | None = None
 
     drafted: Draft | None = None
@@ -117,10 +119,13 @@ def make_plan(
             found.numbers,
             found.specs,
             surroundings.leftovers.closed,
+            world.ranks.plans,
         )
 
     said: list[_Said] = world.gather_result(prepared, _MAKING)
     assert drafted is not None
+    # One more than any rank has reached: ranks whose calls differed may have begun other plans.
+    number = world.ranks.plans = 1 + max(one.plans for one in said)
     _check_alike(said)
     described = [describe(array) for array in drafted.arrays]
     if drafted.device is not None:

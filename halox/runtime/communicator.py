@@ -30,7 +30,7 @@ from halox.runtime.status import (
     mismatch,
     ranks_text,
 )
-from halox.runtime.waiting import Ranks, Waiter, timeout_s
+from halox.runtime.waiting import Ranks, Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -55,6 +55,8 @@ class Communicator:
         ``mpi4py.MPI``.
     parent : mpi4py.MPI.Intracomm
         The user's.
+    limit_s : float
+        Seconds to wait for another rank, 0 without limit.
 
     Attributes
     ----------
@@ -84,10 +86,10 @@ class Communicator:
     Collective over ``parent``.
     """
 
-    def __init__(self, mpi: Any, parent: MPI.Intracomm) -> None:
+    def __init__(self, mpi: Any, parent: MPI.Intracomm, limit_s: float) -> None:
         self.mpi = mpi
         self.node_name = node_name()
-        self.limit_s = timeout_s()
+        self.limit_s = limit_s
         self.plans = 0
         """Plans made so far: their numbers tell the messages of plans apart, also those of objects before."""
         self.kept: dict[str, Any] = {}
@@ -409,12 +411,14 @@ class Communicator:
                 comm.Free()
             self._node_comm = None
 
-    def begin(self) -> None:
-        """Begin anew for the next object that uses it; collective over its ranks."""
-        self.limit_s = timeout_s()
-        self._waiter = self.waiter(self.limit_s)
+    def begin(self, limit_s: float, error: str) -> list[str]:
+        """Begin anew for the next object that uses it, and return what the ranks cannot begin for; collective."""
+        self.limit_s = limit_s
+        self._waiter = self.waiter(limit_s)
         self.watch.renumber(0)
-        self.plans = max(self.gather(self.plans, _MAKING))
+        said: list[tuple[int, str]] = self.gather((self.plans, error), _MAKING)
+        self.plans = max(plans for plans, _ in said)
+        return [text for _, text in said]
 
 
 class _Kept:
@@ -435,12 +439,13 @@ class _Kept:
                 found |= 1 << number
         return found
 
-    def add(self, made: Communicator) -> int:
-        """Give a new one its number, the same on all ranks; collective over them."""
-        number: int = max(made.gather(len(self.all), _MAKING))
+    def add(self, made: Communicator, error: str) -> tuple[int, list[str]]:
+        """Give a new one its number, the same on all ranks, and return what they cannot begin for; collective."""
+        said: list[tuple[int, str]] = made.gather((len(self.all), error), _MAKING)
+        number = max(length for length, _ in said)
         if number < _MOST_KEPT:
             self.all += [None] * (number - len(self.all)) + [made]
-        return number
+        return number, [text for _, text in said]
 
     def destroy(self) -> None:
         """Free what nobody uses; the rest follows when it is given back."""
@@ -456,8 +461,8 @@ _keyvals: dict[str, int] = {}
 
 
 def acquire(
-    mpi: Any, parent: MPI.Intracomm, making: str
-) -> tuple[Communicator, Callable[[], None]]:
+    mpi: Any, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
+) -> tuple[Communicator, Callable[[], None], list[str]]:
     """Return a communicator of a user's ranks that nothing else uses.
 
     Parameters
@@ -467,33 +472,39 @@ def acquire(
     parent : mpi4py.MPI.Intracomm
     making : str
         What it is for, for the text of a timeout.
+    limit_s : float
+        Seconds to wait for another rank, 0 without limit.
+    error : str
+        Why this rank cannot go on, empty if it can.
 
     Returns
     -------
     communicator : Communicator
     give_back : callable
         Lets the next object take it; local, harmless when repeated.
+    errors : list of str
+        Of each rank.
 
     Raises
     ------
     ExchangeTimeoutError
-        If a rank does not come within ``HALOX_TIMEOUT`` seconds.
+        If a rank does not come within the limit.
 
     Notes
     -----
     Collective over ``parent``.
     """
     kept = _kept_by(mpi, parent)
-    common = _common(mpi, parent, kept.offered(), making)
+    common = _common(mpi, parent, kept.offered(), making, limit_s)
     numbers = [n for n in range(_MOST_KEPT) if common >> n & 1]
     known = kept.all[numbers[0]] if numbers else None
     if known is not None:
         found, number = known, numbers[0]
         kept.free.discard(number)
-        found.begin()
+        errors = found.begin(limit_s, error)
     else:
-        found = Communicator(mpi, parent)
-        number = kept.add(found)
+        found = Communicator(mpi, parent, limit_s)
+        number, errors = kept.add(found, error)
 
     def give_back() -> None:
         if found.failed:
@@ -503,10 +514,10 @@ def acquire(
         else:
             kept.free.add(number)
 
-    return found, give_back
+    return found, give_back, errors
 
 
-def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str) -> int:
+def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s: float) -> int:
     """Return the bits that all ranks offer; the first step in which they meet.
 
     Each rank's come by a broadcast of its own where they are few, so that those which are missing can be named.
@@ -535,7 +546,7 @@ def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str) -> int:
 
     try:
         Testall = mpi.Request.Testall
-        Waiter(timeout_s(), True).until(lambda: Testall(requests), what)
+        Waiter(limit_s, True).until(lambda: Testall(requests), what)
     except BaseException:
         _unfinished.extend([*requests, bits])
         raise

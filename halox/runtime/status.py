@@ -63,7 +63,7 @@ CODE_BITS = 20
 """Bits of a call's word that hold its code; the others hold its number."""
 
 BLOCK_BYTES = 8192
-SLOT_BYTES = 3584
+SLOT_BYTES = 3568
 """Bytes of a slot, behind its length."""
 
 _WAIT, _RING, _SLOTS = 128, 256, 1024

@@ -12,6 +12,7 @@ from halox.errors import ExchangeTimeoutError, HaloxError
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
 
+_MOST_S = 1e9
 _SPINS_BEFORE_YIELD = 200
 _YIELDS_BEFORE_CLOCK = 200
 _LOOK_EVERY_S = 0.25
@@ -41,7 +42,7 @@ def timeout_s() -> float:
         raise HaloxError(
             f"HALOX_TIMEOUT={text!r}: expected a number of seconds >= 0, 0 for no limit"
         )
-    return seconds
+    return seconds if seconds < _MOST_S else 0.0
 
 
 class Watch(Protocol):

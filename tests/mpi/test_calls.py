@@ -1,0 +1,316 @@
+"""Collective calls that differ between ranks: an error on all of them that names the calls, on any nodes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError, StateError
+from halox.runtime import status
+from halox.world import World
+from tests.mpi.conftest import agree
+
+Comm = MPI.Intracomm
+Call = Callable[[halox.Grid, Any], Any]
+
+several = pytest.mark.ranks(2, 3)
+
+
+@pytest.fixture(params=["", "rank"], ids=["one node", "a node each"])
+def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HALOX_NODE", request.param)
+    return str(request.param)
+
+
+def box(comm: Comm, **options: Any) -> halox.Grid:
+    options = {"periodic": True, "device": "cpu", "proc_shape": (comm.size, 1)} | options
+    return halox.Grid((4 * comm.size, 6), comm=comm.Dup(), **options)
+
+
+def check_works(grid: halox.Grid) -> None:
+    u = grid.full(float(grid.rank))
+    grid.exchange(u)
+    assert (u[0, 1:-1] == (grid.rank - 1) % grid.size).all()
+    assert grid.sum(u) == 24.0 * sum(range(grid.size))
+
+
+FIRST: dict[str, tuple[Call, Call, str, str]] = {
+    "a sum and an exchange": (
+        lambda g, u: g.sum(u),
+        lambda g, u: g.exchange(u),
+        "sum",
+        "exchange",
+    ),
+    "zeros and an exchange": (
+        lambda g, u: g.zeros(),
+        lambda g, u: g.exchange(u),
+        "zeros",
+        "exchange",
+    ),
+    "a sum and a max": (lambda g, u: g.sum(u), lambda g, u: g.max(u), "sum", "max"),
+    "an exchange and an accumulate": (
+        lambda g, u: g.exchange(u),
+        lambda g, u: g.accumulate(u),
+        "exchange",
+        "accumulate",
+    ),
+    "a gather and an allreduce": (
+        lambda g, u: g.gather(u),
+        lambda g, u: g.allreduce(1.0),
+        "gather",
+        "allreduce",
+    ),
+    "a plan and a close": (lambda g, u: g.plan(u), lambda g, u: g.close(), "plan", "close"),
+}
+
+
+@several
+@pytest.mark.parametrize("name", FIRST)
+def test_first_calls(name: str, node: str, comm: Comm) -> None:
+    """Both sides meet the others: all raise at once, and the grid goes on."""
+    first, other, mine, theirs = FIRST[name]
+    grid = box(comm)
+    u = grid.zeros()
+    call = first if comm.rank == 0 else other
+    others = "rank 1" if comm.size == 2 else "ranks 1, 2"
+    text = rf"rank 0: {mine} \(call 3\), {others}: {theirs} \(call 3\)"
+    with pytest.raises(MismatchError, match=text):
+        call(grid, u)
+    check_works(grid)
+    grid.close()
+
+
+CACHED: dict[str, tuple[Call, Call, str, str]] = {
+    "an exchange and a sum": (
+        lambda g, u: g.exchange(u),
+        lambda g, u: g.sum(u),
+        "exchange",
+        "sum",
+    ),
+    "an exchange and an accumulate": (
+        lambda g, u: g.exchange(u),
+        lambda g, u: g.accumulate(u),
+        "exchange",
+        "accumulate",
+    ),
+    "an exchange and a new field": (
+        lambda g, u: g.exchange(u),
+        lambda g, u: g.zeros(),
+        "exchange",
+        "zeros",
+    ),
+}
+
+
+@several
+@pytest.mark.parametrize("name", CACHED)
+def test_calls_that_have_been_made_before(
+    name: str, node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that wait for flags or messages find out long before the limit, and refuse to go on."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "60")
+    first, other, mine, theirs = CACHED[name]
+    grid = box(comm)
+    u = grid.zeros()
+    for _ in range(2):
+        grid.exchange(u)
+        grid.accumulate(u)
+    call = first if comm.rank == 0 else other
+    began = time.monotonic()
+    with pytest.raises(
+        MismatchError, match=rf"rank 0: {mine} \(call \d+\).* {theirs} \(call \d+\)"
+    ):
+        call(grid, u)
+    assert agree(time.monotonic() - began < 50, comm)
+    with pytest.raises(HaloxError):
+        grid.gather(u)
+    comm.Barrier()
+    with box(comm) as another:
+        check_works(another)
+
+
+@several
+def test_fields_in_another_order(node: str, comm: Comm) -> None:
+    with box(comm) as grid:
+        u, v = grid.zeros(), grid.zeros()
+        text = r"argument 0 is field number 1 of the grid on rank 0, number 2 on rank \d"
+        with pytest.raises(MismatchError, match=text):
+            grid.exchange(u if comm.rank == 0 else v)
+        grid.exchange(u)
+        grid.exchange(v)
+        check_works(grid)
+
+
+@several
+def test_a_plan_on_one_rank_alone(node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "60")
+    grid = box(comm)
+    u = grid.zeros()
+    plan = grid.plan(u)
+    plan()
+    with pytest.raises(MismatchError, match=r"start of a plan \(call 5\).*norm \(call 5\)"):
+        plan() if comm.rank == 0 else grid.norm(u)
+
+
+@several
+def test_plans_started_in_another_order(node: str, comm: Comm) -> None:
+    """Which is allowed."""
+    with box(comm) as grid:
+        fields = [grid.full(comm.rank + 0.5 * n) for n in range(2)]
+        plans = [grid.plan(field) for field in fields]
+        for _ in range(20):
+            order = plans if comm.rank == 0 else plans[::-1]
+            for plan in order:
+                plan.start()
+            for plan in plans:
+                plan.finish()
+        left = (comm.rank - 1) % comm.size
+        assert agree(all((f[0, 1:-1] == left + 0.5 * n).all() for n, f in enumerate(fields)), comm)
+
+
+@pytest.mark.ranks(2)
+def test_a_long_wait_is_told_once(
+    node: str,
+    comm: Comm,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status, "_NOTICE_S", 1.0)
+    with box(comm) as grid:
+        u = grid.zeros()
+        grid.exchange(u)
+        comm.Barrier()
+        if comm.rank == 1:
+            time.sleep(3)
+        grid.sum(u)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("halox:")]
+    told = comm.allgather(said)
+    assert [len(lines) for lines in told] == [1, 0], told
+    assert "rank 0 has waited" in told[0][0] and "for rank 1 in sum (call 4)" in told[0][0], told
+    if not node:
+        assert "the last call of rank 1 is exchange (call 3)" in told[0][0], told
+
+
+@pytest.mark.ranks(2)
+def test_the_error_of_a_timeout_says_where_the_other_is(
+    node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOX_TIMEOUT", "1.5")
+    grid = box(comm)
+    u = grid.zeros()
+    grid.exchange(u)
+    if comm.rank == 0:
+        where = (
+            r"rank 1 has not come" if node else r"the last call of rank 1 is exchange \(call 3\)"
+        )
+        with pytest.raises(ExchangeTimeoutError, match=rf"in norm \(call 4\), {where}"):
+            grid.norm(u)
+        with pytest.raises(StateError, match="make a new grid"):
+            grid.norm(u)
+        grid.close()
+    comm.Barrier()
+
+
+def test_the_log_of_calls(
+    comm: Comm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HALOX_DEBUG", "1")
+    with box(comm) as grid:
+        u = grid.zeros("f4")
+        for _ in range(2):
+            grid.exchange(u)
+        grid.sum(u)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("halox ")]
+    calls = [line.partition(": ")[2].partition(" (call")[0] for line in said]
+    assert calls == [
+        "making a grid",
+        "zeros 'f4'",
+        "exchange",
+        *["exchange by plan 1"] * 2,
+        "sum",
+        "close",
+    ], said
+    assert all(f"rank {comm.rank} of {comm.size}" in line for line in said)
+
+
+# What ranks tell one another
+
+
+def test_objects_of_any_size(node: str, comm: Comm) -> None:
+    world = World(comm)
+    for size in (0, 1, 200, 3000, 3584, 10_000, 100_000):
+        mine = bytes([comm.rank]) * (size * (comm.rank + 1))
+        found = world.gather(mine, "a test")
+        assert found == [bytes([r]) * (size * (r + 1)) for r in range(comm.size)]
+        assert world.gather(None, "a test") == [None] * comm.size
+    world.close()
+
+
+def test_errors_of_many_ranks_are_told_in_short(comm: Comm) -> None:
+    world = World(comm)
+    with pytest.raises(HaloxError) as caught:
+        world.agree(ValueError(f"mine is {comm.rank}"), "a test")
+    text = str(caught.value)
+    assert text.count("mine is") == min(comm.size, 3)
+    assert ("more errors" in text) == (comm.size > 3)
+    world.close()
+
+
+def test_a_limit_that_is_none_on_one_rank(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if comm.rank == comm.size - 1:
+        monkeypatch.setenv("HALOX_TIMEOUT", "soon")
+    with pytest.raises(HaloxError, match="HALOX_TIMEOUT='soon'"):
+        halox.Grid((4 * comm.size,), comm=comm, device="cpu")
+
+
+# Communicators
+
+
+def test_communicators_are_used_again(node: str, comm: Comm) -> None:
+    own = comm.Dup()
+    with (
+        halox.Grid((4 * comm.size,), comm=own, device="cpu") as first,
+        halox.Grid((4 * comm.size,), comm=own, device="cpu") as second,
+    ):
+        assert first._world.ranks is not second._world.ranks
+        kept = {id(g._world.ranks) for g in (first, second)}
+    for number in range(20):
+        grid = halox.Grid((4 * comm.size,), comm=own, device="cpu", periodic=bool(number % 2))
+        assert id(grid._world.ranks) in kept
+        u = grid.full(comm.rank)
+        grid.exchange(u)
+        if number % 3:
+            grid.close()
+        del grid, u
+        gc.collect()
+    duplicate = first._world.ranks.comm
+    own.Free()
+    assert duplicate == MPI.COMM_NULL
+
+
+@several
+def test_a_communicator_that_has_failed_is_not_used_again(
+    comm: Comm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = comm.Dup()
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    grid = halox.Grid((4 * comm.size,), comm=own, device="cpu")
+    failed = grid._world.ranks
+    if comm.rank == 0:
+        with pytest.raises(ExchangeTimeoutError):
+            grid.sum(np.ones(grid.padded_shape))
+    comm.Barrier()
+    monkeypatch.setenv("HALOX_TIMEOUT", "60")
+    del grid
+    with halox.Grid((4 * comm.size,), comm=own, device="cpu") as another:
+        assert another._world.ranks is not failed
+        u = another.ones()
+        another.exchange(u)
+        assert another.sum(u) == 4 * comm.size
