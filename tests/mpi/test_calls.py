@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +14,12 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox.cli import launcher
 from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError, StateError
 from halox.runtime import status
 from halox.world import World
 from tests.mpi.conftest import agree
+from tests.support import ROOT
 
 Comm = MPI.Intracomm
 Call = Callable[[halox.Grid, Any], Any]
@@ -193,9 +197,9 @@ def test_a_long_wait_is_told_once(
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("halox:")]
     told = comm.allgather(said)
     assert [len(lines) for lines in told] == [1, 0], told
-    assert "rank 0 has waited" in told[0][0] and "for rank 1 in sum (call 4)" in told[0][0], told
+    assert "rank 0 has waited" in told[0][0] and "for rank 1 in sum (call 5)" in told[0][0], told
     if not node:
-        assert "the last call of rank 1 is exchange (call 3)" in told[0][0], told
+        assert "the last call of rank 1 is exchange (call 4)" in told[0][0], told
 
 
 @pytest.mark.ranks(2)
@@ -208,9 +212,9 @@ def test_the_error_of_a_timeout_says_where_the_other_is(
     grid.exchange(u)
     if comm.rank == 0:
         where = (
-            r"rank 1 has not come" if node else r"the last call of rank 1 is exchange \(call 3\)"
+            r"rank 1 has not come" if node else r"the last call of rank 1 is exchange \(call 4\)"
         )
-        with pytest.raises(ExchangeTimeoutError, match=rf"in norm \(call 4\), {where}"):
+        with pytest.raises(ExchangeTimeoutError, match=rf"in norm \(call 5\), {where}"):
             grid.norm(u)
         with pytest.raises(StateError, match="make a new grid"):
             grid.norm(u)
@@ -314,3 +318,33 @@ def test_a_communicator_that_has_failed_is_not_used_again(
         u = another.ones()
         another.exchange(u)
         assert another.sum(u) == 4 * comm.size
+
+
+def test_nothing_is_printed_in_a_plain_run(tmp_path: Any) -> None:
+    """Under the launcher as it is, without halox's settings for it; once, from one process."""
+    if MPI.COMM_WORLD.size > 1:
+        return
+    script = tmp_path / "quiet.py"
+    script.write_text(QUIET)
+    environment = launcher.environment(2) | {"PYTHONPATH": str(ROOT)}
+    for name in launcher.mpi_defaults():
+        environment.pop(name, None)
+    done = subprocess.run(
+        [launcher.find().path, "-n", "2", sys.executable, str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+QUIET = """
+import halox
+for number in range(100):
+    with halox.Grid((8, 6), periodic=True, device="cpu") as grid:
+        u = grid.ones()
+        grid.exchange(u)
+        assert grid.sum(u) == 48
+"""
