@@ -52,18 +52,22 @@ def reduce_scalar(world: World, local: Callable[[], tuple[Any, str, FieldSpec]],
     to do about them: the result is then infinite or NaN, on all ranks.
     """
     error: Exception | None = None
-    mine: tuple[np.ndarray[Any, Any], str] | None = None
+    mine: tuple[str, bytes] | None = None
     try:
         number, dtypes, spec = local()
-        mine = np.asarray(number), f"{dtypes} {spec.digest}"
+        value = np.asarray(number)
+        mine = (
+            f"{dtypes} {spec.digest}",
+            value.tobytes(),
+        )  # the value's dtype follows from the fields'
     except Exception as caught:
         error = as_halox_error(caught, "a reduction")
-    found: list[tuple[np.ndarray[Any, Any], str]] = world.gather(mine, "a reduction", error)
-    if len({what for _, what in found}) > 1:
+    found: list[tuple[str, bytes]] = world.gather(mine, "a reduction", error)
+    if len({what for what, _ in found}) > 1:
         names = ", ".join(str(np.dtype(name)) for name in dtypes.split(","))
         world.compare({"the field reduced": f"{names}, {spec}"}, "a reduction")
     with np.errstate(all="ignore"):
-        return COMBINE[op](np.array([one for one, _ in found], found[0][0].dtype))
+        return COMBINE[op](np.frombuffer(b"".join([raw for _, raw in found]), value.dtype))
 
 
 def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarray[Any, Any]:

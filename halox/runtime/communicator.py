@@ -30,7 +30,7 @@ from halox.runtime.status import (
     mismatch,
     ranks_text,
 )
-from halox.runtime.waiting import Ranks, Waiter
+from halox.runtime.waiting import SPINS, Ranks, Waiter
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -109,6 +109,7 @@ class Communicator:
         if not (self.is_one_node and self._is_shared):
             self.data_comm = self._duplicate(self.comm)
         self._waiter = self.waiter(self.limit_s)
+        self._spins = range(0 if self.crowded else SPINS)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate of a communicator; collective over its ranks."""
@@ -162,6 +163,7 @@ class Communicator:
             rank: Block(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
         }
         self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
+        self._blocks, self._own = list(blocks.values()), blocks[self.rank]
         self._rounds = 0
 
     @property
@@ -298,40 +300,57 @@ class Communicator:
 
     def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
         """Gather through the blocks of this node's ranks, in as many rounds as the longest object needs."""
-        watch = self.watch
-        blocks = [watch.blocks[rank] for rank in self.node_ranks]
-        own = watch.blocks[self.rank]
-        head = np.array([watch.word, len(sent)], "i8").tobytes()
-        room = SLOT_BYTES - len(head)
-        found: list[bytes] = []
-        words: list[int] = []
-        start, longest = 0, 1
-        while start < longest:
-            n = self._rounds = self._rounds + 1
-            slot, part = n % 2, sent[start : start + room]
-            own.slots[slot][: len(head) + len(part)] = head + part
-            own.lengths[slot][0] = len(part)
+        blocks, own = self._blocks, self._own
+        n = self._rounds = self._rounds + 1
+        slot, word, size = n & 1, self.watch.word, len(sent)
+        head = own.heads[slot]
+        head[0], head[1] = word, size
+        if size:
+            part = sent[:SLOT_BYTES]
+            own.slots[slot][: len(part)] = part
+        if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
-            own.count[0] = n
-            self._meet(blocks, n, doing)
-            got = [bytes(b.slots[slot][: len(head) + b.lengths[slot][0]]) for b in blocks]
-            heads = [np.frombuffer(one[: len(head)], "i8").tolist() for one in got]
-            if not words:
-                words = [word for word, _ in heads]
-                self._compare(dict(zip(self.node_ranks, words, strict=True)))
-                found = [b""] * len(blocks)
-            found = [a + b[len(head) :] for a, b in zip(found, got, strict=True)]
-            longest = max(size for _, size in heads)
-            start += room
+        own.count[0] = n
+        self._meet(blocks, n, doing)
+        heads = [block.heads[slot] for block in blocks]
+        words = [found[0] for found in heads]
+        sizes = [found[1] for found in heads]
+        if words.count(word) != len(words):
+            self._compare(dict(zip(self.node_ranks, words, strict=True)))
+        found = [
+            bytes(block.slots[slot][:size]) if size else b""
+            for block, size in zip(blocks, sizes, strict=True)
+        ]
+        if max(sizes) > SLOT_BYTES:
+            self._take_rest(sent, sizes, found, doing)
         return found
+
+    def _take_rest(self, sent: bytes, sizes: list[int], found: list[bytes], doing: str) -> None:
+        """Gather what is left of objects that are longer than a slot, in as many rounds as the longest needs."""
+        pieces = [[one] for one in found]
+        for start in range(SLOT_BYTES, max(sizes), SLOT_BYTES):
+            n = self._rounds = self._rounds + 1
+            slot, part = n & 1, sent[start : start + SLOT_BYTES]
+            self._own.slots[slot][: len(part)] = part
+            shared_memory.fence()
+            self._own.count[0] = n
+            self._meet(self._blocks, n, doing)
+            for piece, block, size in zip(pieces, self._blocks, sizes, strict=True):
+                piece.append(bytes(block.slots[slot][: max(size - start, 0)]))
+        found[:] = [b"".join(piece) for piece in pieces]
 
     def _meet(self, blocks: Sequence[Block], n: int, doing: str) -> None:
         """Wait until all ranks of the node have come to a round."""
         for block in blocks:
             if block.count[0] < n:
-                self._wait_for(blocks, n, doing)
-                break
-        shared_memory.fence()
+                for _ in self._spins:
+                    if block.count[0] >= n:
+                        break
+                else:
+                    self._wait_for(blocks, n, doing)
+                    break
+        if shared_memory.NEEDS_FENCE:
+            shared_memory.fence()
 
     def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:
         counts = [block.count for block in blocks]

@@ -64,8 +64,9 @@ CODE_BITS = 20
 
 BLOCK_BYTES = 8192
 SLOT_BYTES = 3568
-"""Bytes of a slot, behind its length."""
+"""Bytes of a slot, behind its head: the call that it belongs to, and the bytes of the whole object."""
 
+_HEAD_BYTES = 16
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
@@ -154,15 +155,17 @@ class Block:
         Whether it waits, for whom, and what it has found.
     ring : memoryview of int64
         Its latest calls.
+    heads, slots : list of memoryview
+        Of the objects that it gathers.
     """
 
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
         self.wait = memory[_WAIT : _WAIT + 8 * len(_FIELDS)].data.cast("B").cast("q")
         self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
-        starts = [_SLOTS + (8 + SLOT_BYTES) * n for n in range(2)]
-        self.lengths = [memory[at : at + 8].data.cast("B").cast("q") for at in starts]
-        self.slots = [memory[at + 8 : at + 8 + SLOT_BYTES].data for at in starts]
+        starts = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * n for n in range(2)]
+        self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in starts]
+        self.slots = [memory[at + _HEAD_BYTES :][:SLOT_BYTES].data for at in starts]
 
     def last(self) -> int:
         """Return the word of the latest call."""

@@ -13,6 +13,9 @@ DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
 
 _MOST_S = 1e9
+SPINS = 200
+"""Looks at a flag before a wait is made of it, where ranks have cores of their own."""
+
 _SPINS_BEFORE_YIELD = 200
 _YIELDS_BEFORE_CLOCK = 200
 _LOOK_EVERY_S = 0.25

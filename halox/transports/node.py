@@ -16,6 +16,7 @@ from typing import Any
 
 from halox.messages import Message
 from halox.runtime.shared_memory import NEEDS_FENCE, fence
+from halox.runtime.waiting import SPINS
 from halox.transports.arena import Block, Place, SharedArena
 from halox.world import World
 
@@ -40,6 +41,7 @@ class Gate:
         self._flags, self._index, self._base = own
         self._others = list(others)
         self._waiter = world.waiter()
+        self._spins = range(0 if world.crowded else SPINS)
 
     def raise_to(self, epoch: int) -> None:
         """Publish everything written so far, and say so."""
@@ -53,7 +55,11 @@ class Gate:
             return
         for peer, flags, index, base in self._others:
             if flags[index] < base + epoch:
-                self._wait_for(peer, flags, index, base + epoch)
+                for _ in self._spins:
+                    if flags[index] >= base + epoch:
+                        break
+                else:
+                    self._wait_for(peer, flags, index, base + epoch)
         if NEEDS_FENCE:
             fence()
 
