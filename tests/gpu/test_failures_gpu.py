@@ -1,6 +1,6 @@
 """A rank that is killed, stopped, raises, or makes another call, on each path between GPUs; tests/faults has the rest.
 
-With ``-m "full or not full"`` at every stage of every collective call.
+With ``-m exhaustive`` at every stage of every collective call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.name, marks=() if row.is_quick else pytest.mark.full)
+        pytest.param(row, id=row.name, marks=() if row.is_quick else pytest.mark.exhaustive)
         for row in rows((*GPU_PATHS, *PEER_PATHS))
     ],
 )

@@ -260,6 +260,7 @@ class TestLists:
             stream.synchronize()
             assert packed.get().tobytes() == expected.tobytes()
         again = Guarded(packer.nbytes, 3)
+        cp.cuda.runtime.deviceSynchronize()  # it is filled on another stream
         packer.pack(source.pointer, again.pointer, stream.ptr)
         stream.synchronize()
         assert again.get().tobytes() == expected.tobytes()
