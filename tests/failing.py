@@ -31,7 +31,7 @@ _EXIT_S = 120.0
 """How long a rank that has done its work may take to end."""
 
 _POLL_S = 0.01
-_OTHERS = ("sm_segment", "vader_segment", "osc_", "pmix", "mpich_", "halox-test-")
+_OTHERS = ("cuda.shm", "sm_segment", "vader_segment", "osc_", "pmix", "mpich_", "halox-test-")
 """How files in shared memory begin that are MPI's or a test's own."""
 
 

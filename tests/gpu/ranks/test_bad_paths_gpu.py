@@ -172,7 +172,7 @@ def test_peer_on_a_shared_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
     ("path", "text"),
     [
         ("host", r"path 'host' cannot be taken .*it is for NumPy arrays, and these are on a GPU"),
-        ("staged/pigeon", r"path 'staged/pigeon' cannot be taken .*no such way for this message"),
+        ("staged/mpi", r"path 'staged/mpi' cannot be taken .*no such way for this message"),
     ],
 )
 def test_paths_that_cannot_be_had(
@@ -237,7 +237,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "is no JSON": (lambda path: path.write_text('{"format": 1, '), "corrupt"),
-    "is of bytes": (lambda path: path.write_bytes(b"\xff\xfe\x00\x80" * 9), "cannot be read"),
+    "is of bytes": (lambda path: path.write_bytes(b"\xff\xfe\x00\x80" * 9), "corrupt"),
     "is of another format": (lambda path: path.write_text('{"format": 77}'), "format 77"),
     "is of another machine": (
         lambda path: calibration.save(
