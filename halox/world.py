@@ -22,7 +22,7 @@ from halox.errors import (
     MissingPackageError,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
-from halox.runtime.communicator import Communicator, acquire
+from halox.runtime.communicator import Communicator, acquire, end
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
@@ -491,6 +491,7 @@ def _watch_the_end(mpi: Any) -> None:
     _is_watched.append(True)
 
     def finalized(comm: Any, keyval: int, value: object) -> None:
+        end()
         for world in list(_living):
             world.close("MPI has been finalized; use halox before MPI.Finalize")
 

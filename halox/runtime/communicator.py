@@ -45,6 +45,14 @@ _MAKING = "the making of a communicator"
 _unfinished: list[Any] = []
 """Collectives of MPI that have failed: requests hold their buffers, in which MPI may write at any time."""
 
+_ending: list[bool] = []
+"""Not empty from the beginning of MPI's end on, when communicators are MPI's to free."""
+
+
+def end() -> None:
+    """Leave the communicators to MPI, which is being finalized."""
+    _ending.append(True)
+
 
 class Communicator:
     """A duplicate of a user's communicator, and what its ranks share.
@@ -95,8 +103,7 @@ class Communicator:
         self.kept: dict[str, Any] = {}
         """Resources that serve all objects that use this communicator, one after the other."""
         self._node_comm: Any = None
-        waiter = Waiter(self.limit_s, True)
-        self._waiter = waiter
+        self._waiter = Waiter(self.limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
         self._is_shared = False
@@ -154,7 +161,8 @@ class Communicator:
                     segment = shared_memory.attach(names[mates[0]])
             mapped = self._gather(segment is not None, _MAKING)
         finally:
-            shared_memory.unlink(name)
+            if name:
+                shared_memory.unlink(name)
         self._is_shared = len(mates) > 1 and all(mapped[mate] for mate in mates)
         if segment is None or not self._is_shared:
             return
@@ -420,9 +428,9 @@ class Communicator:
 
     def destroy(self) -> None:
         """Free the communicators; harmless when repeated."""
+        if _ending:
+            return
         with suppress(Exception):
-            if self.mpi.Is_finalized():
-                return
             self.watch.drain()
             comms = [self.comm]
             comms += [c for c in (self.data_comm, self._node_comm) if c not in (None, self.comm)]
