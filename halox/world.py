@@ -22,7 +22,8 @@ from halox.errors import (
     MissingPackageError,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
-from halox.runtime.communicator import Communicator, acquire, end
+from halox.runtime.communicator import Communicator, end
+from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
 from halox.values import shown
@@ -395,23 +396,13 @@ class World:
 
     def guarded(self, build: Callable[[], Any], doing: str) -> Any:
         """Return ``build()``, or raise on all ranks if it raises on any."""
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = build()
-        except Exception as caught:
-            error = caught
+        result, error = _attempt(build)
         self.agree(error, doing)
         return result
 
     def gather_result(self, build: Callable[[], Any], doing: str) -> list[Any]:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = build()
-        except Exception as caught:
-            error = caught
+        result, error = _attempt(build)
         return self.gather(result, doing, error)
 
     def swap(
@@ -447,6 +438,14 @@ class World:
             self.closed, self._closed_why = True, why
             self.guard.shut()
             self._release()
+
+
+def _attempt(build: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return ``build()`` and None, or None and what it raises."""
+    try:
+        return build(), None
+    except Exception as error:
+        return None, error
 
 
 def raise_together(

@@ -1,12 +1,10 @@
-"""Private duplicates of users' communicators: made once, kept for the next grid on the same ranks.
+"""Private duplicates of users' communicators, and what ranks tell one another through them.
 
 Everything that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks
 share where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that
 its rank is in, so that ranks in different calls find out, together, before anything else is read.
 
-A communicator that is given back is kept by the user's communicator, as an attribute, until the user frees that one.
-The next object on the same ranks takes one that all ranks have to spare, so that objects made and closed, or dropped,
-in any number leave nothing behind.
+What is given back is kept for the next object on the same ranks (`halox.runtime.pool`).
 """
 
 from __future__ import annotations
@@ -38,11 +36,9 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 256
 _HEAD = np.dtype([("word", "i8"), ("size", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
-_MOST_KEPT = 62
-_MOST_NAMED = 32
-_MAKING = "the making of a communicator"
+MAKING = "the making of a communicator"
 
-_unfinished: list[Any] = []
+UNFINISHED: list[Any] = []
 """Collectives of MPI that have failed: requests hold their buffers, in which MPI may write at any time."""
 
 _ending: list[bool] = []
@@ -122,7 +118,7 @@ class Communicator:
         """Return a duplicate of a communicator; collective over its ranks."""
         made, request = comm.Idup()
         self._waiter.until(
-            request.Test, lambda: f"rank {comm.rank} has waited in {_MAKING} for ranks of comm"
+            request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
         )
         return made
 
@@ -131,7 +127,7 @@ class Communicator:
         name = f"rank {self.rank}" if self.node_name == "rank" else f"name {self.node_name}"
         cores = os.sched_getaffinity(0)
         own = _machine(), name, os.getpid(), _pid_space(), cores
-        all_ranks = [own] if self.size == 1 else self._gather(own, _MAKING)
+        all_ranks = [own] if self.size == 1 else self._gather(own, MAKING)
         machines = [(machine, name) for machine, name, *_ in all_ranks]
         numbers = {key: n for n, key in enumerate(dict.fromkeys(machines))}
         self.nodes: tuple[int, ...] = tuple(numbers[key] for key in machines)
@@ -155,11 +151,11 @@ class Communicator:
                 name = shared_memory.new_name()
                 with suppress(OSError):
                     segment = shared_memory.create(name, len(mates) * BLOCK_BYTES)
-            names = self._gather(name if segment is not None else "", _MAKING)
+            names = self._gather(name if segment is not None else "", MAKING)
             if names[mates[0]] and segment is None:
                 with suppress(OSError):
                     segment = shared_memory.attach(names[mates[0]])
-            mapped = self._gather(segment is not None, _MAKING)
+            mapped = self._gather(segment is not None, MAKING)
         finally:
             if name:
                 shared_memory.unlink(name)
@@ -301,7 +297,7 @@ class Communicator:
             self._waiter.until(ready, what, ranks)
         except BaseException as error:
             self.failed = f"{error}" or type(error).__name__
-            _unfinished.extend(requests)
+            UNFINISHED.extend(requests)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
             raise
@@ -443,155 +439,9 @@ class Communicator:
         self.limit_s = limit_s
         self._waiter = self.waiter(limit_s)
         self.watch.renumber(0)
-        said: list[tuple[int, str]] = self.gather((self.plans, error), _MAKING)
+        said: list[tuple[int, str]] = self.gather((self.plans, error), MAKING)
         self.plans = max(plans for plans, _ in said)
         return [text for _, text in said]
-
-
-class _Kept:
-    """Communicators made for one of the user's, by number; those that nobody uses are taken again."""
-
-    def __init__(self) -> None:
-        self.all: list[Communicator | None] = []
-        self.free: set[int] = set()
-        self.is_gone = False
-
-    def offered(self) -> int:
-        """Return the numbers of those that may be taken, as bits."""
-        name = node_name()
-        found = 0
-        for number in self.free:
-            one = self.all[number]
-            if one is not None and not one.failed and one.node_name == name:
-                found |= 1 << number
-        return found
-
-    def add(self, made: Communicator, error: str) -> tuple[int, list[str]]:
-        """Give a new one its number, the same on all ranks, and return what they cannot begin for; collective."""
-        said: list[tuple[int, str]] = made.gather((len(self.all), error), _MAKING)
-        number = max(length for length, _ in said)
-        if number < _MOST_KEPT:
-            self.all += [None] * (number - len(self.all)) + [made]
-        return number, [text for _, text in said]
-
-    def destroy(self) -> None:
-        """Free what nobody uses; the rest follows when it is given back."""
-        self.is_gone = True
-        for number in sorted(self.free):
-            one = self.all[number]
-            if one is not None:
-                one.destroy()
-        self.free.clear()
-
-
-_keyvals: dict[str, int] = {}
-
-
-def acquire(
-    mpi: Any, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
-) -> tuple[Communicator, Callable[[], None], list[str]]:
-    """Return a communicator of a user's ranks that nothing else uses.
-
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    parent : mpi4py.MPI.Intracomm
-    making : str
-        What it is for, for the text of a timeout.
-    limit_s : float
-        Seconds to wait for another rank, 0 without limit.
-    error : str
-        Why this rank cannot go on, empty if it can.
-
-    Returns
-    -------
-    communicator : Communicator
-    give_back : callable
-        Lets the next object take it; local, harmless when repeated.
-    errors : list of str
-        Of each rank.
-
-    Raises
-    ------
-    ExchangeTimeoutError
-        If a rank does not come within the limit.
-
-    Notes
-    -----
-    Collective over ``parent``.
-    """
-    kept = _kept_by(mpi, parent)
-    common = _common(mpi, parent, kept.offered(), making, limit_s)
-    numbers = [n for n in range(_MOST_KEPT) if common >> n & 1]
-    known = kept.all[numbers[0]] if numbers else None
-    if known is not None:
-        found, number = known, numbers[0]
-        kept.free.discard(number)
-        errors = found.begin(limit_s, error)
-    else:
-        found = Communicator(mpi, parent, limit_s)
-        number, errors = kept.add(found, error)
-
-    def give_back() -> None:
-        if found.failed:
-            return
-        if kept.is_gone or number >= _MOST_KEPT:
-            found.destroy()
-        else:
-            kept.free.add(number)
-
-    return found, give_back, errors
-
-
-def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s: float) -> int:
-    """Return the bits that all ranks offer; the first step in which they meet.
-
-    Each rank's come by a broadcast of its own where they are few, so that those which are missing can be named.
-    """
-    rank, size = parent.rank, parent.size
-    bits = np.full(size, -1, "i8")
-    bits[rank] = offered
-    if size == 1:
-        return offered
-    if size <= _MOST_NAMED:
-        requests = [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
-    else:
-        total = np.empty(1, "i8")
-        requests = [parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND)]
-
-    def missing() -> list[int]:
-        return (
-            [r for r, one in enumerate(requests) if not one.Test()] if size <= _MOST_NAMED else []
-        )
-
-    def what() -> str:
-        away = missing()
-        whom = ranks_text(away) if away else "other ranks"
-        some = "" if len(away) == 1 else " (one or more of them)"
-        return f"rank {rank} has waited in {making} for {whom}{some}"
-
-    try:
-        Testall = mpi.Request.Testall
-        Waiter(limit_s, True).until(lambda: Testall(requests), what)
-    except BaseException:
-        _unfinished.extend([*requests, bits])
-        raise
-    return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
-
-
-def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
-    """Return what a user's communicator keeps."""
-    if "kept" not in _keyvals:
-        _keyvals["kept"] = mpi.Comm.Create_keyval(
-            delete_fn=lambda comm, keyval, kept: kept.destroy()
-        )
-    found: Any = parent.Get_attr(_keyvals["kept"])
-    if found is None:
-        found = _Kept()
-        parent.Set_attr(_keyvals["kept"], found)
-    kept: _Kept = found
-    return kept
 
 
 def node_name() -> str:

@@ -1,0 +1,169 @@
+"""Communicators kept for the next object on the same ranks.
+
+A communicator that is given back is kept by the user's communicator, as an attribute, until the user frees that one.
+The next object on the same ranks takes one that all ranks have to spare, so that objects made and closed, or dropped,
+in any number leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.runtime.communicator import MAKING, UNFINISHED, Communicator, node_name
+from halox.runtime.status import ranks_text
+from halox.runtime.waiting import Waiter
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_MOST_KEPT = 62  # bits of a word
+_MOST_NAMED = 32
+
+
+class _Kept:
+    """Communicators made for one of the user's, by number; those that nobody uses are taken again."""
+
+    def __init__(self) -> None:
+        self.all: list[Communicator | None] = []
+        self.free: set[int] = set()
+        self.is_gone = False
+
+    def offered(self) -> int:
+        """Return the numbers of those that may be taken, as bits."""
+        name = node_name()
+        found = 0
+        for number in self.free:
+            one = self.all[number]
+            if one is not None and not one.failed and one.node_name == name:
+                found |= 1 << number
+        return found
+
+    def add(self, made: Communicator, error: str) -> tuple[int, list[str]]:
+        """Give a new one its number, the same on all ranks, and return what they cannot begin for; collective."""
+        said: list[tuple[int, str]] = made.gather((len(self.all), error), MAKING)
+        number = max(length for length, _ in said)
+        if number < _MOST_KEPT:
+            self.all += [None] * (number - len(self.all)) + [made]
+        return number, [text for _, text in said]
+
+    def destroy(self) -> None:
+        """Free what nobody uses; the rest follows when it is given back."""
+        self.is_gone = True
+        for number in sorted(self.free):
+            one = self.all[number]
+            if one is not None:
+                one.destroy()
+        self.free.clear()
+
+
+_keyvals: dict[str, int] = {}
+
+
+def acquire(
+    mpi: Any, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
+) -> tuple[Communicator, Callable[[], None], list[str]]:
+    """Return a communicator of a user's ranks that nothing else uses.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    parent : mpi4py.MPI.Intracomm
+    making : str
+        What it is for, for the text of a timeout.
+    limit_s : float
+        Seconds to wait for another rank, 0 without limit.
+    error : str
+        Why this rank cannot go on, empty if it can.
+
+    Returns
+    -------
+    communicator : Communicator
+    give_back : callable
+        Lets the next object take it; local, harmless when repeated.
+    errors : list of str
+        Of each rank.
+
+    Raises
+    ------
+    ExchangeTimeoutError
+        If a rank does not come within the limit.
+
+    Notes
+    -----
+    Collective over ``parent``.
+    """
+    kept = _kept_by(mpi, parent)
+    common = _common(mpi, parent, kept.offered(), making, limit_s)
+    numbers = [n for n in range(_MOST_KEPT) if common >> n & 1]
+    known = kept.all[numbers[0]] if numbers else None
+    if known is not None:
+        found, number = known, numbers[0]
+        kept.free.discard(number)
+        errors = found.begin(limit_s, error)
+    else:
+        found = Communicator(mpi, parent, limit_s)
+        number, errors = kept.add(found, error)
+
+    def give_back() -> None:
+        if found.failed:
+            return
+        if kept.is_gone or number >= _MOST_KEPT:
+            found.destroy()
+        else:
+            kept.free.add(number)
+
+    return found, give_back, errors
+
+
+def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s: float) -> int:
+    """Return the bits that all ranks offer; the first step in which they meet.
+
+    Each rank's come by a broadcast of its own where they are few, so that those which are missing can be named.
+    """
+    rank, size = parent.rank, parent.size
+    bits = np.full(size, -1, "i8")
+    bits[rank] = offered
+    if size == 1:
+        return offered
+    if size <= _MOST_NAMED:
+        requests = [parent.Ibcast(bits[r : r + 1], r) for r in range(size)]
+    else:
+        total = np.empty(1, "i8")
+        requests = [parent.Iallreduce(bits[rank : rank + 1], total, mpi.BAND)]
+
+    def missing() -> list[int]:
+        return (
+            [r for r, one in enumerate(requests) if not one.Test()] if size <= _MOST_NAMED else []
+        )
+
+    def what() -> str:
+        away = missing()
+        whom = ranks_text(away) if away else "other ranks"
+        some = "" if len(away) == 1 else " (one or more of them)"
+        return f"rank {rank} has waited in {making} for {whom}{some}"
+
+    try:
+        Testall = mpi.Request.Testall
+        Waiter(limit_s, True).until(lambda: Testall(requests), what)
+    except BaseException:
+        UNFINISHED.extend([*requests, bits])
+        raise
+    return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
+
+
+def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
+    """Return what a user's communicator keeps."""
+    if "kept" not in _keyvals:
+        _keyvals["kept"] = mpi.Comm.Create_keyval(
+            delete_fn=lambda comm, keyval, kept: kept.destroy()
+        )
+    found: Any = parent.Get_attr(_keyvals["kept"])
+    if found is None:
+        found = _Kept()
+        parent.Set_attr(_keyvals["kept"], found)
+    kept: _Kept = found
+    return kept
