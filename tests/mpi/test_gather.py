@@ -140,9 +140,7 @@ def test_what_differs_between_ranks(comm: MPI.Intracomm) -> None:
         ):
             g.gather(v)
         w = g.zeros(components=2), g.zeros(components=3)
-        with pytest.raises(
-            MismatchError, match=r"components=\(2,\).*components=\(3,"
-        ):
+        with pytest.raises(MismatchError, match=r"components=\(2,\).*components=\(3,"):
             g.gather(w[last])
         with pytest.raises(FieldError, match=rf"\[rank {here}\] .*padded_shape"):
             g.gather(np.zeros(3) if last else u)

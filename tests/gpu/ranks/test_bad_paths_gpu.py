@@ -105,7 +105,10 @@ def test_messages_on_two_gpus_of_a_rank(comm: MPI.Intracomm) -> None:
 
 
 DISAGREEMENTS: dict[str, tuple[str, Callable[[halox.Grid, bool], list[Any]]]] = {
-    "a dtype": ("f4.*f8|f8.*f4|is field number 1", lambda g, odd: [[g.zeros("f8"), g.zeros("f4")][odd]]),
+    "a dtype": (
+        "f4.*f8|f8.*f4|is field number 1",
+        lambda g, odd: [[g.zeros("f8"), g.zeros("f4")][odd]],
+    ),
     "components": ("f8|components=", lambda g, odd: [g.zeros("f8", components=3 if odd else 2)]),
     "how many fields": (
         r"datatype\(s\)",
