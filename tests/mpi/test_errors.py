@@ -240,7 +240,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         "blocks",
     ),
     "a halo that no division can fill >1": (
-        lambda c: grid(c, shape=(6 * c.size, 5 * c.size), halo=6 * c.size - 5),
+        lambda c: grid(c, shape=(12 * c.size, 10 * c.size), halo=6 * c.size + 1),
         DecompositionError,
         r"cannot be divided into blocks that fill halo=.*halo=.* would do, with proc_shape=",
     ),

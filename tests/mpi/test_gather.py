@@ -59,6 +59,7 @@ def check(g: halox.Grid, field: Any, root: int) -> None:
         assert found.tobytes() == expected.tobytes(), rank
 
 
+@pytest.mark.ranks(1, 2, 3)
 @pytest.mark.parametrize("part_bytes", [1, 40, 1000, None])
 @pytest.mark.parametrize(
     ("shape", "proc_shape"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from halox.exchange.plan import Plan
+from halox.runtime.call_guard import CallGuard
 from halox.transports.base import Channel
 
 
@@ -37,7 +38,7 @@ class Rig:
         self.left: list[Any] = []
         channel: Any = Given(fails_in)
         report: Any = SimpleNamespace(rank=0)
-        self.plan = Plan([channel], report, [], lambda: None, self.let_go)
+        self.plan = Plan([channel], report, [], lambda: None, self.let_go, guard=CallGuard())
         self.plan.hold([self.array[1:]], alive=keep)
 
     def let_go(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
