@@ -206,7 +206,7 @@ def test_a_long_wait_is_told_once(
 def test_the_error_of_a_timeout_says_where_the_other_is(
     node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1.5")
+    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     grid = box(comm)
     u = grid.zeros()
     grid.exchange(u)
@@ -304,7 +304,7 @@ def test_a_communicator_that_has_failed_is_not_used_again(
     comm: Comm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = comm.Dup()
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     grid = halox.Grid((4 * comm.size,), comm=own, device="cpu")
     failed = grid._world.ranks
     if comm.rank == 0:
