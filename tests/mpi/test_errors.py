@@ -583,7 +583,7 @@ def test_a_neighbour_that_does_not_come(
 @pytest.mark.ranks(2, 3)  # with more, ranks that are not its neighbours need not notice
 def test_a_rank_that_makes_another_call(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank makes a new plan while the others run the old one: both sides raise, none hangs."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "2")
+    monkeypatch.setenv("HALOX_TIMEOUT", "30")
     g = grid(comm.Dup(), proc_shape=(comm.size, 1))
     u, v = g.zeros(), g.zeros()
     g.exchange(u)
