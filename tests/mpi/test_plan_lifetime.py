@@ -148,7 +148,7 @@ def test_left_after_a_timeout(
 ) -> None:
     """The other rank comes when this one has given up."""
     if comm.rank == 0:
-        monkeypatch.setenv("HALOX_TIMEOUT", "1")
+        monkeypatch.setenv("HALOX_TIMEOUT", "5")
     grid = box(comm)
     for components in COMPONENTS[::3]:
         u = own_array(grid, components)
