@@ -163,8 +163,8 @@ class World:
 
     @property
     def node_comm(self) -> MPI.Intracomm:
-        """Communicator of the ranks of this node; the first use is collective over all ranks."""
-        return self._ranks.node_comm()
+        """Communicator of the ranks of this node."""
+        return self._ranks.node_comm
 
     @property
     def data_comm(self) -> MPI.Intracomm:

@@ -69,6 +69,8 @@ class Communicator:
     data_comm : mpi4py.MPI.Intracomm
         Another one for collectives that carry users' data, which `gather` does not match; the same where it is shared
         memory that ranks gather in.
+    node_comm : mpi4py.MPI.Intracomm
+        One of the ranks of this node; the same where there is one node.
     rank, size : int
     nodes : tuple of int
         For each rank the number of its node.
@@ -98,7 +100,6 @@ class Communicator:
         """Plans made so far: their numbers tell the messages of plans apart, also those of objects before."""
         self.kept: dict[str, Any] = {}
         """Resources that serve all objects that use this communicator, one after the other."""
-        self._node_comm: Any = None
         self._waiter = Waiter(self.limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -111,6 +112,11 @@ class Communicator:
         self.data_comm: MPI.Intracomm = self.comm
         if not (self.is_one_node and self._is_shared):
             self.data_comm = self._duplicate(self.comm)
+        self.node_comm: MPI.Intracomm = self.comm
+        if not self.is_one_node:
+            # Now, when all ranks are here: later only those of some nodes may want theirs.
+            within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
+            self.node_comm = within
         self._waiter = self.waiter(self.limit_s)
         self._spins = range(0 if self.crowded else SPINS)
 
@@ -188,18 +194,6 @@ class Communicator:
     def shares_memory(self) -> bool:
         """Whether the ranks of this node, more than one, share memory."""
         return self._is_shared
-
-    def node_comm(self) -> MPI.Intracomm:
-        """Return a communicator of the ranks of this node; collective over all ranks."""
-        if self._node_comm is None:
-            if self.is_one_node:
-                return self.comm
-            node, rank = self.nodes[self.rank], self.rank
-            self.gather(None, "the making of a node's communicator")
-            made: Any = self.comm.Split(node, rank)
-            self._node_comm = made
-        found: MPI.Intracomm = self._node_comm
-        return found
 
     # Waits
 
@@ -428,11 +422,10 @@ class Communicator:
             return
         with suppress(Exception):
             self.watch.drain()
-            comms = [self.comm]
-            comms += [c for c in (self.data_comm, self._node_comm) if c not in (None, self.comm)]
-            for comm in comms:
-                comm.Free()
-            self._node_comm = None
+            for comm in (self.node_comm, self.data_comm):
+                if comm is not self.comm:
+                    comm.Free()
+            self.comm.Free()
 
     def begin(self, limit_s: float, error: str) -> list[str]:
         """Begin anew for the next object that uses it, and return what the ranks cannot begin for; collective."""
