@@ -13,9 +13,9 @@ from typing import Any
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
 from halox.decomposition.normalise import Halo
-from halox.engine.arrays import Described, describe, owner
 from halox.errors import DeviceError, FieldError
 from halox.exchange.cache import PlanCache
+from halox.runtime.arrays import Described, describe, owner
 
 
 class FieldLayouts:

@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from halox.decomposition import FieldLayout, FieldSpec
-from halox.engine.arrays import as_ndarray, describe
-from halox.engine.cuda import is_device_array
-from halox.engine.devices import allocate, to_host
 from halox.errors import FieldError, MismatchError, as_halox_error
+from halox.runtime.arrays import as_ndarray, describe
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import allocate, to_host
+from halox.runtime.world import World
 from halox.values import as_int, shown
-from halox.world import World
 
 PART_BYTES = 32 << 20
 """Most bytes of a part, but for a single element of more."""

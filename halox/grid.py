@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from halox.collectives import local
-from halox.collectives.device_numbers import Cells, DeviceNumbers
+from halox.collectives.device.device_numbers import Cells, DeviceNumbers
+from halox.collectives.operations import find_operation
 from halox.collectives.reductions import (
     check_numeric,
     check_ordered,
@@ -29,18 +30,6 @@ from halox.decomposition import (
     decompose,
     normalise_halo,
 )
-from halox.engine.arrays import as_ndarray, describe
-from halox.engine.cuda import is_device_array
-from halox.engine.devices import (
-    allocate,
-    array_module,
-    as_device_array,
-    choose_device,
-    fill,
-    fill_value,
-    to_host,
-)
-from halox.engine.operations import find_operation
 from halox.errors import DecompositionError, FieldError, HaloxError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
@@ -54,10 +43,21 @@ from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
 from halox.notebook import html_facts
+from halox.paths.base import Operation
+from halox.runtime.arrays import as_ndarray, describe
 from halox.runtime.call_guard import one_thread
-from halox.transports.base import Operation
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import (
+    allocate,
+    array_module,
+    as_device_array,
+    choose_device,
+    fill,
+    fill_value,
+    to_host,
+)
+from halox.runtime.world import World
 from halox.values import as_bool, check_bool, shortened, shown
-from halox.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,7 +16,6 @@ from halox.decomposition import (
     normalise_axes,
     overlaps,
 )
-from halox.engine.arrays import describe
 from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, MismatchError
 from halox.exchange.cache import PlanCache
 from halox.exchange.plan import Plan
@@ -24,6 +23,7 @@ from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
 from halox.notebook import html_table
+from halox.runtime.arrays import describe
 from halox.runtime.call_guard import one_thread
 from halox.values import as_bool
 

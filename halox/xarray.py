@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from halox.engine.devices import to_host
 from halox.errors import FieldError, MissingPackageError
+from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ def _missing(need: str) -> str | None:
         found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
         return None if found else "cuda-bindings is not installed"
     if need == "gpu":
-        from halox.engine.cuda import why_no_gpu
+        from halox.runtime.gpu.cuda import why_no_gpu
 
         return why_no_gpu()
     if need == "netns":

@@ -7,7 +7,7 @@ from typing import Any
 from halox.cli.bench.catalogue import select
 from halox.cli.bench.options import Options
 from halox.cli.bench.rows import Row
-from halox.engine.cuda import why_no_gpu
+from halox.runtime.gpu.cuda import why_no_gpu
 
 CASES = [
     "vector/8B-1MiB",

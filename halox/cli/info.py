@@ -14,7 +14,7 @@ from typing import Any
 from halox._version import __version__
 from halox.cli import launcher, report
 from halox.errors import HaloxError
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _PACKAGES = ("numpy", "mpi4py", "cupy", "xarray", "matplotlib")
@@ -79,7 +79,7 @@ def _mpi() -> dict[str, Any]:
 def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
     """Return why no GPU can be used (None if one can) and the GPUs."""
     try:
-        from halox.engine.cuda import cupy, gpu_count, why_no_gpu
+        from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
 
         reason = why_no_gpu()
         if reason is not None:
@@ -103,7 +103,7 @@ def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
 
 def _links(count: int) -> dict[str, Any]:
     """Return which GPUs reach each other's memory, and the driver's own drawing of the links."""
-    from halox.engine.cuda import cupy
+    from halox.runtime.gpu.cuda import cupy
 
     reach = cupy().cuda.runtime.deviceCanAccessPeer
     matrix = {

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from halox.cli.catalogue import checkout
 from halox.errors import HaloxError, MissingPackageError
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 """Set for the ranks that `start` starts, so that they never start ranks themselves."""

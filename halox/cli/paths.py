@@ -9,8 +9,8 @@ from typing import Any
 import halox
 from halox import datatypes
 from halox.cli import report
-from halox.engine.devices import array_module, choose_device
-from halox.world import World
+from halox.runtime.gpu.devices import array_module, choose_device
+from halox.runtime.world import World
 
 MESSAGE_BYTES = 64 << 10
 _PAIRS_SHOWN = 6

@@ -10,12 +10,12 @@ from typing import Any
 
 import halox
 from halox import datatypes
-from halox.engine.devices import array_module
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.exchange.costs import RUN_BYTES, Costs, WayCost, way_name
 from halox.exchange.fitting import Sample, fit, follow_siblings
 from halox.exchange.measuring import exchange_us
-from halox.world import World
+from halox.runtime.gpu.devices import array_module
+from halox.runtime.world import World
 
 GPU_WAYS = (
     ("peer", "ll"),
@@ -306,7 +306,7 @@ def _on(device: int | None) -> Iterator[None]:
     if device is None:
         yield
         return
-    from halox.engine.cuda import cupy
+    from halox.runtime.gpu.cuda import cupy
 
     with cupy().cuda.Device(device):
         yield

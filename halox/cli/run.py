@@ -11,7 +11,7 @@ from typing import Any
 from halox.cli import catalogue, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 
 def show_list(*, as_json: bool) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
-from halox.engine.devices import choose_device
 from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.costs import RUN_BYTES, Costs, WayCost
 from halox.exchange.fitting import Sample, error_of
 from halox.exchange.surroundings import Surroundings
-from halox.transports.topology import Topology
-from halox.world import World
+from halox.runtime.gpu.devices import choose_device
+from halox.runtime.topology import Topology
+from halox.runtime.world import World
 
 NAME = "halox tune"
 LIMIT_S = 45.0
@@ -61,7 +61,7 @@ def ranks_wanted(asked: int | None) -> int | None:
     -----
     None leaves it to the launcher around.
     """
-    from halox.engine.cuda import gpu_count
+    from halox.runtime.gpu.cuda import gpu_count
 
     started = launcher.running_ranks() is not None or launcher.STARTED_BY_HALOX in os.environ
     if asked is not None or started:

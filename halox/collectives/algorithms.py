@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from halox.collectives.in_shared_memory import SMALL_BYTES
-from halox.collectives.ordered import GATHERED_BYTES
+from halox.collectives.host.in_shared_memory import SMALL_BYTES
+from halox.collectives.host.ordered import GATHERED_BYTES
 from halox.errors import FieldError
 from halox.values import shown
 

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose
-from halox.collectives.device_arrays import DeviceAllreduce
-from halox.collectives.on_host import HOST, HostAlgorithm
-from halox.engine.arrays import as_ndarray, describe, scalar_array
-from halox.engine.devices import array_module, choose_device, to_host
-from halox.engine.operations import find_operation
+from halox.collectives.device.device_arrays import DeviceAllreduce
+from halox.collectives.host.on_host import HOST, HostAlgorithm
+from halox.collectives.operations import find_operation
 from halox.errors import FieldError, HaloxError
 from halox.notebook import html_facts
+from halox.runtime.arrays import as_ndarray, describe, scalar_array
 from halox.runtime.call_guard import one_thread
-from halox.transports.surroundings import Ground
+from halox.runtime.context import Ground
+from halox.runtime.gpu.devices import array_module, choose_device, to_host
+from halox.runtime.world import World
 from halox.values import LARGEST, as_int, as_list, shortened, shown
-from halox.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.ordered import OrderedReduction
+from halox.collectives.host.ordered import OrderedReduction
+from halox.collectives.operations import find_operation
 from halox.decomposition import FieldSpec
-from halox.engine.arrays import Described
-from halox.engine.operations import find_operation
 from halox.errors import FieldError, MismatchError, as_halox_error
-from halox.world import World
+from halox.runtime.arrays import Described
+from halox.runtime.world import World
 
 COMBINE: dict[str, Callable[[Any], Any]] = {
     "sum": np.sum,
@@ -96,7 +96,7 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
 
     Notes
     -----
-    Collective; blocks. Arrays on a GPU go through `halox.collectives.device_numbers`.
+    Collective; blocks. Arrays on a GPU go through `halox.collectives.device.device_numbers`.
     """
     error: Exception | None = None
     try:

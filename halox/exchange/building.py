@@ -10,18 +10,18 @@ from halox.exchange.measuring import Cargo
 from halox.exchange.report import Key
 from halox.exchange.selection import End, Route
 from halox.exchange.surroundings import Surroundings
-from halox.messages import Message
-from halox.transports.base import Channel, Job
-from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
-from halox.transports.cuda_aware import DeviceCarrier
-from halox.transports.direct import DirectChannel
-from halox.transports.fragments import ends_of, whole
-from halox.transports.host import HostChannel
-from halox.transports.ipc import make_ipc_channel, one_way_cutter
-from halox.transports.local import LocalDeviceChannel, LocalHostChannel
-from halox.transports.node import NodeLink
-from halox.transports.peer import make_peer_channel
-from halox.transports.staged import staged_channel
+from halox.paths.base import Channel, Job
+from halox.paths.buffers import Carrier, RequestCarrier, SharedCarrier
+from halox.paths.cuda_aware import DeviceCarrier
+from halox.paths.fragments import ends_of, whole
+from halox.paths.host.direct import DirectChannel
+from halox.paths.host.packed import HostChannel
+from halox.paths.ipc import make_ipc_channel, one_way_cutter
+from halox.paths.local import LocalDeviceChannel, LocalHostChannel
+from halox.paths.messages import Message
+from halox.paths.node import NodeLink
+from halox.paths.peer.channel import make_peer_channel
+from halox.paths.staged.channel import staged_channel
 
 _FIRST_TAG = 16
 _TAGS_PER_PLAN = 256

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from halox.engine.arrays import owner
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
+from halox.runtime.arrays import owner
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""

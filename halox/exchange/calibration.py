@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
-from halox.user_files import cache_folder, read_json, write_json
+from halox.runtime.user_files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
-    from halox.transports.topology import Topology
-    from halox.world import World
+    from halox.runtime.topology import Topology
+    from halox.runtime.world import World
 
 FORMAT = 1
 """Of the file; files of another format are ignored."""
@@ -286,7 +286,7 @@ def _gpu(device: int | None) -> tuple[str, str, int]:
     """Return model, driver and number of GPUs as this process sees them."""
     if device is None:
         return NO_GPU, "none", 0
-    from halox.engine.cuda import cupy, gpu_count
+    from halox.runtime.gpu.cuda import cupy, gpu_count
 
     runtime = cupy().cuda.runtime
     model = runtime.getDeviceProperties(device)["name"].decode()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from halox.engine.arrays import Described, describe
-from halox.engine.device_packing import overlapping
 from halox.errors import FieldError
-from halox.messages import Message
-from halox.transports.base import Operation
+from halox.packing.pack_device import overlapping
+from halox.paths.base import Operation
+from halox.paths.messages import Message
+from halox.runtime.arrays import Described, describe
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def _check_inside(draft: Draft, described: Sequence[Described]) -> None:
     for message in (*draft.sends, *draft.receives):
         for part in message.parts:
             if described[part.array].device is None:
-                from halox.engine.packers.host import HostPacker
+                from halox.packing.host import HostPacker
 
                 HostPacker(draft.arrays[part.array], part.datatype, part.count)
             else:
-                from halox.engine.packers.device import check_bounds
+                from halox.packing.device import check_bounds
 
                 check_bounds(draft.arrays[part.array], part.datatype, part.count)

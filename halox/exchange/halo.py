@@ -7,12 +7,12 @@ from typing import Any
 
 from halox.datatypes import slab
 from halox.decomposition import Box, FieldLayout
-from halox.engine.arrays import Described, describe
 from halox.errors import FieldError
 from halox.exchange.draft import Draft
 from halox.exchange.transpose import share_memory
-from halox.messages import Part, fuse
-from halox.transports.base import Operation
+from halox.paths.base import Operation
+from halox.paths.messages import Part, fuse
+from halox.runtime.arrays import Described, describe
 
 
 def halo_draft(

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from halox.engine.arrays import borrow, describe
-from halox.engine.capture import is_capturing
 from halox.errors import MismatchError, PathError, StateError
 from halox.exchange.building import Builder
 from halox.exchange.draft import Draft, checked
@@ -24,8 +22,10 @@ from halox.exchange.selection import (
     wished_path,
 )
 from halox.exchange.surroundings import Surroundings
-from halox.messages import check_match
-from halox.world import World
+from halox.paths.messages import check_match
+from halox.runtime.arrays import borrow, describe
+from halox.runtime.gpu.capture import is_capturing
+from halox.runtime.world import World
 
 _MAKING = "the making of a plan"
 
@@ -129,7 +129,7 @@ def make_plan(
     _check_alike(said)
     described = [describe(array) for array in drafted.arrays]
     if drafted.device is not None:
-        from halox.engine.cuda import cupy
+        from halox.runtime.gpu.cuda import cupy
 
         surroundings.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()

@@ -10,10 +10,10 @@ import numpy as np
 
 from halox.errors import HaloxError
 from halox.exchange.report import Key
-from halox.messages import Message
-from halox.transports.base import Channel
+from halox.paths.base import Channel
+from halox.paths.messages import Message
+from halox.runtime.world import World
 from halox.values import as_int, shown
-from halox.world import World
 
 STRETCHES = 5
 """Rows of exchanges, of which the median counts."""
@@ -155,6 +155,6 @@ def _nothing() -> None:
 
 
 def _stream_is_empty() -> None:
-    from halox.engine.cuda import cupy
+    from halox.runtime.gpu.cuda import cupy
 
     cupy().cuda.get_current_stream().synchronize()

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from halox.engine.arrays import owner
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
-from halox.messages import Message
+from halox.paths.base import Channel
+from halox.paths.messages import Message
+from halox.runtime.arrays import owner
 from halox.runtime.call_guard import CallGuard
-from halox.transports.base import Channel
 
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from halox.exchange.selection import Route
-from halox.messages import Message
 from halox.notebook import html_table
+from halox.paths.messages import Message
 
 Key = tuple[str, int, int]
 """Direction, peer and tag: what tells the messages of a plan apart."""

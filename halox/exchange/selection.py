@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 from halox.datatypes import StridedBlocks
 from halox.decomposition import FieldLayout
-from halox.engine.packers.peer_plan import pieces_between
 from halox.errors import PathError
 from halox.exchange.costs import Costs
-from halox.messages import Message
-from halox.transports.arena import SharedArena
-from halox.transports.cuda_aware import decided_by_user
-from halox.transports.device_arena import DeviceArena
-from halox.transports.direct import Window, window_of
-from halox.transports.exported import Exported, exported_parts
-from halox.transports.peer_ends import PACKET_WORD, shortest_word
-from halox.transports.topology import Topology
+from halox.paths.cuda_aware import decided_by_user
+from halox.paths.host.direct import Window, window_of
+from halox.paths.messages import Message
+from halox.paths.peer.ends import PACKET_WORD, shortest_word
+from halox.paths.peer.exported import Exported, exported_parts
+from halox.paths.peer.table import pieces_between
+from halox.runtime.arena import SharedArena
+from halox.runtime.device_arena import DeviceArena
+from halox.runtime.topology import Topology
 from halox.values import shown
 
 WAYS = {

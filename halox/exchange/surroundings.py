@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from halox.exchange.calibration import agreed_costs, fingerprint_of
 from halox.exchange.costs import Costs
-from halox.transports.cuda_aware import find_out
-from halox.transports.surroundings import Ground
-from halox.transports.topology import Topology
-from halox.world import World
+from halox.paths.cuda_aware import find_out
+from halox.runtime.context import Ground
+from halox.runtime.topology import Topology
+from halox.runtime.world import World
 
 
 class Surroundings(Ground):

@@ -22,9 +22,9 @@ import numpy as np
 
 from halox.datatypes import Datatype, slab
 from halox.decomposition import Overlap
-from halox.engine.arrays import Described, describe
 from halox.exchange.draft import Draft
-from halox.messages import Direction, Message, Part, fuse
+from halox.paths.messages import Direction, Message, Part, fuse
+from halox.runtime.arrays import Described, describe
 
 # Candidates looked at before two arrays that lie among each other are refused.
 _MOST_WORK: Any = 1 << 20

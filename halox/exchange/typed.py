@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halox.datatypes import as_datatype
-from halox.engine.arrays import describe
-from halox.engine.own_elements import check_own_elements
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.surroundings import Surroundings
-from halox.messages import Direction, Message, Part, fuse
+from halox.packing.own_elements import check_own_elements
+from halox.paths.messages import Direction, Message, Part, fuse
+from halox.runtime.arrays import describe
+from halox.runtime.world import World
 from halox.values import as_int, as_list, shown
-from halox.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -15,9 +15,9 @@ from statistics import median
 from typing import Any
 
 from halox import datatypes as dt
-from halox.engine.memory import pinned
-from halox.engine.packers.refine import Copy, Side, contiguous_side
-from halox.engine.packers.strided import StridedCopy
+from halox.packing.refine import Copy, Side, contiguous_side
+from halox.packing.strided import StridedCopy
+from halox.runtime.gpu.memory import pinned
 
 SIZES = (64, 128, 256, 512)
 AXES = {

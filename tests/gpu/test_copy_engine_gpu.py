@@ -16,18 +16,18 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.engine import libcuda  # noqa: E402
-from halox.engine.addresses import memory_kind, memory_range  # noqa: E402
-from halox.engine.driver import (  # noqa: E402
+from halox.errors import DeviceError, FieldError  # noqa: E402
+from halox.packing.absolute import check_absolute  # noqa: E402
+from halox.packing.copy_engine import CopyEnginePacker  # noqa: E402
+from halox.packing.host import HostPacker  # noqa: E402
+from halox.runtime.gpu import libcuda  # noqa: E402
+from halox.runtime.gpu.addresses import memory_kind, memory_range  # noqa: E402
+from halox.runtime.gpu.driver import (  # noqa: E402
     MAX_PITCH,
     PreparedBatch,
     PreparedMemcpy,
 )
-from halox.engine.memory import pinned, register  # noqa: E402
-from halox.engine.packers.absolute import check_absolute  # noqa: E402
-from halox.engine.packers.copy_engine import CopyEnginePacker  # noqa: E402
-from halox.engine.packers.host import HostPacker  # noqa: E402
-from halox.errors import DeviceError, FieldError  # noqa: E402
+from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu import guarded  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, MARGIN, host_us  # noqa: E402
 

@@ -9,8 +9,8 @@ import pytest
 
 from halox import Exchange, Grid, Recv, Send, pack, unpack
 from halox import datatypes as dt
-from halox.engine.arrays import describe
-from halox.engine.devices import to_host
+from halox.runtime.arrays import describe
+from halox.runtime.gpu.devices import to_host
 from tests.support import require
 
 pytestmark = pytest.mark.gpu

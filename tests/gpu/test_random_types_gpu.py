@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from halox.engine.packers.host import HostPacker
+from halox.packing.host import HostPacker
 from tests.support import require
 from tests.unit.datatype_strategies import build, recipes
 
@@ -23,7 +23,7 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.engine.packers.choosing import packers  # noqa: E402
+from halox.packing.choosing import packers  # noqa: E402
 from tests.gpu.guarded import GUARD  # noqa: E402
 
 SHARD, SHARDS = map(int, (os.environ.get("HALOX_RANDOM_SHARD") or "0/1").split("/"))

@@ -19,12 +19,12 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.engine.compiler import kernel  # noqa: E402
-from halox.engine.launch import PreparedLaunch  # noqa: E402
-from halox.engine.memory import pinned, register  # noqa: E402
-from halox.engine.packers.refine import Copy, Side, contiguous_side, paired  # noqa: E402
-from halox.engine.packers.strided import StridedAdd, StridedCopy  # noqa: E402
 from halox.errors import DatatypeError, DeviceError  # noqa: E402
+from halox.packing.refine import Copy, Side, contiguous_side, paired  # noqa: E402
+from halox.packing.strided import StridedAdd, StridedCopy  # noqa: E402
+from halox.runtime.gpu.compiler import kernel  # noqa: E402
+from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
+from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.packers.host import HostPacker
+from halox.packing.host import HostPacker
 from tests.support import require
 from tests.unit.datatype_strategies import build, recipes
 
@@ -20,13 +20,13 @@ require("gpu")
 import cupy as cp  # noqa: E402
 from cupy_backends.cuda.api import driver  # noqa: E402
 
-from halox.engine.compiler import kernel  # noqa: E402
-from halox.engine.memory import pinned  # noqa: E402
-from halox.engine.packers import traversal  # noqa: E402
-from halox.engine.packers.strided import StridedPacker  # noqa: E402
-from halox.engine.packers.traversal import TraversalPacker  # noqa: E402
-from halox.engine.packers.traversal_plan import plan  # noqa: E402
-from halox.engine.packers.traversal_tree import simplified  # noqa: E402
+from halox.packing import traversal  # noqa: E402
+from halox.packing.strided import StridedPacker  # noqa: E402
+from halox.packing.traversal import TraversalPacker  # noqa: E402
+from halox.packing.traversal_plan import plan  # noqa: E402
+from halox.packing.traversal_tree import simplified  # noqa: E402
+from halox.runtime.gpu.compiler import kernel  # noqa: E402
+from halox.runtime.gpu.memory import pinned  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, Guarded, coded, host_us, on_device  # noqa: E402
 
 HALF = 1 << 17

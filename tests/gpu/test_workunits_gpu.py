@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.engine.packers.host import HostPacker
+from halox.packing.host import HostPacker
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -17,11 +17,11 @@ require("gpu")
 
 import cupy as cp  # noqa: E402
 
-from halox.engine.memory import pinned  # noqa: E402
-from halox.engine.packers import workunits, workunits_lists  # noqa: E402
-from halox.engine.packers.workunits import WorkUnitsCopy, WorkUnitsPacker  # noqa: E402
-from halox.engine.packers.workunits_lists import ListCache  # noqa: E402
 from halox.errors import DeviceError  # noqa: E402
+from halox.packing import workunits, workunits_lists  # noqa: E402
+from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker  # noqa: E402
+from halox.packing.workunits_lists import ListCache  # noqa: E402
+from halox.runtime.gpu.memory import pinned  # noqa: E402
 from tests.gpu.guarded import (  # noqa: E402
     DEVICE,
     GUARD,

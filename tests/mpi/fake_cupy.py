@@ -21,9 +21,9 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from halox.engine.operations import find_operation
-from halox.engine.spares import Spares
-from halox.transports.device_arena import DeviceBlock, DevicePlace
+from halox.collectives.operations import find_operation
+from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from halox.runtime.gpu.pools import Spares
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
 
@@ -213,9 +213,10 @@ class Machine:
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from halox.collectives import on_device
-        from halox.engine import capture, cuda, memory
-        from halox.transports import allreduce, surroundings
+        from halox.collectives.device import launching as allreduce
+        from halox.collectives.device import on_device
+        from halox.runtime import context as surroundings
+        from halox.runtime.gpu import capture, cuda, memory
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.engine.arrays import Described
-from halox.engine.packers.cutting import cut_parts
-from halox.engine.packers.refine import Side
-from halox.transports.device_arena import DeviceBlock, DevicePlace
+from halox.packing.cutting import cut_parts
+from halox.packing.refine import Side
+from halox.runtime.arrays import Described
+from halox.runtime.device_arena import DeviceBlock, DevicePlace
 
 AREA = 1 << 32
 AREA_BYTES = 1 << 17  # of those that are used
@@ -115,12 +115,14 @@ class FakeGpu:
             Device=lambda number: contextlib.nullcontext(),
             Event=lambda disable_timing: FakeEvent(self),
         )
-        from halox.engine import capture
+        from halox.runtime.gpu import capture
 
         capture._query.cache_clear()
         for module in ("cuda", "ipc_events", "capture"):
-            monkeypatch.setattr(f"halox.engine.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
-        packers = "halox.engine.packers"
+            monkeypatch.setattr(
+                f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
+            )
+        packers = "halox.packing"
         monkeypatch.setattr(f"{packers}.fragments.fragment_launches", self.fragment_launches)
         monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
         monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)

@@ -28,9 +28,9 @@ from halox.cli.bench.allreduce_run import (
 )
 from halox.cli.bench.kernels import source
 from halox.cli.bench.ranks_clock import RanksClock, Timing
-from halox.engine import memory
 from halox.errors import FieldError, PathError
 from halox.grid import Grid
+from halox.runtime.gpu import memory
 from tests.mpi.capturing import Capturing
 from tests.support import require
 from tests.unit import bench_gpu

@@ -14,7 +14,7 @@ from halox.cli.bench import byhand, exchange_rivals_gpu, pingpong_rivals
 from halox.cli.bench.exchange_cases import ExchangeCase, Neighbourhood
 from halox.cli.bench.exchange_oracle import Oracle
 from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
-from halox.engine import cuda, memory
+from halox.runtime.gpu import cuda, memory
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library

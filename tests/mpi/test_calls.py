@@ -17,7 +17,7 @@ import halox
 from halox.cli import launcher
 from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError, StateError
 from halox.runtime import status
-from halox.world import World
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.support import ROOT
 

@@ -12,9 +12,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.collectives import device_numbers, in_shared_memory
 from halox.collectives.algorithms import DEVICE_ALGORITHMS
-from halox.engine import capture, memory
+from halox.collectives.device import device_numbers
+from halox.collectives.host import in_shared_memory
 from halox.errors import (
     ClosedError,
     DeviceError,
@@ -24,6 +24,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
+from halox.runtime.gpu import capture, memory
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.support import require
@@ -379,7 +380,7 @@ class TestGrid:
         self, grid: halox.Grid, monkeypatch: Any, comm: MPI.Intracomm
     ) -> None:
         """On one rank: it forms its value by other means, and meets the others all the same."""
-        from halox.transports import allreduce
+        from halox.collectives.device import launching as allreduce
 
         if comm.rank == 0:
             monkeypatch.setattr(allreduce, "can_walk", lambda *_: False)

@@ -534,7 +534,7 @@ def test_the_documentation_lists_them_all() -> None:
 
 
 def test_gpu_asked_for_where_there_is_none(comm: World) -> None:
-    from halox.engine.cuda import why_no_gpu
+    from halox.runtime.gpu.cuda import why_no_gpu
 
     reason = why_no_gpu()
     if reason is None:
@@ -544,7 +544,7 @@ def test_gpu_asked_for_where_there_is_none(comm: World) -> None:
 
 
 def test_cupy_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halox.engine import cuda
+    from halox.runtime.gpu import cuda
 
     monkeypatch.setitem(sys.modules, "cupy", None)
     cuda.why_no_gpu.cache_clear()

@@ -20,17 +20,17 @@ from mpi4py import MPI
 
 from halox.datatypes import contiguous
 from halox.errors import ExchangeTimeoutError, StateError
-from halox.messages import Message, Part, fuse
-from halox.transports import fragments
-from halox.transports.arena import SharedArena
-from halox.transports.base import Channel, Job
-from halox.transports.carriers import Carrier, RequestCarrier, SharedCarrier
-from halox.transports.cuda_aware import DeviceCarrier
-from halox.transports.fragments import Cutter, cutter, whole
-from halox.transports.host import HostChannel
-from halox.transports.node import NodeLink
-from halox.transports.pipeline import Pipeline, Work
-from halox.world import World
+from halox.paths import fragments
+from halox.paths.base import Channel, Job
+from halox.paths.buffers import Carrier, RequestCarrier, SharedCarrier
+from halox.paths.cuda_aware import DeviceCarrier
+from halox.paths.fragments import Cutter, cutter, whole
+from halox.paths.host.packed import HostChannel
+from halox.paths.messages import Message, Part, fuse
+from halox.paths.node import NodeLink
+from halox.paths.staged.pipeline import Pipeline, Work
+from halox.runtime.arena import SharedArena
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 
 SIZES = {0: 70_000, 1: 9_000, 2: 16}
@@ -375,7 +375,7 @@ def test_buffers_stay_until_the_messages_have_come(
     kind: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 closes its end between start and finish, long before the others start."""
-    monkeypatch.setattr("halox.engine.memory.pinned", Pinned)
+    monkeypatch.setattr("halox.runtime.gpu.memory.pinned", Pinned)
     rig = Rig(comm, "ring", kind)
     rig.fill(2)
     assert isinstance(rig.carrier, RequestCarrier)

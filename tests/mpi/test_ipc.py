@@ -14,21 +14,21 @@ import pytest
 from mpi4py import MPI
 
 from halox import datatypes as dt
-from halox.engine.ipc_events import EventPool
 from halox.errors import ExchangeTimeoutError, StateError
-from halox.messages import Message, Part
-from halox.transports.arena import SharedArena
-from halox.transports.base import Job
-from halox.transports.fragments import cutter, whole
-from halox.transports.ipc import (
+from halox.paths.base import Job
+from halox.paths.fragments import cutter, whole
+from halox.paths.ipc import (
     IpcChannel,
     contiguous_places,
     make_ipc_channel,
     one_way_cutter,
 )
-from halox.transports.leftovers import Leftovers
-from halox.transports.node import NodeLink
-from halox.world import World
+from halox.paths.messages import Message, Part
+from halox.paths.node import NodeLink
+from halox.runtime.arena import SharedArena
+from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.leftovers import Leftovers
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Op, Work, judge, touched, waits
 from tests.mpi.test_typed import TYPES

@@ -19,9 +19,9 @@ from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, agreed_costs
 from halox.exchange.costs import Costs, WayCost
 from halox.exchange.measuring import Cargo, Stopwatch, exchange_us
-from halox.messages import Message, Part
-from halox.transports.base import Channel
-from halox.world import World
+from halox.paths.base import Channel
+from halox.paths.messages import Message, Part
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 
 

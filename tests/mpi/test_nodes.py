@@ -18,9 +18,9 @@ import halox
 from halox import Exchange, Recv, Send, datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.exchange.surroundings import Surroundings
-from halox.transports import cuda_aware
-from halox.transports.cuda_aware import Verdict
-from halox.world import World
+from halox.paths import cuda_aware
+from halox.paths.cuda_aware import Verdict
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.geometry

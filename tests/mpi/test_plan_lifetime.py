@@ -14,11 +14,11 @@ import halox
 from halox import Recv, Send
 from halox.errors import ExchangeTimeoutError, MismatchError
 from halox.exchange.plan import Plan
-from halox.transports import leftovers
-from halox.transports.base import Channel
-from halox.transports.carriers import RequestCarrier
-from halox.transports.leftovers import Leftovers
-from halox.world import World
+from halox.paths.base import Channel
+from halox.paths.buffers import RequestCarrier
+from halox.runtime import leftovers
+from halox.runtime.leftovers import Leftovers
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 
 pytestmark = pytest.mark.ranks(2)

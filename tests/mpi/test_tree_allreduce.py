@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.engine import cuda
-from halox.engine.ipc_events import EventPool
+from halox.collectives.device import tree as tree_allreduce
+from halox.collectives.device.tree import children, make_tree_reduction
 from halox.errors import ExchangeTimeoutError, HaloxError, StateError
-from halox.transports import tree_allreduce
-from halox.transports.arena import SharedArena
-from halox.transports.tree_allreduce import children, make_tree_reduction
-from halox.world import World
+from halox.runtime.arena import SharedArena
+from halox.runtime.gpu import cuda
+from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.world import World
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Work, judge, waits
 from tests.unit.cpu_allreduce import AtOnce
 

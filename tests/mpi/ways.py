@@ -157,7 +157,7 @@ def random_grids(way: Way, comm: MPI.Intracomm, count: int) -> None:
 def _run(
     plan: Any, fields: list[Any], wanted: list[Expected], comm: MPI.Intracomm, what: Any
 ) -> None:
-    from halox.engine.devices import to_host
+    from halox.runtime.gpu.devices import to_host
 
     for u, w in zip(fields, wanted, strict=True):
         u.set(w.before) if hasattr(u, "set") else np.copyto(u, w.before)
@@ -168,7 +168,7 @@ def _run(
 
 def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
     """What is added where, against the same on NumPy arrays."""
-    from halox.engine.devices import to_host
+    from halox.runtime.gpu.devices import to_host
 
     reference = Way("host", "cpu")
     ran = 0
@@ -403,7 +403,7 @@ TYPE_PAIRS: dict[str, tuple[Any, Any]] = {
 
 def typed_messages(way: Way, comm: MPI.Intracomm, pair: str, one_way: bool) -> None:
     """Unlike types on the two ends, and the same to this rank itself, against MPI's own transfer of NumPy arrays."""
-    from halox.engine.devices import to_host
+    from halox.runtime.gpu.devices import to_host
 
     sent, received = TYPE_PAIRS[pair]
     xp = module(way, comm)

@@ -24,9 +24,9 @@ from halox.cli.bench import (
 )
 from halox.cli.bench.layouts import Records
 from halox.cli.bench.reference import mixed
-from halox.engine.compiler import preamble
-from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError
+from halox.packing.host import HostPacker
+from halox.runtime.gpu.compiler import preamble
 from tests.unit.cpu_kernels import SHIM, shared_library
 
 ENTRIES = {

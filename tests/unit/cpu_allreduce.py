@@ -20,12 +20,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from halox.engine.allreduce_plan import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
-from halox.engine.arrays import describe
-from halox.engine.compiler import preamble, source
-from halox.engine.spares import Spares
-from halox.transports import allreduce
-from halox.transports.allreduce import FieldReduction, make_array_reduction, make_field_reduction
+from halox.collectives.device import launching as allreduce
+from halox.collectives.device.launching import (
+    FieldReduction,
+    make_array_reduction,
+    make_field_reduction,
+)
+from halox.collectives.device.table import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
+from halox.runtime.arrays import describe
+from halox.runtime.gpu.compiler import preamble, source
+from halox.runtime.gpu.pools import Spares
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from halox.engine.compiler import preamble, source
-from halox.engine.packers.strided_plan import Plan
+from halox.packing.strided_plan import Plan
+from halox.runtime.gpu.compiler import preamble, source
 from tests.unit.kept import digest, folder, made_once
 
 HERE = Path(__file__).parent

@@ -25,8 +25,11 @@ import numpy as np
 
 from halox import datatypes as dt
 from halox.datatypes import Datatype
-from halox.engine.compiler import preamble, source
-from halox.engine.packers.peer_plan import (
+from halox.paths.base import Job, Operation
+from halox.paths.messages import Message, Part
+from halox.paths.peer import draft as peer_draft
+from halox.paths.peer.exported import exported_parts
+from halox.paths.peer.table import (
     EPOCH_SHIFT,
     TABLE_BYTES,
     Kind,
@@ -35,12 +38,9 @@ from halox.engine.packers.peer_plan import (
     leg_dtype,
     plan,
 )
-from halox.engine.spares import Spares
-from halox.messages import Message, Part
-from halox.transports import peer_draft
-from halox.transports.base import Job, Operation
-from halox.transports.device_arena import DeviceBlock, DevicePlace
-from halox.transports.exported import exported_parts
+from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from halox.runtime.gpu.compiler import preamble, source
+from halox.runtime.gpu.pools import Spares
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 
 HEADER = "cpu_peer.h"

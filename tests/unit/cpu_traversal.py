@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from halox.datatypes import Datatype
-from halox.engine.compiler import preamble, source
-from halox.engine.packers.traversal_plan import TraversalPlan, plan
-from halox.engine.packers.traversal_tree import common_word, simplified
+from halox.packing.traversal_plan import TraversalPlan, plan
+from halox.packing.traversal_tree import common_word, simplified
+from halox.runtime.gpu.compiler import preamble, source
 from tests.unit.cpu_kernels import SHIM, shared_library
 
 _RUN = """

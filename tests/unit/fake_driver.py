@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from halox.engine import driver, libcuda
+from halox.runtime.gpu import driver, libcuda
 from tests.unit.cpu_kernels import compiled_once
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.addresses import MemoryKind
-from halox.engine.packers.absolute import check_absolute
 from halox.errors import DatatypeError, FieldError
+from halox.packing.absolute import check_absolute
+from halox.runtime.gpu.addresses import MemoryKind
 from tests.support import trials
 
 

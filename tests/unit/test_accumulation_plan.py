@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.engine.arrays import Described
-from halox.engine.packers.device import _additions
+from halox.packing.device import _additions
+from halox.runtime.arrays import Described
 
 STEADY = np.concatenate([np.arange(0, 3000, 3), 50_000 - np.arange(0, 4000, 5)])
 WALK = np.random.default_rng(1).permutation(5000)[:700]

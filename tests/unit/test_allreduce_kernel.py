@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halox.engine import allreduce_plan
-from halox.engine.allreduce_plan import plan_oneshot, plan_scattered, plan_wide
-from halox.engine.arrays import describe
+from halox.collectives.device import table as allreduce_plan
+from halox.collectives.device.table import plan_oneshot, plan_scattered, plan_wide
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
+from halox.runtime.arrays import describe
 from tests.support import require, trials
 from tests.unit.cpu_allreduce import (
     LIMIT_S,
@@ -269,7 +269,7 @@ class TestArrays:
 
     def test_ranks_that_plan_otherwise(self, algorithm):
         def make(world, arena):
-            from halox.transports.allreduce import make_array_reduction
+            from halox.collectives.device.launching import make_array_reduction
 
             plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
             return make_array_reduction(world, arena, plan)
@@ -399,7 +399,7 @@ class TestFields:
         cells = fields("f4", UNEVEN)[0]
 
         def make(world, arena):
-            from halox.transports.allreduce import make_local_reduction
+            from halox.collectives.device.launching import make_local_reduction
 
             return make_local_reduction(world, arena, "squares", cells.dtype)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from halox.engine.allreduce_plan import (
+from halox.collectives.device.table import (
     ALLREDUCE,
     EPOCH_SHIFT,
     FIELD_REDUCTIONS,
@@ -24,9 +24,9 @@ from halox.engine.allreduce_plan import (
     plan_scattered,
     plan_wide,
 )
-from halox.engine.packers.peer_plan import TILE_BYTES, TILE_DATA_BYTES
-from halox.engine.packers.strided_plan import MAX_WORDS, region_dtype
 from halox.errors import FieldError
+from halox.packing.strided_plan import MAX_WORDS, region_dtype
+from halox.paths.peer.table import TILE_BYTES, TILE_DATA_BYTES
 from tests.support import require
 from tests.unit.cpu_allreduce import built
 

@@ -16,8 +16,8 @@ from halox.cli.bench import on_host, plots
 from halox.cli.bench.catalogue import catalogue, select
 from halox.cli.bench.options import PACKERS, Options
 from halox.cli.bench.rows import COPY, Row, Timed, header, line, rows_of
-from halox.engine.packers.host import HostPacker
 from halox.errors import MissingPackageError
+from halox.packing.host import HostPacker
 from tests.support import require
 
 FEW = "NAS_LU_y/33,WRF_x_vec/8x8,SPECFEM3D_cm/c1,struct_24/4096,lower_triangle/1024"
@@ -221,7 +221,7 @@ class TestPlots:
 
 
 def test_options_name_the_packers_that_there_are() -> None:
-    from halox.engine.packers.choosing import METHODS
+    from halox.packing.choosing import METHODS
 
     assert PACKERS == METHODS
 

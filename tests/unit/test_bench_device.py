@@ -271,7 +271,7 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, words: str, status: int = 0
     ) -> dict[str, Any]:
         from halox.cli.bench import command
-        from halox.engine import cuda
+        from halox.runtime.gpu import cuda
 
         bench_gpu.install(monkeypatch)
         monkeypatch.setattr(cuda, "cupy", lambda: bench_gpu.fake_cupy(1 << 20))
@@ -494,7 +494,7 @@ def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
     require("nvrtc")
     from cuda.bindings import nvrtc
 
-    from halox.engine.compiler import OPTIONS, preamble
+    from halox.runtime.gpu.compiler import OPTIONS, preamble
 
     def call(result: Any) -> Any:
         error, *values = result

@@ -35,8 +35,8 @@ from halox.cli.bench.exchange_rows import (
 from halox.cli.bench.kernels import defines
 from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
 from halox.decomposition import FieldLayout, FieldSpec, decompose
-from halox.engine.packers.host import HostPacker
 from halox.errors import HaloxError
+from halox.packing.host import HostPacker
 from tests.support import halox_bench, require
 
 CASES = [

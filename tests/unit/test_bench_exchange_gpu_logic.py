@@ -15,8 +15,8 @@ from halox.cli.bench.exchange_headlines import _Headlines
 from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
 from halox.cli.bench.exchange_rows import ExchangeRow
 from halox.cli.bench.ranks_clock import Stage
-from halox.engine import cuda
 from halox.errors import StateError
+from halox.runtime.gpu import cuda
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.lone_rank import alone

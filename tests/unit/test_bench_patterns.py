@@ -12,8 +12,8 @@ from halox.cli.bench.catalogue import catalogue, select
 from halox.cli.bench.layouts import Triangle
 from halox.cli.bench.patterns import Case
 from halox.cli.bench.sectors import sectors
-from halox.engine.packers.host import HostPacker
 from halox.errors import HaloxError
+from halox.packing.host import HostPacker
 
 # Bytes of each case as the benchmark's authors print them.
 PUBLISHED = {

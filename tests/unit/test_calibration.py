@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from halox import user_files
 from halox.errors import HaloxError
 from halox.exchange.calibration import Fingerprint, describe_topology, load, save, tuning_file
 from halox.exchange.costs import Costs, WayCost
-from halox.transports.topology import Topology
+from halox.runtime import user_files
+from halox.runtime.topology import Topology
 
 HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
 ELSEWHERE = replace(HERE, gpu="NVIDIA A100")

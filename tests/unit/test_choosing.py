@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.engine.packers.choosing import METHODS, choose, device_packer, packers
 from halox.errors import DatatypeError
+from halox.packing.choosing import METHODS, choose, device_packer, packers
 
 
 def scattered(n: int) -> dt.Datatype:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import Datatype
-from halox.engine.driver import MAX_PITCH
-from halox.engine.packers.copy_engine import CopyEnginePacker
-from halox.engine.packers.copy_engine_plan import MOST_BOXES, MOST_RUNS, Box, Plan, plan
-from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError, DeviceError
+from halox.packing.copy_engine import CopyEnginePacker
+from halox.packing.copy_engine_plan import MOST_BOXES, MOST_RUNS, Box, Plan, plan
+from halox.packing.host import HostPacker
+from halox.runtime.gpu.driver import MAX_PITCH
 from tests.support import require, trials
 from tests.unit.datatype_strategies import MOST_SPAN, build, recipes
 from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver

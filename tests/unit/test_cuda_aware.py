@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from halox.errors import HaloxError
-from halox.transports import cuda_aware
-from halox.transports.cuda_aware import Verdict, ask_child, asked_before, environment
-from halox.transports.cuda_probe import SIZES, YES, why_wrong
+from halox.paths import cuda_aware
+from halox.paths.cuda_aware import Verdict, ask_child, asked_before, environment
+from halox.paths.cuda_probe import SIZES, YES, why_wrong
 from tests.support import require
 
 require("mpi")
@@ -72,7 +72,7 @@ def test_a_child_that_cannot_be_started() -> None:
 
 def test_the_probe_itself_says_no_where_there_is_no_gpu() -> None:
     """The real child, through its command line and this machine's MPI."""
-    from halox.engine.cuda import why_no_gpu
+    from halox.runtime.gpu.cuda import why_no_gpu
 
     found = ask_child(0 if why_no_gpu() else 99)
     assert not found.takes and "failed with status" in found.reason, found

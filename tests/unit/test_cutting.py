@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox.datatypes import Datatype, StridedBlocks, hindexed, indexed_block, subarray, vector
-from halox.engine.packers.cutting import cut, cut_parts
-from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
 from halox.errors import DatatypeError, PathError
-from halox.transports.fragments import FRAGMENT_BYTES, MOST_FRAGMENTS, cutter, ends_of
+from halox.packing.cutting import cut, cut_parts
+from halox.packing.refine import Copy, Side, contiguous_side, paired
+from halox.paths.fragments import FRAGMENT_BYTES, MOST_FRAGMENTS, cutter, ends_of
 from tests.support import require, trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
@@ -164,7 +164,7 @@ def test_rule_refuses_a_negative_size() -> None:
 
 
 def test_both_ends_cut_alike() -> None:
-    from halox.messages import Message, Part
+    from halox.paths.messages import Message, Part
 
     strided, dense = vector(1 << 18, 1, 2, "f8"), vector(1, 1 << 18, 1 << 18, "f8")
     send, receive = (

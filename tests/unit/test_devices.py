@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.engine.devices import fill, fill_value
 from halox.errors import FieldError
+from halox.runtime.gpu.devices import fill, fill_value
 
 
 class OnGpu:

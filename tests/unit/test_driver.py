@@ -10,9 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from halox.engine import cuda, libcuda
-from halox.engine.addresses import MemoryKind, memory_kind, memory_range
-from halox.engine.driver import (
+from halox.errors import DeviceError
+from halox.runtime.gpu import cuda, libcuda
+from halox.runtime.gpu.addresses import MemoryKind, memory_kind, memory_range
+from halox.runtime.gpu.driver import (
     MAX_PITCH,
     UNIFIED,
     Memcpy2D,
@@ -21,7 +22,6 @@ from halox.engine.driver import (
     PreparedBatch,
     PreparedMemcpy,
 )
-from halox.errors import DeviceError
 from tests.support import require
 from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver, forget
 
@@ -98,7 +98,7 @@ class TestStructs:
     def test_numbers_of_attributes(self):
         require("nvrtc")
         bindings = pytest.importorskip("cuda.bindings.driver")
-        from halox.engine import addresses
+        from halox.runtime.gpu import addresses
 
         names = ("MEMORY_TYPE", "IS_MANAGED", "DEVICE_ORDINAL")
         theirs = bindings.CUpointer_attribute
@@ -294,7 +294,7 @@ class TestAddresses:
 
 def test_importing_loads_no_driver():
     code = (
-        "import halox.engine.addresses, halox.engine.packers.copy_engine, halox.engine.libcuda as l;"
+        "import halox.runtime.gpu.addresses, halox.packing.copy_engine, halox.runtime.gpu.libcuda as l;"
         "assert not l.library.cache_info().currsize"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=500)

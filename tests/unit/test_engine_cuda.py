@@ -12,13 +12,14 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from halox.engine import compiler, cuda, early_launch, libcuda
-from halox.engine.early_launch import EarlyLaunch
-from halox.engine.launch import PreparedLaunch
-from halox.engine.memory import pinned, register
-from halox.engine.packers.device_arrays import DeviceArray, extent
-from halox.engine.packers.strided import addition_element
 from halox.errors import DatatypeError, DeviceError, FieldError
+from halox.packing.device_arrays import DeviceArray, extent
+from halox.packing.strided import addition_element
+from halox.runtime.gpu import compiler, cuda, libcuda
+from halox.runtime.gpu import dependent_launch as early_launch
+from halox.runtime.gpu.dependent_launch import EarlyLaunch
+from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.memory import pinned, register
 
 
 class RuntimeFailure(RuntimeError):

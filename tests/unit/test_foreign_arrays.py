@@ -14,13 +14,13 @@ import pytest
 
 from halox import Exchange, Grid, Recv, Send, pack, packing_method, unpack
 from halox import datatypes as dt
-from halox.engine import arrays, dlpack
-from halox.engine.arrays import as_ndarray, borrow, describe
-from halox.engine.cuda import is_cupy_array, is_device_array
-from halox.engine.devices import to_host
-from halox.engine.packers import device_arrays
-from halox.engine.packers.device_arrays import device_array, packed_bytes
 from halox.errors import FieldError
+from halox.packing import device_arrays
+from halox.packing.device_arrays import device_array, packed_bytes
+from halox.runtime import arrays, dlpack
+from halox.runtime.arrays import as_ndarray, borrow, describe
+from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+from halox.runtime.gpu.devices import to_host
 from tests.support import require
 
 HOST, CUDA, METAL, MANAGED = 1, 2, 8, 13
@@ -480,7 +480,7 @@ class TestCupy:
         module.ndarray = self.Array
         module.asarray = module.from_dlpack = lambda array: self.Array()
         monkeypatch.setitem(sys.modules, "cupy", module)
-        monkeypatch.setattr("halox.engine.cuda.why_no_gpu", lambda: None)
+        monkeypatch.setattr("halox.runtime.gpu.cuda.why_no_gpu", lambda: None)
 
     def test_the_type_is_asked_first(self):
         array = self.Array()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halox.transports.host import _in_turns
+from halox.paths.host.packed import _in_turns
 
 
 @pytest.mark.parametrize("backwards", [False, True])

@@ -24,10 +24,10 @@ from halox.datatypes import (
     subarray,
     vector,
 )
-from halox.engine.packers import host
-from halox.engine.packers.host import HostPacker
-from halox.engine.packing import pack, unpack
 from halox.errors import DatatypeError, FieldError
+from halox.packing import host
+from halox.packing.host import HostPacker
+from halox.packing.pack import pack, unpack
 from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 

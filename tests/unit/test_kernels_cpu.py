@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
-from halox.engine.packers.ordering import rounds
-from halox.engine.packers.refine import Copy, Side, contiguous_side, paired
-from halox.engine.packers.strided import _ELEMENTS, addition_element
-from halox.engine.packers.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
+from halox.packing.ordering import rounds
+from halox.packing.refine import Copy, Side, contiguous_side, paired
+from halox.packing.strided import _ELEMENTS, addition_element
+from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
 from tests.support import require, trials
 from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
 

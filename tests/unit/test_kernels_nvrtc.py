@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halox.engine.allreduce_plan import (
+from halox.collectives.device.table import (
     field_row,
     plan_field,
     plan_oneshot,
     plan_scattered,
     plan_wide,
 )
-from halox.engine.compiler import OPTIONS, preamble, source
-from halox.engine.packers.peer_plan import MANY_THREADS, Kind
-from halox.engine.packers.strided import _ELEMENTS
+from halox.packing.strided import _ELEMENTS
+from halox.paths.peer.table import MANY_THREADS, Kind
+from halox.runtime.gpu.compiler import OPTIONS, preamble, source
 from tests.support import require
 from tests.unit.kept import digest, made_once
 

@@ -11,8 +11,8 @@ import pytest
 from halox import datatypes as dt
 from halox import pack, unpack
 from halox.datatypes import Datatype
-from halox.engine.packers.host import HostPacker
 from halox.errors import DatatypeError, FieldError
+from halox.packing.host import HostPacker
 from tests import support
 
 HUGE = 2**62

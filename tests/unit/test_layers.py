@@ -17,11 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
     [{"halox.values"}, {"halox.notebook"}],
-    [{"halox.datatypes"}, {"halox.decomposition"}, {"halox.runtime"}, {"halox.user_files"}],
-    [{"halox.world"}],
-    [{"halox.messages"}],
-    [{"halox.engine"}],
-    [{"halox.transports"}],
+    [{"halox.datatypes"}, {"halox.decomposition"}],
+    [{"halox.runtime"}],
+    [{"halox.packing"}],
+    [{"halox.paths"}],
     [{"halox.exchange"}, {"halox.collectives"}],
     [
         {
@@ -37,7 +36,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.cli"}],
     [{"halox.__main__"}],
 ]
-CUPY_ROOMS = ("halox.engine", "halox.transports")
+CUPY_ROOMS = ("halox.runtime", "halox.packing", "halox.paths", "halox.collectives.device")
 PUBLIC = ("halox", "halox.datatypes")
 
 
@@ -153,10 +152,11 @@ def test_datatypes_and_decomposition_need_no_mpi_to_import() -> None:
 
 
 def test_the_checks_see_what_they_look_for() -> None:
-    source = "from ..grid import Grid\ndef f():\n    import cupy.cuda\nimport halox.engine as e\n"
-    found = [name for _, name in imports(ast.parse(source), "halox.engine.cuda", False)]
-    assert found == ["halox.grid.Grid", "halox.engine", "cupy.cuda"]
-    assert place("halox.errors.HaloxError") < place("halox.world") < place("halox.engine.cuda")
+    source = "from ..grid import Grid\ndef f():\n    import cupy.cuda\nimport halox.packing as p\n"
+    found = [name for _, name in imports(ast.parse(source), "halox.packing.pack", False)]
+    assert found == ["halox.grid.Grid", "halox.packing", "cupy.cuda"]
+    errors, world, pack = "halox.errors.HaloxError", "halox.runtime.world", "halox.packing.pack"
+    assert place(errors) < place(world) < place(pack)
     assert place("halox.grid.Grid") == place("halox.xarray") < place("halox.Grid") == place("halox")
     with pytest.raises(AssertionError, match="has no room"):
         place("halox.__init__")

@@ -7,9 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from halox.engine.compiler import preamble, source
-from halox.engine.operations import ELEMENTS, OPERATIONS, find_operation
+from halox.collectives.operations import ELEMENTS, OPERATIONS, find_operation
 from halox.errors import FieldError
+from halox.runtime.gpu.compiler import preamble, source
 from tests.support import require
 from tests.unit.cpu_kernels import SHIM, shared_library
 from tests.unit.reduction_oracle import expected, same, sample

@@ -13,9 +13,9 @@ import pytest
 from halox import datatypes as dt
 from halox import pack, unpack
 from halox.datatypes import Datatype
-from halox.engine import device_packing
-from halox.engine.own_elements import check_own_elements
 from halox.errors import FieldError
+from halox.packing import pack_device as device_packing
+from halox.packing.own_elements import check_own_elements
 
 A = np.arange(24.0).reshape(4, 6)
 COLUMN = A[:, 1]

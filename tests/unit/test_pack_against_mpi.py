@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from halox.datatypes import Datatype, from_mpi
-from halox.engine.packers.host import HostPacker
+from halox.packing.host import HostPacker
 from tests import support
 from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.transports import peer
-from halox.transports.base import Job
+from halox.paths.base import Job
+from halox.paths.peer import channel as peer
 
 
 class Draft:
@@ -51,7 +51,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
-    monkeypatch.setattr("halox.engine.streams.is_capturing", lambda stream: False)
+    monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream: False)
     return said
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halox.engine.packers import peer_plan
-from halox.engine.packers.peer_plan import Kind
-from halox.messages import Message, Part
-from halox.transports import peer_ends
+from halox.paths.messages import Message, Part
+from halox.paths.peer import ends as peer_ends
+from halox.paths.peer import table as peer_plan
+from halox.paths.peer.table import Kind
 from tests.support import require, trials
 from tests.unit.cpu_peer import (
     ORDERS,

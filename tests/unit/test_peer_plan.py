@@ -10,8 +10,11 @@ import pytest
 
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
-from halox.engine.packers import peer_plan
-from halox.engine.packers.peer_plan import (
+from halox.packing.refine import Copy, Level, Side, contiguous_side, paired
+from halox.packing.strided_plan import LEVEL, Row, region_dtype
+from halox.paths.peer import table as peer_plan
+from halox.paths.peer.draft import EXCHANGE
+from halox.paths.peer.table import (
     CHUNK_BYTES,
     DIRECT_CHUNK_BYTES,
     EPOCH_SHIFT,
@@ -34,9 +37,6 @@ from halox.engine.packers.peer_plan import (
     staged,
     stretches,
 )
-from halox.engine.packers.refine import Copy, Level, Side, contiguous_side, paired
-from halox.engine.packers.strided_plan import LEVEL, Row, region_dtype
-from halox.transports.peer_draft import EXCHANGE
 from tests.support import require
 from tests.unit.cpu_peer import built
 

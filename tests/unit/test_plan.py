@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from halox.exchange.plan import Plan
+from halox.paths.base import Channel
 from halox.runtime.call_guard import CallGuard
-from halox.transports.base import Channel
 
 
 class Given(Channel):

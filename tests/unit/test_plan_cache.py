@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.engine.arrays import describe, owner
 from halox.errors import FieldError
 from halox.exchange import cache as module
 from halox.exchange.cache import PlanCache
+from halox.runtime.arrays import describe, owner
 
 
 def key_of(arrays: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ import halox
 from halox.datatypes import contiguous
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import Route
-from halox.messages import Message, Part
+from halox.paths.messages import Message, Part
 from tests import support
 
 SEND = Row(1, "send", 1024, 1, 128, 8, "peer", "ll", "because", 7, 4.56, why_not={"host": "GPU"})

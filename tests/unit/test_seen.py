@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from halox.engine import seen
-from halox.engine.seen import Seen
+from halox.runtime import array_cache as seen
+from halox.runtime.array_cache import Seen
 
 
 def test_found_again_by_identity_alone():

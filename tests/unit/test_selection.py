@@ -25,12 +25,12 @@ from halox.exchange.selection import (
     reads_in_place,
     wished_path,
 )
-from halox.messages import Message, Part
-from halox.transports.arena import Place
-from halox.transports.device_arena import DevicePlace
-from halox.transports.direct import Window
-from halox.transports.exported import Exported
-from halox.transports.topology import Topology
+from halox.paths.host.direct import Window
+from halox.paths.messages import Message, Part
+from halox.paths.peer.exported import Exported
+from halox.runtime.arena import Place
+from halox.runtime.device_arena import DevicePlace
+from halox.runtime.topology import Topology
 
 
 def window(block: int) -> Window:

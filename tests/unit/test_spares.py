@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from halox.engine.spares import Spares
+from halox.runtime.gpu.pools import Spares
 
 
 def test_one_is_made_where_none_is_free():

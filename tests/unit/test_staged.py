@@ -17,23 +17,23 @@ import numpy as np
 import pytest
 
 from halox.datatypes import contiguous, indexed_block, subarray
-from halox.engine.arrays import describe
-from halox.engine.packers.cutting import cut_parts
-from halox.engine.packers.host import HostPacker
-from halox.engine.packers.refine import Side
 from halox.errors import StateError
-from halox.messages import Message, Part
-from halox.transports.base import Job
-from halox.transports.fragments import cutter, whole
+from halox.packing.cutting import cut_parts
+from halox.packing.host import HostPacker
+from halox.packing.refine import Side
+from halox.paths.base import Job
+from halox.paths.fragments import cutter, whole
+from halox.paths.messages import Message, Part
+from halox.runtime.arrays import describe
 from tests.support import require
 
 require("mpi")
 
-from halox.transports.carriers import RequestCarrier  # noqa: E402
-from halox.transports.cuda_aware import DeviceBuffer  # noqa: E402
-from halox.transports.pipeline import Pipeline  # noqa: E402
-from halox.transports.staged import StagedChannel, staged_channel  # noqa: E402
-from halox.world import World  # noqa: E402
+from halox.paths.buffers import RequestCarrier  # noqa: E402
+from halox.paths.cuda_aware import DeviceBuffer  # noqa: E402
+from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
+from halox.paths.staged.pipeline import Pipeline  # noqa: E402
+from halox.runtime.world import World  # noqa: E402
 
 Step = Callable[[], bool]
 """Tries to run; returns whether it could."""
@@ -118,20 +118,20 @@ class FakeGpu:
             Event=lambda disable_timing: FakeEvent(self),
             Stream=lambda non_blocking: self.stream(),
         )
-        from halox.engine import capture
+        from halox.runtime.gpu import capture
 
         capture._query.cache_clear()
         for module in ("cuda", "capture"):
-            monkeypatch.setattr(f"halox.engine.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
-        monkeypatch.setattr(
-            "halox.engine.packers.fragments.fragment_launches", self.fragment_launches
-        )
+            monkeypatch.setattr(
+                f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
+            )
+        monkeypatch.setattr("halox.packing.fragments.fragment_launches", self.fragment_launches)
         for name in ("pack", "unpack", "add"):
             made = self.launches(name)
-            monkeypatch.setattr(f"halox.engine.packers.device.launch_{name}", made)
-        monkeypatch.setattr("halox.engine.packers.device.Zeroing", self.zeroing)
+            monkeypatch.setattr(f"halox.packing.device.launch_{name}", made)
+        monkeypatch.setattr("halox.packing.device.Zeroing", self.zeroing)
         nothing = lambda parts: self.launch([*parts])  # noqa: E731
-        monkeypatch.setattr("halox.engine.packers.device.Launches", nothing)
+        monkeypatch.setattr("halox.packing.device.Launches", nothing)
 
     def launches(self, name: str) -> Callable[[Any, int], Any]:
         def make(moves: Any, device: int) -> Any:

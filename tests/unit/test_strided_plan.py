@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import StridedBlocks
-from halox.engine.packers.ordering import rounds
-from halox.engine.packers.refine import Copy, Level, Side, contiguous_side, paired, pieces
-from halox.engine.packers.strided_plan import (
+from halox.errors import DatatypeError, DeviceError
+from halox.packing.ordering import rounds
+from halox.packing.refine import Copy, Level, Side, contiguous_side, paired, pieces
+from halox.packing.strided_plan import (
     MAX_LEVELS,
     MAX_WORDS,
     divisor,
     plan,
 )
-from halox.errors import DatatypeError, DeviceError
 from tests.support import trials
 from tests.unit.datatype_strategies import build, recipes
 

@@ -26,9 +26,9 @@ from halox.decomposition import (
     normalise_axes,
     overlaps,
 )
-from halox.engine.arrays import describe
 from halox.errors import DecompositionError, FieldError
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
+from halox.runtime.arrays import describe
 from tests.support import trials
 
 POISON = -1

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.packers.host import HostPacker
-from halox.engine.packers.traversal_plan import (
+from halox.packing.host import HostPacker
+from halox.packing.traversal_plan import (
     CHAIN_NODES,
     INLINE_BYTES,
     Kind,
@@ -23,7 +23,7 @@ from halox.engine.packers.traversal_plan import (
     plan,
     table_dtype,
 )
-from halox.engine.packers.traversal_tree import simplified
+from halox.packing.traversal_tree import simplified
 from tests.support import require, trials
 from tests.unit.cpu_kernels import FLAGS, HERE, SHIM, aligned, before_a_forbidden_page
 from tests.unit.cpu_traversal import library, move

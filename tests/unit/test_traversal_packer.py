@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.engine.packers import traversal
-from halox.engine.packers.traversal import TraversalPacker
 from halox.errors import DatatypeError, DeviceError
+from halox.packing import traversal
+from halox.packing.traversal import TraversalPacker
 from tests.support import require
 from tests.unit.cpu_kernels import aligned
 from tests.unit.cpu_traversal import ENTRIES, aligned_copy, library

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.packers import traversal_plan
-from halox.engine.packers.traversal_plan import Kind, divisor, plan
-from halox.engine.packers.traversal_tree import common_word, simplified
+from halox.packing import traversal_plan
+from halox.packing.traversal_plan import Kind, divisor, plan
+from halox.packing.traversal_tree import common_word, simplified
 
 SMS = 132
 

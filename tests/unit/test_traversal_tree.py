@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.packers.traversal_tree import (
+from halox.packing.traversal_tree import (
     Branch,
     Gather,
     Regular,

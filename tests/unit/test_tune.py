@@ -20,7 +20,7 @@ from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, WayCost, way_name
 from halox.exchange.fitting import Sample
-from halox.transports.topology import Topology
+from halox.runtime.topology import Topology
 from tests import support
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
     support.require("mpi")
     from mpi4py import MPI
 
-    from halox.world import World
+    from halox.runtime.world import World
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     topology = Topology(("a",), (0,), {})
@@ -173,9 +173,9 @@ def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(launcher.STARTED_BY_HALOX, raising=False)
-    monkeypatch.setattr("halox.engine.cuda.gpu_count", lambda: 0)
+    monkeypatch.setattr("halox.runtime.gpu.cuda.gpu_count", lambda: 0)
     assert tune.ranks_wanted(None) == 2 and tune.ranks_wanted(5) == 5
-    monkeypatch.setattr("halox.engine.cuda.gpu_count", lambda: 8)
+    monkeypatch.setattr("halox.runtime.gpu.cuda.gpu_count", lambda: 8)
     assert tune.ranks_wanted(None) == 8
     monkeypatch.setenv("PMI_SIZE", "3")
     assert tune.ranks_wanted(None) is None
@@ -268,7 +268,7 @@ def test_tune_needs_two_ranks(tmp_path: Path) -> None:
 
 
 def test_tune_of_gpus_where_there_are_none(tmp_path: Path) -> None:
-    from halox.engine.cuda import why_no_gpu
+    from halox.runtime.gpu.cuda import why_no_gpu
 
     if why_no_gpu() is None:
         return

@@ -20,9 +20,9 @@ from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.calibration import FORMAT, Fingerprint, load, save
 from halox.exchange.costs import Costs
-from halox.transports import cuda_aware
-from halox.transports.cuda_aware import Verdict
-from halox.user_files import MOST_BYTES, read_json, write_json
+from halox.paths import cuda_aware
+from halox.paths.cuda_aware import Verdict
+from halox.runtime.user_files import MOST_BYTES, read_json, write_json
 
 HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
 VALID = {

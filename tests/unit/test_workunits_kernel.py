@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halox import datatypes as dt
-from halox.engine.packers import workunits_plan as wp
-from halox.engine.packers.host import HostPacker
+from halox.packing import workunits_plan as wp
+from halox.packing.host import HostPacker
 from tests.support import require, trials
 from tests.unit.cpu_kernels import (
     aligned,

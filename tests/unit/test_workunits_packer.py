@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.engine import device_memory
-from halox.engine.packers import workunits, workunits_lists
-from halox.engine.packers.host import HostPacker
-from halox.engine.packers.workunits import WorkUnitsCopy, WorkUnitsPacker
-from halox.engine.packers.workunits_lists import ListCache, UnitList, layout_key, unit_list
-from halox.engine.packers.workunits_plan import SEGMENT, Part
 from halox.errors import DeviceError
+from halox.packing import workunits, workunits_lists
+from halox.packing.host import HostPacker
+from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
+from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
+from halox.packing.workunits_plan import SEGMENT, Part
+from halox.runtime.gpu import device_memory
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, run_workunits
 
@@ -181,7 +181,7 @@ class TestPacker:
     @pytest.mark.parametrize("count", [1, 2])
     def test_a_pipelined_first_use(self, machine, monkeypatch, count, unpacking):
         monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 1000)
-        monkeypatch.setattr("halox.engine.packers.workunits_plan._PART_BLOCKS", 500)
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 500)
         datatype = irregular(3210, longest=30)
         array = field(datatype, count)
         packer = WorkUnitsPacker(datatype, count, 0)
@@ -206,7 +206,7 @@ class TestPacker:
     @pytest.mark.parametrize("kind", ["alike", "granules", "odd", "bytes"])
     def test_a_pipelined_list_fits_its_memory(self, machine, monkeypatch, kind):
         monkeypatch.setattr(workunits, "PIPELINED_BLOCKS", 100)
-        monkeypatch.setattr("halox.engine.packers.workunits_plan._PART_BLOCKS", 90)
+        monkeypatch.setattr("halox.packing.workunits_plan._PART_BLOCKS", 90)
         rng = np.random.default_rng(2)
         lengths = {
             "alike": np.full(1000, 40),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from halox import datatypes as dt
 from halox.datatypes import BlockList
-from halox.engine.packers import workunits_plan as wp
 from halox.errors import DeviceError
+from halox.packing import workunits_plan as wp
 from tests.support import trials
 from tests.unit.datatype_strategies import build, recipes
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.engine.operations import find_operation
+from halox.collectives.operations import find_operation
 from halox.errors import HaloxError
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -16,7 +16,7 @@ from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions, know
 from halox.cli.bench.exchange_rows import choices
 from halox.cli.bench.gpu_aware import why_not_gpu_aware
 from halox.cli.bench.headlines import Figure
-from halox.engine.operations import OPERATIONS
+from halox.collectives.operations import OPERATIONS
 from halox.errors import HaloxError
 
 NAME = "halox bench allreduce"

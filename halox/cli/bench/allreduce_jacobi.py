@@ -10,8 +10,8 @@ import numpy as np
 
 from halox.cli.bench.kernels import source
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing
-from halox.engine.compiler import OPTIONS
 from halox.grid import Grid
+from halox.runtime.gpu.compiler import OPTIONS
 
 ONE_BY_ONE = "one by one"
 AS_GRAPH = "as a graph"

@@ -8,10 +8,10 @@ import numpy as np
 
 from halox.cli.bench.allreduce_cases import AllreduceCase
 from halox.cli.bench.exchange_rivals import Rival
-from halox.engine.cuda import cupy
-from halox.engine.memory import pinned
 from halox.errors import PathError
-from halox.world import load_mpi
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.memory import pinned
+from halox.runtime.world import load_mpi
 
 MPI = "MPI_Allreduce"
 HOST_STAGED = "D2H + MPI_Allreduce + H2D"

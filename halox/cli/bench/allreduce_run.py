@@ -16,7 +16,7 @@ from halox.cli.bench.ranks_clock import Timing, attempt
 from halox.cli.bench.ranks_ways import BASELINE, SELECTED, Way, Ways, WrongResult, beside
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, HOST_ALGORITHMS
 from halox.errors import FieldError, HaloxError, PathError
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 GRAPH_CALLS = 20
 """Allreduces in a captured graph."""

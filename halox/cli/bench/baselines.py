@@ -10,7 +10,7 @@ from halox.cli.bench.layouts import Box, Boxes
 from halox.cli.bench.patterns import Case
 from halox.cli.bench.rows import COPY
 from halox.datatypes import BlockList
-from halox.engine.cuda import cupy
+from halox.runtime.gpu.cuda import cupy
 
 MEMCPY_2D = "cudaMemcpy2D"
 MEMCPY_3D = "cudaMemcpy3D"

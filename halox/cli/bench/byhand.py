@@ -10,8 +10,8 @@ import numpy as np
 
 from halox.cli.bench.kernels import defines, kernel
 from halox.cli.bench.layouts import Box, Boxes, ByHand, Gathers, Records, Triangle
-from halox.engine.cuda import cupy, multiprocessors
-from halox.engine.launch import PreparedLaunch
+from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.launch import PreparedLaunch
 
 THREADS = 256
 EACH = 4

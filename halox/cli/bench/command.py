@@ -113,7 +113,7 @@ def _device(asked: str) -> str:
 
 
 def _why_no_gpu() -> str | None:
-    from halox.engine.cuda import why_no_gpu
+    from halox.runtime.gpu.cuda import why_no_gpu
 
     return why_no_gpu()
 

@@ -20,10 +20,10 @@ from halox.cli.bench.kernels import defines, kernel
 from halox.cli.bench.on_device import make_packer
 from halox.cli.bench.patterns import KIB, MIB
 from halox.cli.bench.rig import Buffer, Placed, Rig
-from halox.engine.cuda import cupy
-from halox.engine.launch import PreparedLaunch
-from halox.engine.memory import pinned
 from halox.errors import HaloxError
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.memory import pinned
 
 CASES = ((8, 64 * MIB), (128, 64 * MIB), (KIB, 64 * MIB), (128, MIB))
 """Blocks and payloads of the vectors, twice the block apart."""

@@ -28,7 +28,7 @@ from halox.cli.bench.ranks_clock import Timing
 from halox.cli.bench.ranks_headlines import Progress, limited, main, measured
 from halox.cli.bench.ranks_ways import GRAPH, SELECTED, STREAM
 from halox.cli.bench.scaling import PENCIL_SHAPE, STEP_CELLS, step_us, transpose_us
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 BUDGET_S = 60.0
 TIMING = Timing(batches=7, batch_s=3e-3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from halox.cli.bench.exchange_cases import Neighbourhood, Piece
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 MPI_TYPES = "mpi4py types, Isend/Irecv"
 MPI_NEIGHBOUR = "mpi4py types, Neighbor_alltoallw"

@@ -19,11 +19,11 @@ from halox.cli.bench.byhand import EACH, THREADS, BoxRow
 from halox.cli.bench.exchange_cases import Neighbourhood, Piece
 from halox.cli.bench.exchange_rivals import Rival
 from halox.cli.bench.kernels import defines, source
-from halox.engine.compiler import OPTIONS, preamble
-from halox.engine.cuda import cupy, multiprocessors
-from halox.engine.memory import pinned
 from halox.errors import PathError
-from halox.world import load_mpi
+from halox.runtime.gpu.compiler import OPTIONS, preamble
+from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.memory import pinned
+from halox.runtime.world import load_mpi
 
 NCCL = "pack + NCCL + unpack"
 ZERO_COPY = "zero-copy + mpi4py"

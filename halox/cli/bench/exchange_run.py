@@ -18,7 +18,7 @@ from halox.cli.bench.ranks_clock import Timing
 from halox.cli.bench.ranks_ways import BASELINE, SELECTED, Way, Ways, WrongResult
 from halox.errors import PathError
 from halox.grid import Grid
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 PATHS = {"cpu": ("host",), "gpu": ("peer", "ipc", "staged", "cuda_aware")}
 """Paths that may carry messages to other ranks, by the arrays' memory."""

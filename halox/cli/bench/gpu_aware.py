@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from halox.engine.devices import choose_device
-from halox.transports.cuda_aware import find_out
-from halox.world import World
+from halox.paths.cuda_aware import find_out
+from halox.runtime.gpu.devices import choose_device
+from halox.runtime.world import World
 
 
 def why_not_gpu_aware(comm: Any, device: str) -> str:

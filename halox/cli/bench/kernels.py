@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Any
 
 from halox.cli.bench import reference
-from halox.engine.compiler import OPTIONS, preamble
-from halox.engine.cuda import cupy
+from halox.runtime.gpu.compiler import OPTIONS, preamble
+from halox.runtime.gpu.cuda import cupy
 
 
 @cache

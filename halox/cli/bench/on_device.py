@@ -40,7 +40,7 @@ def make_packer(
     DatatypeError
         If that packer cannot take the datatype.
     """
-    from halox.engine.packers.choosing import choose, device_packer
+    from halox.packing.choosing import choose, device_packer
 
     if method == "auto":
         method = choose(datatype, count, to_host=to_host).method
@@ -260,7 +260,7 @@ class _Bench:
         placed, rig = self._placed, self._rig
         array = placed.array
         if array is None:
-            from halox.engine.device_packing import BOTTOM
+            from halox.packing.pack_device import BOTTOM
 
             array = BOTTOM
         packed = rig.cp.empty(self._case.payload, "u1")

@@ -16,9 +16,9 @@ from halox.cli.bench.patterns import MIB, Case
 from halox.cli.bench.reference import Bytes
 from halox.cli.bench.rows import COPY, Row, Timed, rows_of
 from halox.cli.bench.sectors import SECTOR, sectors
-from halox.engine.packers.host import HostPacker
 from halox.errors import HaloxError, MissingPackageError
-from halox.world import load_mpi
+from halox.packing.host import HostPacker
+from halox.runtime.world import load_mpi
 
 MOST_BYTES = 512 * MIB
 """Larger cases are left out."""

@@ -22,8 +22,8 @@ from halox.cli.bench.pingpong_run import (
 from halox.cli.bench.ranks_command import drawn
 from halox.cli.bench.surroundings import machines
 from halox.cli.progress import TerminalProgress
-from halox.engine.cuda import why_no_gpu
 from halox.errors import DeviceError, HaloxError, PathError
+from halox.runtime.gpu.cuda import why_no_gpu
 
 NAME = "halox bench pingpong"
 ABOUT = "messages with different datatypes on both sides, there and back between two ranks"

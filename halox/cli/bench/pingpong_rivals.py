@@ -9,7 +9,7 @@ import numpy as np
 
 from halox.cli.bench.layouts import Box, Boxes, Bytes, Triangle
 from halox.cli.bench.pingpong_cases import PingPong
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 MPI_TYPES = "mpi4py types"
 BY_HAND = "pack by hand + mpi4py"
@@ -131,8 +131,8 @@ class _Kernels(Party):
 
     def __init__(self, comm: Any, case: PingPong, array: Any, device: int, *, host: bool) -> None:
         from halox.cli.bench.byhand import prepare
-        from halox.engine.cuda import cupy
-        from halox.engine.memory import pinned
+        from halox.runtime.gpu.cuda import cupy
+        from halox.runtime.gpu.memory import pinned
 
         super().__init__(comm)
         cp = cupy()

@@ -21,7 +21,7 @@ from halox.cli.bench.ranks_ways import (
 )
 from halox.errors import HaloxError, PathError
 from halox.exchange.typed import Exchange, Recv, Send
-from halox.messages import run_count
+from halox.paths.messages import run_count
 
 PLACES = ("host", "1gpu", "2gpus")
 """Where the two arrays are."""
@@ -130,7 +130,7 @@ def devices(comm: Any, place: str) -> int | None:
 
 
 def _visible() -> list[bytes]:
-    from halox.engine.cuda import cupy, gpu_count
+    from halox.runtime.gpu.cuda import cupy, gpu_count
 
     count = gpu_count()
     if not count:

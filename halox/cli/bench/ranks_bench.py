@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing
-from halox.engine.cuda import why_no_gpu
 from halox.errors import DeviceError
 from halox.grid import Grid
+from halox.runtime.gpu.cuda import why_no_gpu
 
 
 class RanksBench:

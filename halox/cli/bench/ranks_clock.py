@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 Found = TypeVar("Found")
 
@@ -59,7 +59,7 @@ class Stage:
         self.xp: Any = np
         self.stream: Any = None
         if device is not None:
-            from halox.engine.cuda import cupy
+            from halox.runtime.gpu.cuda import cupy
 
             self.xp = cupy()
             self.xp.cuda.Device(device).use()

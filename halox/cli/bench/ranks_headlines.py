@@ -12,7 +12,7 @@ from typing import Any
 from halox.cli import report
 from halox.cli.bench.headlines import Figure, figure, missing
 from halox.cli.bench.ranks_clock import attempt
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 Progress = Callable[[str, int, int], None]
 

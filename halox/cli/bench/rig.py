@@ -18,10 +18,10 @@ from halox.cli.bench.reference import Bytes
 from halox.cli.bench.sectors import SECTOR, sectors
 from halox.cli.bench.timing import MOST_GRAPH_CALLS, Clock
 from halox.datatypes import BlockList
-from halox.engine.cuda import cupy, gpu_count, multiprocessors
-from halox.engine.launch import PreparedLaunch
-from halox.engine.memory import pinned
 from halox.errors import DeviceError
+from halox.runtime.gpu.cuda import cupy, gpu_count, multiprocessors
+from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.memory import pinned
 
 DESTINATIONS = ("device", "host", "peer")
 

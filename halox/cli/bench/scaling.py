@@ -9,8 +9,8 @@ import numpy as np
 
 from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing
 from halox.grid import Grid
+from halox.runtime.world import load_mpi
 from halox.transpose import Transpose
-from halox.world import load_mpi
 
 PENCIL_SHAPE = (1024, 1024, 512)
 STEP_CELLS = 512

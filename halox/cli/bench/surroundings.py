@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from halox._version import __version__
-from halox.world import load_mpi
+from halox.runtime.world import load_mpi
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def machine(device: str) -> dict[str, Any]:
         "device": device,
     }
     if device == "gpu":
-        from halox.engine.cuda import cupy
+        from halox.runtime.gpu.cuda import cupy
 
         cp = cupy()
         runtime = cp.cuda.runtime

@@ -11,8 +11,8 @@ from typing import Any
 
 from halox.cli.bench.kernels import defines, kernel
 from halox.cli.bench.rows import Timed
-from halox.engine.cuda import cupy
-from halox.engine.launch import PreparedLaunch
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.launch import PreparedLaunch
 
 Call = Callable[[int, int], None]
 """Puts work on a stream, given by its address; the second argument is the number of the turn."""

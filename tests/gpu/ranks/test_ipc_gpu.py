@@ -13,15 +13,15 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.engine.arrays import describe
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.exchange.surroundings import Surroundings
-from halox.messages import Message, Part
-from halox.transports.base import Job
-from halox.transports.fragments import cutter, whole
-from halox.transports.ipc import make_ipc_channel
-from halox.transports.node import NodeLink
-from halox.world import World
+from halox.paths.base import Job
+from halox.paths.fragments import cutter, whole
+from halox.paths.ipc import make_ipc_channel
+from halox.paths.messages import Message, Part
+from halox.paths.node import NodeLink
+from halox.runtime.arrays import describe
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.reference import expected, random_case, same_bytes
 from tests.mpi.test_ipc import Wire, chain, packed, ring, unpack

@@ -12,7 +12,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send, datatypes
 from halox.errors import StateError
-from halox.transports import fragments
+from halox.paths import fragments
 from tests.gpu.ranks.test_exchange_gpu import check, stall
 from tests.mpi.conftest import agree
 from tests.mpi.reference import Case, Field

@@ -1,0 +1,170 @@
+"""Combining NumPy arrays of all ranks in the order of the ranks, by MPI's collectives.
+
+MPI leaves it open in which order `MPI_Allreduce` combines, so that its bits may differ from run to run, and with some
+algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank, in
+every run and for every size of array, by either of two ways::
+
+    gathered    all ranks get all arrays, and each combines all of them: one step, (R - 1) n bytes to each
+    scattered   rank r gets part r of all arrays, combines it, and all gather the parts: two steps, 2 n bytes to each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.collectives.operations import Operation
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+GATHERED_BYTES = 8192
+"""Bytes of an array up to which it is gathered."""
+
+PIECE_BYTES = 4 << 20
+"""Bytes of an array that are scattered at once: what bounds the memory beside it, and MPI's counts."""
+
+_LINE_BYTES = 64
+"""What arrays are aligned to, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
+elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
+
+HEAD_BYTES = _LINE_BYTES
+"""In front of what is gathered: whether the rank's array is good."""
+
+Wait = Callable[[Sequence[Any], str], None]
+
+_WAITING = "in an allreduce for the other ranks"
+
+
+class OrderedReduction:
+    """Combines one-dimensional arrays of one length over a communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The ranks, in the order in which their values are combined.
+    wait : callable
+        Waits for requests: `World.wait`.
+    operation : Operation
+    dtype : numpy.dtype
+    elements : int
+        Of each rank's array.
+
+    Attributes
+    ----------
+    carries_errors : bool
+        Whether a rank that has no good array may call with None, so that all get False.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        wait: Wait,
+        operation: Operation,
+        dtype: np.dtype[Any],
+        elements: int,
+    ) -> None:
+        self._comm, self._wait, self._operation = comm, wait, operation
+        self._dtype = dtype
+        nbytes = elements * dtype.itemsize
+        self.carries_errors = nbytes <= GATHERED_BYTES
+        if self.carries_errors:
+            record = HEAD_BYTES + -(-nbytes // _LINE_BYTES) * _LINE_BYTES
+            self._record = np.zeros(record, np.uint8)
+            self._records = _aligned(comm.size * record).reshape(comm.size, record)
+            self._heads = self._records[:, 0]
+            values = slice(HEAD_BYTES, HEAD_BYTES + nbytes)
+            self._mine = self._record[values]
+            self._values = [row[values].view(dtype) for row in self._records]
+            self._total = _aligned(nbytes).view(dtype)
+        else:
+            self._piece = max(comm.size, PIECE_BYTES // dtype.itemsize)
+            longest = -(-min(self._piece, elements) // comm.size)
+            self._parts = np.empty(comm.size * longest, dtype)
+            self._total = np.empty(longest, dtype)
+
+    def __call__(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+        """Combine.
+
+        Parameters
+        ----------
+        source : ndarray or None
+            Contiguous; None if `carries_errors` and this rank has no good array.
+        target : ndarray or None
+            Contiguous; the same memory or disjoint. None along with ``source``.
+
+        Returns
+        -------
+        bool
+            Whether all ranks had a good array; if not, nothing has been written.
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If a rank does not come.
+
+        Notes
+        -----
+        Collective; blocks.
+        """
+        if self.carries_errors:
+            return self._gather(source, target)
+        assert source is not None and target is not None
+        for start in range(0, len(source), self._piece):
+            piece = slice(start, start + self._piece)
+            self._scatter(source[piece], target[piece])
+        return True
+
+    def _gather(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+        record = self._record
+        record[0] = source is not None
+        if source is not None:
+            self._mine[:] = source.view(np.uint8)
+        self._wait([self._comm.Iallgather(record, self._records)], _WAITING)
+        if not self._heads.all():
+            return False
+        assert target is not None
+        target[...] = self._combined(self._values)
+        return True
+
+    def _scatter(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+        comm, itemsize = self._comm, self._dtype.itemsize
+        bounds = [len(source) * rank // comm.size for rank in range(comm.size + 1)]
+        counts = [(b - a) * itemsize for a, b in pairwise(bounds)]
+        starts = [bound * itemsize for bound in bounds[:-1]]
+        mine = counts[comm.rank]
+        parts = self._parts.view(np.uint8)[: mine * comm.size]
+        incoming = [mine] * comm.size, [mine * rank for rank in range(comm.size)]
+        sent = comm.Ialltoallv(
+            [source.view(np.uint8), (counts, starts), self._byte],
+            [parts, incoming, self._byte],
+        )
+        self._wait([sent], _WAITING)
+        rows = parts.view(self._dtype).reshape(comm.size, -1)
+        combined = self._combined(list(rows))
+        told = comm.Iallgatherv(
+            [combined.view(np.uint8), mine, self._byte],
+            [target.view(np.uint8), (counts, starts), self._byte],
+        )
+        self._wait([told], _WAITING)
+
+    def _combined(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        total = self._total[: len(values[0])]
+        self._operation.fold(total, values)
+        return total
+
+    @property
+    def _byte(self) -> Any:
+        from mpi4py import MPI
+
+        return MPI.BYTE
+
+
+def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    memory = np.zeros(nbytes + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    return memory[start : start + nbytes]

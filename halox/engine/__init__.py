@@ -1,1 +1,0 @@
-"""The datatype engine: memory, kernels and packers on host and device."""

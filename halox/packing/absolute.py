@@ -1,0 +1,119 @@
+"""Bounds of datatypes whose displacements are addresses, as with MPI_BOTTOM.
+
+There is no array whose memory such a type must stay in: every byte is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.errors import FieldError
+from halox.runtime.gpu import addresses
+from halox.runtime.gpu.addresses import MemoryKind
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+MemoryRange = Callable[[int], tuple[int, int] | None]
+
+
+def check_absolute(
+    datatype: Datatype,
+    count: int,
+    device: int,
+    *,
+    name: str = "datatype",
+    memory_range: MemoryRange = addresses.memory_range,
+    memory_kind: Callable[[int], MemoryKind] = addresses.memory_kind,
+) -> None:
+    """Raise if items of a datatype at address 0 touch anything but one GPU's memory.
+
+    Parameters
+    ----------
+    datatype : Datatype
+        Its displacements are addresses.
+    count : int
+        Items, one extent apart.
+    device : int
+        The GPU that will pack.
+    name : str
+        What the caller calls the datatype, for errors.
+    memory_range, memory_kind : callable
+        What lies at an address; :mod:`halox.runtime.gpu.addresses` unless for a test.
+
+    Raises
+    ------
+    FieldError
+        If a byte lies in host memory, in no memory, or in that of another GPU; names the range of
+        addresses and what is there.
+    DeviceError
+        If there is no GPU.
+
+    Notes
+    -----
+    Not collective; waits for nothing. Looks up each allocation touched once, not each block.
+    A block may run on from one allocation into the next one where they are neighbours: two blocks
+    that were given apart may have been joined there, and no byte is out of bounds.
+    """
+    layout = datatype.items(count)
+    if datatype.size == 0 or count == 0:
+        return
+    low = datatype.true_lb + min(0, (count - 1) * datatype.extent)
+    high = datatype.true_ub + max(0, (count - 1) * datatype.extent)
+    if low < 0 or high > 2**63:
+        raise FieldError(
+            f"{name}: its displacements reach from {low:#x} to {high:#x}, which are no addresses; "
+            "a datatype without an array needs absolute ones"
+        )
+
+    def end_of_allocation(address: int) -> int:
+        """End of the GPU's allocation that an address lies in, 0 if it lies in none."""
+        kind, found = memory_kind(address), memory_range(address)
+        usable = kind.kind == "managed" or (kind.kind == "device" and kind.device == device)
+        return sum(found) if usable and found is not None else 0
+
+    if end_of_allocation(low) >= high:
+        return
+    blocks = layout.block_list()
+    starts, ends = _intervals(blocks.offsets, blocks.offsets + blocks.lengths)
+    at, position = 0, 0
+    while at < len(starts):
+        position = max(position, int(starts[at]))
+        end = end_of_allocation(position)
+        if not end:
+            touched = f"{name}: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
+            raise FieldError(f"{touched} are in {_where(memory_kind(position), device)}")
+        # All that ends inside this allocation is done; a block that goes on is looked at again.
+        at, position = int(np.searchsorted(ends, end, side="right")), end
+
+
+def _intervals(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Sort ranges of addresses and join those that touch or overlap."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))
+    return starts[first], ends[np.append(first[1:] - 1, len(ends) - 1)]
+
+
+def _where(kind: MemoryKind, device: int) -> str:
+    """Name the memory, and what to do instead."""
+    if kind.kind == "device" and kind.device != device:
+        return (
+            f"memory of GPU {kind.device}, and GPU {device} would pack them; make one datatype for "
+            "each GPU's memory"
+        )
+    if kind.kind == "pinned":
+        return (
+            "page-locked host memory: host pointers where device ones are needed; copy the data to "
+            "the GPU, or pack from a host array"
+        )
+    return (
+        "no GPU's memory: host pointers where device ones are needed, or memory that has been "
+        "freed; take addresses from arrays on the GPU (array.data.ptr in CuPy) that are still alive"
+    )

@@ -1,0 +1,160 @@
+"""Which packer for which layout, size and destination."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from halox.errors import DatatypeError
+from halox.notebook import html_facts
+from halox.packing.refine import MAX_PARTS, paired
+from halox.values import shown
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+    from halox.packing.device_packer import DevicePacker
+
+METHODS = ("auto", "strided", "workunits", "traversal", "copy_engine")
+"""What ``method`` may be on a GPU."""
+
+LISTED_BLOCKS = 1 << 24
+"""Most blocks of one item that are listed one by one, 16 bytes each; beyond, the tree is walked."""
+
+DMA_BLOCK_BYTES = 1 << 16
+DMA_BYTES = 1 << 20
+"""Blocks of host-bound copies from which the copy engine is 5 % faster than stores by a kernel."""
+
+
+class Choice(NamedTuple):
+    """A packer's name and why it was chosen; ``print`` shows both.
+
+    Attributes
+    ----------
+    method : str
+    reason : str
+    """
+
+    method: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return ``method: reason``."""
+        return f"{self.method}: {self.reason}"
+
+    def _repr_html_(self) -> str:
+        """Return both for a notebook."""
+        return html_facts("halox.Choice", self._asdict())
+
+
+@cache
+def packers() -> dict[str, type[DevicePacker]]:
+    """Return the packers by name; they are imported when a GPU's array first comes along."""
+    from halox.packing.copy_engine import CopyEnginePacker
+    from halox.packing.strided import StridedPacker
+    from halox.packing.traversal import TraversalPacker
+    from halox.packing.workunits import WorkUnitsPacker
+
+    every: tuple[type[DevicePacker], ...] = (
+        StridedPacker,
+        WorkUnitsPacker,
+        TraversalPacker,
+        CopyEnginePacker,
+    )
+    return {packer.method: packer for packer in every}
+
+
+def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
+    """Choose the packer for some items.
+
+    Parameters
+    ----------
+    datatype : Datatype
+    count : int
+        Items, one extent apart.
+    to_host : bool
+        Whether the packed bytes are in host memory.
+
+    Returns
+    -------
+    Choice
+
+    Notes
+    -----
+    Not collective; touches no device.
+    """
+    nbytes = datatype.size * count
+    parts = paired(0, datatype, count, 0)
+    if parts is not None:
+        n_blocks = sum(max(1, side.strided.n_blocks) for side, _ in parts)
+        mean = nbytes // max(1, n_blocks)
+        if (
+            to_host
+            and nbytes >= DMA_BYTES
+            and mean >= DMA_BLOCK_BYTES
+            and packers()["copy_engine"].why_not(datatype, count) is None
+        ):
+            return Choice(
+                "copy_engine",
+                f"to host memory, {nbytes} bytes in {n_blocks} blocks of {mean} bytes on average, "
+                "which the copy engine moves faster than a kernel",
+            )
+        return Choice("strided", f"{len(parts)} strided part(s), blocks of {mean} bytes on average")
+    n_blocks = datatype.layout.most_blocks
+    if n_blocks > LISTED_BLOCKS and packers()["traversal"].why_not(datatype, count) is None:
+        return Choice(
+            "traversal",
+            f"more than {MAX_PARTS} strided parts and {n_blocks} blocks an item: a list of them "
+            "could outgrow the data",
+        )
+    reason = f"more than {MAX_PARTS} strided parts: its {n_blocks} blocks an item are listed"
+    return Choice("workunits", reason)
+
+
+def check_method(method: object) -> None:
+    """Raise unless there is a method of this name for arrays on a GPU.
+
+    Raises
+    ------
+    DatatypeError
+        If there is none; lists them.
+    """
+    if not isinstance(method, str) or method not in METHODS:
+        raise DatatypeError(f"method: got {shown(method)}, must be one of {', '.join(METHODS)}")
+
+
+def device_packer(
+    method: str, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
+) -> DevicePacker:
+    """Make a packer by its name.
+
+    Parameters
+    ----------
+    method : {"auto", "strided", "workunits", "traversal", "copy_engine"}
+    datatype : Datatype
+    count : int
+        Items, one extent apart.
+    device : int
+        The GPU that does the work.
+    max_blocks : int, optional
+        Most thread blocks of a launch.
+
+    Returns
+    -------
+    DevicePacker
+
+    Raises
+    ------
+    DatatypeError
+        If there is no such method, or it cannot take the type; says why.
+    DeviceError
+        If ``max_blocks`` is less than 1.
+
+    Notes
+    -----
+    Not collective.
+    """
+    check_method(method)
+    if method == "auto":
+        method = choose(datatype, count).method
+    packer = packers()[method]
+    return packer(datatype, count, device, max_blocks)

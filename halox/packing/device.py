@@ -1,0 +1,211 @@
+"""Launches that move the parts of messages on a GPU: into packed buffers, out of them, and between arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.errors import DatatypeError
+from halox.packing.device_arrays import device_array
+from halox.packing.refine import Copy, Side, paired
+from halox.packing.strided import StridedAdd, StridedCopy
+from halox.packing.workunits import WorkUnitsCopy
+from halox.runtime.arrays import Described
+from halox.runtime.gpu.cuda import cupy, stream_pointer
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+Endpoint = tuple[Described, "Datatype", int]
+"""An array on the GPU, and a datatype with its count at the array's first element."""
+
+Move = tuple[Endpoint, int]
+"""An endpoint, and the address of its packed bytes."""
+
+_MOST_ADDED_PARTS = 1 << 20
+
+
+class Launches:
+    """Several launches, one after the other on the same stream, and what they need kept alive."""
+
+    def __init__(self, parts: Sequence[Any], keep: Sequence[Any] = ()) -> None:
+        self._parts = tuple(parts)
+        self._keep = tuple(keep)
+
+    def launch(self, stream: Any = None) -> None:
+        """Put all of them on a stream, CuPy's current one by default."""
+        pointer = stream_pointer(stream)
+        for part in self._parts:
+            part.launch(pointer)
+
+
+def launch_pack(moves: Sequence[Move], device: int) -> Launches:
+    """Return one launch that packs all strided endpoints, and one for the irregular ones."""
+    return _launch(moves, device, unpack=False)
+
+
+def launch_unpack(moves: Sequence[Move], device: int) -> Launches:
+    """Return one launch that unpacks all strided endpoints, and one for the irregular ones."""
+    return _launch(moves, device, unpack=True)
+
+
+def launch_add(moves: Sequence[Move], device: int) -> Launches:
+    """Return launches that add packed elements to endpoints in the order given, each in its dtype."""
+    return _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
+
+
+def launch_between(
+    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
+) -> Launches:
+    """Return launches that copy, or add, from the first endpoint of each pair to the second.
+
+    Strided types move in one launch; others go through a packed buffer.
+    """
+    copies: list[Copy] = []
+    additions: list[tuple[list[Copy], np.dtype[Any]]] = []
+    packing: list[Move] = []
+    unpacking: list[Move] = []
+    buffers = []
+    for source, target in pairs:
+        a, b = _whole(source), _whole(target)
+        if a is not None and b is not None:
+            if operation == "add":
+                additions.append(([Copy(a, b)], element_type(target)))
+            else:
+                copies.append(Copy(a, b))
+            continue
+        with cupy().cuda.Device(device):
+            buffers.append(cupy().cuda.Memory(max(1, source[1].size * source[2])))
+        packed = int(buffers[-1].ptr)
+        packing.append((source, packed))
+        if operation == "add":
+            additions.append((_additions(target, packed), element_type(target)))
+        else:
+            unpacking.append((target, packed))
+    parts: list[Any] = [launch_pack(packing, device)]
+    if operation == "add":
+        parts.append(_adding(additions, device))
+    else:
+        parts += [StridedCopy(copies, device=device), launch_unpack(unpacking, device)]
+    return Launches(parts, keep=buffers)
+
+
+class Zeroing:
+    """One launch that sets endpoints to zero."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], device: int) -> None:
+        nbytes = max(datatype.size * count for _, datatype, count in endpoints)
+        with cupy().cuda.Device(device):
+            self._zeros = cupy().zeros(nbytes, np.uint8)
+            cupy().cuda.get_current_stream().synchronize()
+        source = int(self._zeros.data.ptr)
+        self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
+
+    def launch(self, stream: Any = None) -> None:
+        """Put it on a stream, CuPy's current one by default."""
+        self._copy.launch(stream)
+
+
+def element_type(endpoint: Endpoint) -> np.dtype[Any]:
+    """Return the dtype in which an endpoint's elements are added."""
+    _, datatype, _ = endpoint
+    if datatype.uniform is None:
+        raise DatatypeError(
+            "accumulate needs elements of one numeric dtype; exchange the fields of a structure apart"
+        )
+    return datatype.uniform
+
+
+def check_bounds(array: Any, datatype: Datatype, count: int) -> None:
+    """Raise `FieldError` if a datatype reaches outside an array's memory."""
+    device_array(array, "array").check_bounds(datatype, count)
+
+
+def _launch(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
+    copies: list[Copy] = []
+    irregular: list[tuple[Datatype, int, int, int]] = []
+    for (found, datatype, count), packed in moves:
+        pairs = paired(found.pointer, datatype, count, packed)
+        if pairs is None:
+            irregular.append((datatype, count, found.pointer, packed))
+        else:
+            copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
+    parts: list[Any] = []
+    if copies:
+        parts.append(StridedCopy(copies, device=device))
+    if irregular:
+        parts.append(WorkUnitsCopy(irregular, unpack=unpack, device=device))
+    return Launches(parts)
+
+
+def _whole(endpoint: Endpoint) -> Side | None:
+    """Return an endpoint as strided blocks, if it is that as a whole."""
+    found, datatype, count = endpoint
+    strided = datatype.items(count).strided
+    return None if strided is None else Side(found.pointer, strided)
+
+
+def _adding(additions: Sequence[tuple[Sequence[Copy], np.dtype[Any]]], device: int) -> Launches:
+    return Launches(
+        [
+            StridedAdd([copy for copies, _ in group for copy in copies], dtype, device=device)
+            for dtype, group in groupby(additions, key=lambda addition: addition[1])
+        ]
+    )
+
+
+def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
+    found, datatype, count = endpoint
+    pairs = paired(found.pointer, datatype, count, packed, _MOST_ADDED_PARTS)
+    if pairs is None:
+        raise DatatypeError(
+            f"adding {datatype!r} would take more than {_MOST_ADDED_PARTS} copies; use a datatype "
+            "with fewer blocks, or add on the host"
+        )
+    return _joined([Copy(b, a) for a, b in pairs])
+
+
+def _joined(copies: Sequence[Copy]) -> list[Copy]:
+    """Join neighbouring copies that are alike and stand at equal steps, as long lists often have them.
+
+    The joined copies move the same bytes in the same order.
+    """
+    joined: list[Copy] = []
+    stretch: list[Copy] = []
+    for copy in copies:
+        if stretch and not (
+            _shape(copy) == _shape(stretch[0])
+            and (len(stretch) == 1 or _step(stretch[-1], copy) == _step(*stretch[:2]))
+        ):
+            joined.append(_one(stretch))
+            stretch = []
+        stretch.append(copy)
+    if stretch:
+        joined.append(_one(stretch))
+    return joined
+
+
+def _shape(copy: Copy) -> list[Any]:
+    """Return what the sides of copies that differ in nothing but their place have in common."""
+    return [(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
+
+
+def _step(first: Copy, second: Copy) -> tuple[int, int]:
+    """Bytes from one copy to another on both sides."""
+    source, target = (
+        b.strided.offset - a.strided.offset for a, b in zip(first, second, strict=True)
+    )
+    return source, target
+
+
+def _one(stretch: list[Copy]) -> Copy:
+    """Return one copy for several at equal steps."""
+    steps = _step(*stretch[:2]) if len(stretch) > 1 else (0, 0)
+    source, target = (
+        side._replace(strided=side.strided.repeated(len(stretch), step))
+        for side, step in zip(stretch[0], steps, strict=True)
+    )
+    return Copy(source, target)

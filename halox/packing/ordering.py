@@ -1,0 +1,145 @@
+"""Which additions may share a launch, and which must follow one another.
+
+Two blocks of a launch that add into one byte would lose an update. Here additions are dealt into
+rounds so that targets within a round are disjoint and overlapping additions keep the order in
+which they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from halox.datatypes import StridedBlocks
+from halox.errors import DatatypeError
+from halox.packing.refine import Copy, Piece, Side, pieces
+
+MAX_ROUNDS = 4096
+"""More launches than this for one addition is a type that wants another algorithm."""
+
+# For NumPy's exact overlap search, some milliseconds. Any, because the stubs know only 0 and -1.
+_SEARCH_STEPS: Any = 100_000
+
+
+def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
+    """Deal copies into rounds whose targets are disjoint.
+
+    Parameters
+    ----------
+    copies : sequence of Copy
+        A copy whose own target visits a byte more than once is cut into parts that do not.
+
+    Returns
+    -------
+    list of list of Copy
+        A copy stands in a later round than every earlier copy that its target overlaps.
+
+    Raises
+    ------
+    DatatypeError
+        If there would be more than 4096 rounds.
+
+    Notes
+    -----
+    Not collective; touches no device. Takes time in proportion to the square of the number of
+    copies, in NumPy, plus an exact test for each pair whose byte ranges meet.
+    """
+    parts = [part for copy in copies for part in _without_self_overlap(copy)]
+    views = [_view(part.target) for part in parts]
+    bounds = [_bounds(part.target) for part in parts]
+    low, high = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
+    turn = np.zeros(len(parts), dtype=np.int64)
+    for i, view in enumerate(views):
+        meeting = np.flatnonzero((low[:i] < high[i]) & (low[i] < high[:i]))
+        # Latest rounds first: the first true overlap decides.
+        for j in meeting[np.argsort(-turn[meeting], kind="stable")]:
+            if turn[j] < turn[i]:
+                break
+            if _overlap(views[j], view):
+                turn[i] = turn[j] + 1
+                break
+    if parts and turn.max() >= MAX_ROUNDS:
+        raise _too_many()
+    dealt: list[list[Copy]] = [[] for _ in range(int(turn.max()) + 1)] if parts else []
+    for part, position in zip(parts, turn, strict=True):
+        dealt[position].append(part)
+    return dealt
+
+
+def _bounds(side: Side) -> tuple[int, int]:
+    """Return the half-open range of addresses between a side's first and last byte."""
+    blocks = side.strided
+    first = side.pointer + blocks.offset
+    reach = [(n - 1) * stride for n, stride in zip(blocks.counts, blocks.strides, strict=True)]
+    below, above = (sum(r for r in reach if r * sign > 0) for sign in (-1, 1))
+    return first + below, first + above + blocks.block_bytes
+
+
+def _view(side: Side) -> np.ndarray:
+    """Make an array that has a side's addresses, for arithmetic only: it must not be read."""
+    blocks = side.strided
+    interface: dict[str, Any] = {
+        "version": 3,
+        "data": (side.pointer + blocks.offset, True),
+        "shape": (*blocks.counts, blocks.block_bytes),
+        "strides": (*blocks.strides, 1),
+        "typestr": "|u1",
+    }
+    return np.asarray(type("_Addresses", (), {"__array_interface__": interface})())
+
+
+def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
+    try:
+        return bool(np.shares_memory(first, second, max_work=_SEARCH_STEPS))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _without_self_overlap(copy: Copy) -> list[Copy]:
+    """Return the copy, or if its target may visit bytes twice, parts in order that do not."""
+    if not copy.target.strided.block_bytes:
+        return []
+    if not copy.target.strided.overlaps:
+        return [copy]
+    parts = [part for piece in pieces(copy) for part in _parts(piece)]
+    if len(parts) > MAX_ROUNDS:
+        raise _too_many()
+    return parts
+
+
+def _parts(piece: Piece) -> list[Copy]:
+    """Unroll outer levels of a piece until its target visits each byte once."""
+    *outer, run = piece.levels
+
+    def side(pointer: int, strides: tuple[int, ...]) -> Side:
+        counts = tuple(level.steps for level in outer)
+        return Side(pointer, StridedBlocks(0, counts, strides, run.steps))
+
+    target = side(piece.target, tuple(level.target_stride for level in outer))
+    if not target.strided.overlaps:
+        source = side(piece.source, tuple(level.source_stride for level in outer))
+        return [Copy(source, target)]
+    first = piece.levels[0]
+    if first.steps > MAX_ROUNDS:
+        raise _too_many()
+    return [
+        part
+        for i in range(first.steps)
+        for part in _parts(
+            Piece(
+                piece.source + i * first.source_stride,
+                piece.target + i * first.target_stride,
+                piece.levels[1:],
+            )
+        )
+    ]
+
+
+def _too_many() -> DatatypeError:
+    return DatatypeError(
+        f"the target overlaps itself so often that adding would take more than "
+        f"{MAX_ROUNDS} launches; "
+        "use a datatype whose blocks overlap less, or add on the host"
+    )

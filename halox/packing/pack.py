@@ -1,0 +1,230 @@
+"""Pack and unpack what a datatype describes, wherever the array lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from halox.datatypes import Datatype, TypeLike, as_datatype
+from halox.errors import DatatypeError, FieldError
+from halox.packing.choosing import METHODS, Choice, device_packer
+from halox.packing.host import HostPacker
+from halox.packing.own_elements import check_own_elements
+from halox.packing.pack_device import (
+    BOTTOM,
+    method_for,
+    overlapping,
+    pack_device,
+    unpack_device,
+)
+from halox.runtime.arrays import as_ndarray
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.launch import check_max_blocks
+from halox.values import shown
+
+__all__ = ["BOTTOM", "Choice", "device_packer", "pack", "packing_method", "unpack"]
+
+
+def pack(
+    source: Any,
+    datatype: TypeLike,
+    count: int = 1,
+    out: Any = None,
+    *,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> Any:
+    """Copy the bytes that a datatype describes into contiguous memory.
+
+    Parameters
+    ----------
+    source : ndarray, device array or BOTTOM
+        Array of NumPy or CuPy, or of any library that offers DLPack or
+        ``__cuda_array_interface__``, such as PyTorch, Numba and JAX. Displacements count bytes of
+        memory from its first element. In a view with memory between its elements (``A[:, 1]``) the
+        items may touch its own elements only. :data:`halox.BOTTOM` if displacements are addresses in
+        the current GPU's memory.
+    datatype : Datatype or dtype-like
+        What to copy.
+    count : int
+        Number of consecutive items.
+    out : array of uint8, shape (n,), contiguous, optional
+        Receives the bytes; made, in the memory of ``source``, if not given. From a GPU it may be in
+        that GPU's memory, in that of a GPU it can reach, or a NumPy array in page-locked host
+        memory, which the GPU then writes by itself.
+    method : {"auto", "strided", "workunits", "traversal", "copy_engine", "host"}
+        How: chosen by layout, size and destination (see :func:`packing_method`), or by name.
+        ``"host"`` is the one for NumPy arrays, the others are for GPUs.
+    max_blocks : int, optional
+        Most thread blocks of a GPU kernel, to leave multiprocessors to others; no limit by default.
+
+    Returns
+    -------
+    array of uint8, shape (count * datatype.size,)
+        The packed bytes: a new array, or the first bytes of ``out``.
+
+    Raises
+    ------
+    FieldError
+        If ``source`` is neither kind of array, or the datatype reaches beyond its memory.
+        If ``source`` is a view with memory between its elements, and the datatype touches that.
+        If ``out`` is too small, not contiguous, read-only, not of bytes, or in memory that the GPU
+        cannot write.
+    DatatypeError
+        If ``count`` is not an integer, or negative.
+        If the method does not exist or cannot take the datatype.
+    DeviceError
+        If there is no GPU, or ``max_blocks`` is less than 1.
+
+    Notes
+    -----
+    Not collective. On host memory it blocks; on a device it is ordered with the current stream. The
+    first call with a datatype prepares it, later ones only launch and may be captured into a graph.
+
+    Examples
+    --------
+    >>> from halox.datatypes import vector
+    >>> pack(np.arange(6, dtype="i2"), vector(3, 1, 2, "i2")).view("i2")
+    array([0, 2, 4], dtype=int16)
+
+    A view's elements by its own strides, in C order:
+
+    >>> from halox.datatypes import slab
+    >>> column = np.arange(6, dtype="i2").reshape(3, 2)[:, 1]
+    >>> pack(column, slab(column.shape, column.strides, (0,), (3,), "i2")).view("i2")
+    array([1, 3, 5], dtype=int16)
+    """
+    described = datatype if type(datatype) is Datatype else as_datatype(datatype)
+    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
+        return pack_device(source, described, count, out, method, max_blocks)
+    packer = _host_packer("source", source, described, count, method, max_blocks)
+    if out is None:
+        out = np.empty(packer.nbytes, np.uint8)
+    packer.pack(out)
+    return out[: packer.nbytes]
+
+
+def unpack(
+    packed: Any,
+    datatype: TypeLike,
+    target: Any,
+    count: int = 1,
+    *,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> None:
+    """Copy contiguous bytes to where a datatype says.
+
+    Parameters
+    ----------
+    packed : array of uint8, shape (n,), contiguous, n >= count * datatype.size
+        Bytes in the datatype's order, in memory as ``out`` of :func:`pack`.
+    datatype : Datatype or dtype-like
+        Where the bytes go. It may not touch a byte twice.
+    target : ndarray, device array or BOTTOM
+        As ``source`` of :func:`pack`; written in place.
+    count : int
+        Number of consecutive items.
+    method, max_blocks
+        As for :func:`pack`.
+
+    Raises
+    ------
+    FieldError
+        If ``target`` is neither kind of array, or the datatype reaches beyond its memory, or it is
+        read-only.
+        If ``target`` is a view with memory between its elements, and the datatype touches that.
+        If ``packed`` is too small, not contiguous, not of bytes, or in memory that the GPU cannot
+        read.
+    DatatypeError
+        If ``count`` is not an integer, or negative.
+        If the items touch a byte twice.
+        If the method does not exist or cannot take the datatype.
+    DeviceError
+        If there is no GPU, or ``max_blocks`` is less than 1.
+
+    Notes
+    -----
+    As for :func:`pack`.
+
+    Examples
+    --------
+    >>> from halox.datatypes import vector
+    >>> line = np.zeros(6, "i2")
+    >>> unpack(np.array([1, 2, 3], "i2").view("u1"), vector(3, 1, 2, "i2"), line)
+    >>> line
+    array([1, 0, 2, 0, 3, 0], dtype=int16)
+    """
+    described = datatype if type(datatype) is Datatype else as_datatype(datatype)
+    if not isinstance(target, np.ndarray) and (is_device_array(target) or target is BOTTOM):
+        unpack_device(packed, described, target, count, method, max_blocks)
+        return
+    packer = _host_packer("target", target, described, count, method, max_blocks)
+    if described.overlaps(count):
+        raise overlapping(described, count)
+    packer.unpack(packed)
+
+
+def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> Choice:
+    """Return which method :func:`pack` chooses for its arguments, and why.
+
+    Parameters
+    ----------
+    source, datatype, count, out
+        As for :func:`pack`.
+
+    Returns
+    -------
+    Choice
+        With the names ``method`` and ``reason``; ``print`` shows both.
+
+    Raises
+    ------
+    FieldError
+        If ``source`` is no array.
+    DatatypeError
+        If ``count`` is not an integer, or negative.
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> print(packing_method(np.zeros(6), "f8", 6))
+    host: the array is in host memory
+    """
+    described = as_datatype(datatype)
+    if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
+        return method_for(described, count, out)
+    if not isinstance(as_ndarray(source, "source"), np.ndarray):
+        raise _no_array("source", source)
+    described.items(count)  # checks the count
+    return Choice("host", "the array is in host memory")
+
+
+def _host_packer(
+    name: str, array: Any, datatype: Datatype, count: int, method: str, max_blocks: int | None
+) -> HostPacker:
+    array = as_ndarray(array, name)
+    if not isinstance(array, np.ndarray):
+        raise _no_array(name, array)
+    if not isinstance(method, str) or method not in ("auto", "host"):
+        known = isinstance(method, str) and method in METHODS
+        raise DatatypeError(
+            f"method: got {shown(method)}, "
+            + ("which is for arrays on a GPU; " if known else "which does not exist; ")
+            + f"a NumPy array as {name} is packed by 'host' ('auto' finds it)"
+        )
+    check_max_blocks(max_blocks)
+    if not array.flags.forc:
+        check_own_elements(name, array.shape, array.strides, array.itemsize, datatype, count)
+    return HostPacker(array, datatype, count)
+
+
+def _no_array(name: str, array: Any) -> FieldError:
+    return FieldError(
+        f"{name} must be a NumPy array, or a device array or another library's with __dlpack__ or "
+        f"__cuda_array_interface__, got {type(array).__name__}"
+    )

@@ -1,0 +1,254 @@
+"""Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and a cache of both.
+
+A time loop packs the same few datatypes over and over. What can be found out once for a datatype
+and a count is kept; a later call checks the addresses against it and launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+
+from halox.datatypes.arguments import count_of
+from halox.errors import DatatypeError
+from halox.packing.absolute import check_absolute
+from halox.packing.choosing import Choice, check_method, choose, device_packer
+from halox.packing.device_arrays import device_array, packed_bytes
+from halox.packing.device_packer import DevicePacker
+from halox.packing.own_elements import check_own_elements
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.launch import check_max_blocks
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+
+Move = Callable[[int, int, int], None]
+
+
+class _Bottom:
+    """The type of BOTTOM."""
+
+    def __repr__(self) -> str:
+        return "BOTTOM"
+
+
+BOTTOM = _Bottom()
+"""In place of an array, for datatypes whose displacements are addresses, as MPI_BOTTOM is."""
+
+KEPT_CALLS = 256
+"""Most datatypes, with count and method, whose packers are kept; the oldest go first."""
+
+
+class _Seen:
+    """Two arrays that have passed all checks, and what is to be done with them.
+
+    A time loop comes with the same arrays again and again; these need no second look.
+    """
+
+    __slots__ = ("device", "first", "move", "one", "other", "second")
+
+    def __init__(
+        self, one: Any, other: Any, move: Move, first: int, second: int, device: int
+    ) -> None:
+        # Weak: the cache must not keep arrays alive.
+        self.one = ref(one)
+        self.other = ref(other)
+        self.move = move
+        self.first = first
+        self.second = second
+        self.device = device
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether these are the arrays, and their GPU is the current one."""
+        return (
+            self.one() is one is not None
+            and self.other() is other is not None
+            and _cuda().runtime.getDevice() == self.device
+        )
+
+
+class _Call:
+    """All that is known of packing some items by some method."""
+
+    def __init__(self, datatype: Datatype, count: int, method: str, max_blocks: int | None) -> None:
+        self.datatype = datatype  # kept alive, so that its id stays its own
+        self.count = count
+        self.method = method
+        self.max_blocks = max_blocks
+        self.nbytes = datatype.size * count
+        self.first, self.end = datatype.reach(count)
+        self.ndarray = cupy().ndarray
+        self.packed_before: _Seen | None = None
+        self.unpacked_before: _Seen | None = None
+        self._overlaps: bool | None = None
+        self._view: Hashable = None  # the last array with gaps whose own elements alone are touched
+        self._packers: dict[tuple[int, bool], DevicePacker] = {}
+
+    def packer(self, device: int, to_host: bool) -> DevicePacker:
+        """Return the packer on a GPU for packed bytes in host memory or on a GPU."""
+        found = self._packers.get((device, to_host))
+        if found is None:
+            method = self.method
+            if method == "auto":
+                method = choose(self.datatype, self.count, to_host=to_host).method
+            found = device_packer(method, self.datatype, self.count, device, self.max_blocks)
+            self._packers[device, to_host] = found
+        return found
+
+    def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
+        """Address and GPU of an array, all of whose bytes that the items touch are its own."""
+        if type(array) is self.ndarray:
+            if not array.flags.forc:
+                self._check_view(name, array.shape, array.strides, array.itemsize)
+            data = array.data
+            memory = data.mem
+            pointer, low = data.ptr, memory.ptr
+            if pointer + self.first >= low and pointer + self.end <= low + memory.size:
+                return pointer, data.device_id
+        if array is BOTTOM:
+            device = int(_cuda().runtime.getDevice())
+            check_absolute(self.datatype, self.count, device)
+            return 0, device
+        found = device_array(array, name, writable=writable)
+        self._check_view(name, found.shape, found.strides, found.itemsize)
+        found.check_bounds(self.datatype, self.count)
+        return found.pointer, found.device
+
+    def _check_view(
+        self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        """Raise if the items touch memory between a view's elements; the last view's answer is kept."""
+        view = shape, strides, itemsize
+        if view != self._view:
+            check_own_elements(name, *view, self.datatype, self.count)
+            self._view = view
+
+    def packed(self, array: Any, name: str, device: int, *, writable: bool = False) -> int:
+        """Address of a packed buffer that is large enough."""
+        if (
+            type(array) is self.ndarray
+            and array.dtype.char == "B"
+            and array.strides == (1,)
+            and array.size >= self.nbytes
+        ):
+            data = array.data
+            if data.device_id == device:
+                return int(data.ptr)
+        return packed_bytes(array, name, self.nbytes, device, writable=writable)
+
+    def seen(self, one: Any, other: Any, move: Move, *known: int) -> _Seen | None:
+        """Remember two arrays, if they stay where they are as long as they live: CuPy's own."""
+        if type(one) is self.ndarray and type(other) is self.ndarray:
+            return _Seen(one, other, move, *known)
+        return None
+
+    def check_receivable(self) -> None:
+        """Raise if the items touch a byte twice."""
+        if self._overlaps is None:
+            self._overlaps = self.datatype.overlaps(self.count)
+        if self._overlaps:
+            raise overlapping(self.datatype, self.count)
+
+
+_calls: dict[tuple[int, int, str, int | None], _Call] = {}
+_lock = Lock()
+
+
+def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -> _Call:
+    if type(count) is not int:
+        count = count_of("count", count)
+    key = (id(datatype), count, method, max_blocks)
+    try:
+        found = _calls.get(key)
+    except Exception:  # what has no hash, or an object that raises anything
+        check_method(method)
+        check_max_blocks(max_blocks)
+        raise
+    if found is not None:
+        return found
+    made = _Call(datatype, count_of("count", count), method, max_blocks)
+    with _lock:
+        _calls[key] = made
+        while len(_calls) > KEPT_CALLS:
+            _calls.pop(next(iter(_calls)))
+    return made
+
+
+def pack_device(
+    source: Any,
+    datatype: Datatype,
+    count: int,
+    out: Any = None,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> Any:
+    """Pack an array on a GPU; see :func:`halox.pack`."""
+    call = _call(datatype, count, method, max_blocks)
+    seen = call.packed_before
+    if seen is None or not seen.same(source, out):
+        pointer, device = call.array(source, "source")
+        if _cuda().runtime.getDevice() != device:
+            with _cuda().Device(device):
+                return pack_device(source, datatype, count, out, method, max_blocks)
+        if out is None:
+            out = cupy().empty(call.nbytes, np.uint8)
+        packed = call.packed(out, "out", device, writable=True)
+        move = call.packer(device, type(out) is np.ndarray).pack
+        call.packed_before = call.seen(source, out, move, pointer, packed, device)
+        move(pointer, packed, _current_stream())
+    else:
+        seen.move(seen.first, seen.second, _current_stream())
+    return out if out.size == call.nbytes else out[: call.nbytes]
+
+
+def unpack_device(
+    packed: Any,
+    datatype: Datatype,
+    target: Any,
+    count: int,
+    method: str = "auto",
+    max_blocks: int | None = None,
+) -> None:
+    """Unpack into an array on a GPU; see :func:`halox.unpack`."""
+    call = _call(datatype, count, method, max_blocks)
+    seen = call.unpacked_before
+    if seen is None or not seen.same(packed, target):
+        call.check_receivable()
+        pointer, device = call.array(target, "target", writable=True)
+        if _cuda().runtime.getDevice() != device:
+            with _cuda().Device(device):
+                return unpack_device(packed, datatype, target, count, method, max_blocks)
+        source = call.packed(packed, "packed", device)
+        move = call.packer(device, type(packed) is np.ndarray).unpack
+        call.unpacked_before = call.seen(packed, target, move, source, pointer, device)
+        move(source, pointer, _current_stream())
+    else:
+        seen.move(seen.first, seen.second, _current_stream())
+
+
+@cache
+def _cuda() -> Any:
+    return cupy().cuda
+
+
+def _current_stream() -> int:
+    return int(_cuda().get_current_stream().ptr)
+
+
+def method_for(datatype: Datatype, count: int, packed: Any = None) -> Choice:
+    """Return what ``method="auto"`` chooses; see :func:`halox.packing_method`."""
+    return choose(datatype, count_of("count", count), to_host=isinstance(packed, np.ndarray))
+
+
+def overlapping(datatype: Datatype, count: int) -> DatatypeError:
+    """Return the error for items that touch a byte twice and would be written."""
+    return DatatypeError(
+        f"{count} item(s) of {datatype!r} touch some byte twice, so that they cannot be received "
+        "into; give a datatype whose blocks do not overlap"
+    )

@@ -1,0 +1,460 @@
+"""Plans for the traversal kernels: a simplified tree as the records and lists they read.
+
+No GPU is touched here. The tree is written in preorder, one record of fixed length a node; lists
+stand apart, in the lookaside buffer (Jenkins et al. 2013, section 3.1). Layouts are those of the C
+structs in ``packing/kernels/traversal.cu``; a test holds one against the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.packing.traversal_tree import Branch, Gather, Regular, Repeat, Search, Tree
+
+THREADS = (64, 128, 256)
+"""Threads of a block: the most that still give every multiprocessor two blocks."""
+
+CAPPED_THREADS = (128, 512, 1024)
+"""The same where the number of blocks is limited: only a block's own threads hide latencies then."""
+
+FEW_BLOCKS = 4
+"""Full blocks an SM up to which a launch is small, and a thread has one word: a second one costs it
+more than a second block does."""
+
+IN_FLIGHT = {16: 1, 8: 2, 4: 4, 2: 4, 1: 4}
+"""Words a thread loads before it stores the first, in large launches, by bytes a word."""
+
+LISTED_IN_FLIGHT = {16: 2, 8: 4, 4: 4, 2: 4, 1: 4}
+"""The same where lists are read, which takes loads that depend on one another."""
+
+CAPPED_IN_FLIGHT = 4
+"""The same where the number of blocks is limited."""
+
+ROUNDS_PER_COPY = 4
+"""Times the bytes that a block copies for itself that it moves for others, in large launches."""
+
+MAX_WORDS = 2**31 - 2**14
+"""Most words that 32-bit canonical numbers reach, with room for the last steps of a loop."""
+
+CHAIN_NODES = 8
+"""Records that a launch without branches has as a kernel parameter."""
+
+INLINE_BYTES = 1024
+"""Lists of a launch of few blocks that travel as a kernel parameter: one dependent load less."""
+
+COPIED_LISTS = 4096
+"""Most bytes of lists that each block copies to shared memory, to search them there."""
+
+COPIED_NODES = 16384
+"""The same for records, which every word reads several of."""
+
+
+class Kind(IntEnum):
+    """What a record describes."""
+
+    LEAF = 0
+    REPEAT = 1
+    GATHER = 2
+    FAR_GATHER = 3
+    SEARCH = 4
+    BRANCH = 5
+
+
+@cache
+def node_dtype(index_bits: int) -> np.dtype[Any]:
+    """Layout of a record, for canonical numbers of 32 or 64 bits."""
+    index = f"u{index_bits // 8}"
+    return np.dtype(
+        [
+            ("stride", "i8"),
+            ("words", index),
+            ("magic", index),
+            ("shift", "u4"),
+            ("kind", "u4"),
+            ("displacements", "u4"),
+            ("prefix", "u4"),
+            ("guide", "u4"),
+            ("bucket", "u4"),
+            ("children", "u4"),
+            ("unused", "u4", (1 if index_bits == 32 else 3,)),
+        ]
+    )
+
+
+@cache
+def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[Any]:
+    """Layout of the kernel parameter, with room for lists or without."""
+    return np.dtype(
+        [
+            ("image", "u8"),
+            ("words", "u8"),
+            ("leaf_stride", "i8"),
+            ("chunk_words", "u4"),
+            ("levels", "u4"),
+            ("chunks", "u4"),
+            ("copied", "u4"),
+            ("numbers", "u4"),
+            ("displacements", "u4"),
+            ("node", node_dtype(index_bits), (CHAIN_NODES,)),
+            *([("inline", "u1", (INLINE_BYTES,))] if inline else []),
+        ]
+    )
+
+
+class Shape(NamedTuple):
+    """Shape of a launch: threads of a block, words of a thread at once, words of a chunk, blocks."""
+
+    threads: int
+    in_flight: int
+    chunk_words: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class TraversalPlan:
+    """What one launch of a traversal kernel needs; see :func:`plan`.
+
+    Attributes
+    ----------
+    word_bytes, index_bits : int
+        What a thread moves at once, and the bits of its canonical number.
+    entry : str
+        Which kernel: ``"_regular"`` for strides alone, ``"_chain"`` for a tree without branches,
+        both with their records as a parameter; ``""`` for any tree.
+    nodes : ndarray of node_dtype
+    numbers : ndarray of uint32 or uint64
+        Lookaside: prefix sums in words, guides, numbers of child records.
+    displacements : ndarray of int64
+        Lookaside: where entries lie, in bytes.
+    words : int
+        Words in all.
+    shape : Shape
+    inline : bool
+        Whether the lists travel as a kernel parameter.
+    """
+
+    word_bytes: int
+    index_bits: int
+    entry: str
+    nodes: npt.NDArray[np.void]
+    numbers: npt.NDArray[Any]
+    displacements: npt.NDArray[np.int64]
+    words: int
+    shape: Shape
+    inline: bool
+
+    @property
+    def defines(self) -> tuple[tuple[str, str], ...]:
+        """Parameters to compile the kernel with."""
+        return (
+            ("WORD_BYTES", str(self.word_bytes)),
+            ("INDEX_BITS", str(self.index_bits)),
+            ("THREADS", str(self.shape.threads)),
+            ("IN_FLIGHT", str(self.shape.in_flight)),
+        )
+
+    @cached_property
+    def image(self) -> npt.NDArray[np.uint8]:
+        """Records of a branching tree, numbers and displacements, each from a multiple of 16."""
+        return np.concatenate([_padded(part) for part in self._sections])
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the image that each block copies to shared memory."""
+        nodes, numbers, displacements = (_padded(part).size for part in self._sections)
+        if self.inline:
+            return nodes + numbers + displacements
+        if nodes > COPIED_NODES:
+            return 0
+        # What is only gathered from is read once, as it lies.
+        if numbers > COPIED_LISTS or not (self.nodes["kind"] >= Kind.SEARCH).any():
+            return nodes
+        lists = numbers + displacements
+        return nodes + (lists if lists <= COPIED_LISTS else numbers)
+
+    def table(self, image: int) -> npt.NDArray[np.void]:
+        """Return the kernel parameter for an image at a device address."""
+        listed = self.entry != "_regular"
+        table = np.zeros((), table_dtype(self.index_bits, inline=listed))
+        nodes, numbers, _ = (_padded(part).size for part in self._sections)
+        table["image"] = 0 if self.inline else image
+        table["words"] = self.words
+        table["chunk_words"] = self.shape.chunk_words
+        table["chunks"] = -(-self.words // self.shape.chunk_words)
+        table["copied"] = self.copied
+        table["numbers"] = nodes
+        table["displacements"] = nodes + numbers
+        if self.entry:
+            table["node"][: len(self.nodes)] = self.nodes
+            table["levels"] = len(self.nodes) - 1
+            table["leaf_stride"] = self.nodes[-1]["stride"]
+        if self.inline:
+            table["inline"][: self.image.size] = self.image
+        return table
+
+    @property
+    def _sections(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.nodes[: 0 if self.entry else None], self.numbers, self.displacements
+
+
+def plan(
+    tree: Tree,
+    word_bytes: int,
+    *,
+    sms: int,
+    max_blocks: int | None = None,
+    index_bits: int | None = None,
+    shape: Shape | None = None,
+) -> TraversalPlan:
+    """Plan the launch that packs or unpacks a tree.
+
+    Parameters
+    ----------
+    tree : Tree
+    word_bytes : int
+        Power of two that divides the tree's :func:`~traversal_tree.common_word`.
+    sms : int
+        Multiprocessors of the GPU, over which the words are spread.
+    max_blocks : int, optional
+        Most thread blocks; by default a block for each chunk.
+    index_bits : {32, 64}, optional
+        Bits of canonical numbers; 64 only where 32 do not reach, by default.
+    shape : Shape, optional
+        Shape of the launch, instead of the one chosen here.
+
+    Returns
+    -------
+    TraversalPlan
+
+    Notes
+    -----
+    Not collective; touches no device.
+
+    Examples
+    --------
+    >>> from halox.datatypes import vector
+    >>> from halox.packing.traversal_tree import simplified
+    >>> _, tree = simplified(vector(5, 3, 4, "f8"))
+    >>> made = plan(tree, 8, sms=132)
+    >>> made.entry, made.nodes["kind"].tolist(), made.nodes["stride"].tolist(), made.words
+    ('_regular', [1, 0], [32, 8], 15)
+    """
+    words = tree.size // word_bytes
+    bits = index_bits or (32 if words <= MAX_WORDS else 64)
+    writer = _Writer(word_bytes, bits)
+    writer.write(tree)
+    entry = _entry(writer.nodes)
+    made = TraversalPlan(
+        word_bytes=word_bytes,
+        index_bits=bits,
+        entry=entry,
+        nodes=np.array(writer.nodes, node_dtype(bits)),
+        numbers=_joined(writer.numbers, f"u{bits // 8}"),
+        displacements=_joined(writer.displacements, "i8"),
+        words=words,
+        shape=shape or _shape(words, word_bytes, entry != "_regular", sms, max_blocks),
+        inline=False,
+    )
+    if made.image.size and made.image.size <= INLINE_BYTES and made.shape.blocks <= 2 * sms:
+        return replace(made, inline=True)
+    return made if shape else replace(made, shape=_rounds(made, sms))
+
+
+def _entry(nodes: list[tuple[Any, ...]]) -> str:
+    kinds = {node[_KIND] for node in nodes}
+    if len(nodes) > CHAIN_NODES or Kind.BRANCH in kinds:
+        return ""
+    return "_regular" if kinds <= {Kind.LEAF, Kind.REPEAT} else "_chain"
+
+
+def _shape(words: int, word_bytes: int, listed: bool, sms: int, max_blocks: int | None) -> Shape:
+    in_flight = LISTED_IN_FLIGHT[word_bytes] if listed else IN_FLIGHT[word_bytes]
+    if words <= FEW_BLOCKS * sms * THREADS[-1]:
+        in_flight = 1
+    shape = _spread(words, in_flight, 2 * sms, THREADS)
+    if max_blocks is None or shape.blocks <= max_blocks:
+        return shape
+    shape = _spread(words, CAPPED_IN_FLIGHT, max_blocks, CAPPED_THREADS)
+    return shape._replace(blocks=min(shape.blocks, max_blocks))
+
+
+def _spread(words: int, in_flight: int, blocks: int, choices: tuple[int, ...]) -> Shape:
+    """Chunks of one round of a block each, with the most threads that still make so many blocks."""
+    work = words // in_flight
+    threads = max((n for n in choices if work >= blocks * n), default=choices[0])
+    chunk_words = threads * in_flight
+    return Shape(threads, in_flight, chunk_words, -(-words // chunk_words))
+
+
+def _rounds(made: TraversalPlan, sms: int) -> Shape:
+    """Longer chunks where blocks copy lists, as long as enough blocks remain."""
+    shape = made.shape
+    wanted = -(-ROUNDS_PER_COPY * made.copied // (shape.chunk_words * made.word_bytes))
+    possible = shape.blocks // (2 * FEW_BLOCKS * sms)
+    rounds = max(1, min(wanted, possible))
+    chunk_words = rounds * shape.chunk_words
+    chunks = -(-made.words // chunk_words)
+    return shape._replace(chunk_words=chunk_words, blocks=min(chunks, shape.blocks))
+
+
+def divisor(count: int, bits: int) -> tuple[int, int]:
+    """Numbers (magic, shift) with ``w // count == (w * magic >> bits) >> shift``, w < 2**(bits - 1).
+
+    Magic 0 stands for a count of 1. For the proof see
+    :func:`halox.packing.strided_plan.divisor`, of which this is the form for any bits.
+
+    Examples
+    --------
+    >>> magic, shift = divisor(7, 64)
+    >>> (10**18 * magic >> 64) >> shift == 10**18 // 7
+    True
+    """
+    if count == 1:
+        return 0, 0
+    ceiling = (count - 1).bit_length()
+    return -(-(1 << (bits - 1 + ceiling)) // count), ceiling - 1
+
+
+class _Writer:
+    """Writes a tree in preorder: a node's child follows it, except that branches name theirs."""
+
+    def __init__(self, word_bytes: int, bits: int) -> None:
+        self._word_bytes = word_bytes
+        self._bits = bits
+        self.nodes: list[tuple[Any, ...]] = []
+        self.numbers: list[npt.NDArray[Any]] = []
+        self.displacements: list[npt.NDArray[np.int64]] = []
+        self._lengths = {"numbers": 0, "displacements": 0}
+        self._children: dict[int, int] = {}
+        self._lists: dict[int, dict[str, int]] = {}
+
+    def write(self, tree: Tree) -> None:
+        match tree:
+            case Regular():
+                self._regular(tree)
+            case Repeat():
+                self._divide(Kind.REPEAT, tree.child, stride=tree.stride)
+                self.write(tree.child)
+            case Gather():
+                self._gather(tree)
+                self.write(tree.child)
+            case Search():
+                self._node(Kind.SEARCH, **self._listed(tree))
+                self.write(tree.child)
+            case Branch():
+                self._branch(tree)
+
+    def _regular(self, tree: Regular) -> None:
+        blocks, word = tree.blocks, self._word_bytes
+        levels = list(zip(blocks.counts, blocks.strides, strict=True))
+        # Where blocks are single words, the innermost level walks words, as do long blocks.
+        leaf = levels.pop()[1] if levels and blocks.block_bytes == word else word
+        below = tree.size // word
+        for count, stride in levels:
+            below //= count
+            self._node(Kind.REPEAT, below, stride=stride)
+        self._node(Kind.LEAF, stride=leaf)
+
+    def _gather(self, tree: Gather) -> None:
+        """Displacements as short numbers of words from the least one on, if they are near enough."""
+        if id(tree) not in self._lists:
+            least = int(tree.displacements.min())
+            reach = (int(tree.displacements.max()) - least) // self._word_bytes
+            if reach >= 1 << min(self._bits, 63):
+                fields = {"displacements": self._displace(tree.displacements)}
+            else:
+                steps = (tree.displacements - least) // self._word_bytes
+                fields = {"displacements": self._number(steps), "stride": least}
+            self._lists[id(tree)] = fields
+        fields = self._lists[id(tree)]
+        self._divide(Kind.GATHER if "stride" in fields else Kind.FAR_GATHER, tree.child, **fields)
+
+    def _branch(self, tree: Branch) -> None:
+        at = len(self.nodes)
+        self._node(Kind.BRANCH)
+        children = [self._child(child) for child in tree.children]
+        fields = dict(self._listed(tree), children=self._number(np.array(children)))
+        self.nodes[at] = self._record(Kind.BRANCH, 0, fields)
+
+    def _child(self, tree: Tree) -> int:
+        """Return the number of a branch's child, which several branches may share."""
+        if id(tree) not in self._children:
+            self._children[id(tree)] = len(self.nodes)
+            self.write(tree)
+        return self._children[id(tree)]
+
+    def _listed(self, tree: Search | Branch) -> dict[str, int]:
+        """Write the lists of a node, once."""
+        if id(tree) not in self._lists:
+            ends = tree.ends // self._word_bytes
+            prefix = np.concatenate([[0], ends[:-1]])
+            guide, bucket = _guide(prefix, int(ends[-1]))
+            self._lists[id(tree)] = {
+                "displacements": self._displace(tree.displacements),
+                "prefix": self._number(prefix),
+                "guide": self._number(guide),
+                "bucket": bucket,
+            }
+        return self._lists[id(tree)]
+
+    def _displace(self, displacements: npt.NDArray[np.int64]) -> int:
+        at = self._lengths["displacements"]
+        self._lengths["displacements"] += displacements.size
+        self.displacements.append(displacements)
+        return at
+
+    def _number(self, numbers: npt.NDArray[Any]) -> int:
+        at = self._lengths["numbers"]
+        self._lengths["numbers"] += numbers.size
+        self.numbers.append(numbers)
+        return at
+
+    def _divide(self, kind: Kind, child: Tree, **fields: int) -> None:
+        self._node(kind, child.size // self._word_bytes, **fields)
+
+    def _node(self, kind: Kind, words: int = 0, **fields: int) -> None:
+        self.nodes.append(self._record(kind, words, fields))
+
+    def _record(self, kind: Kind, words: int, fields: dict[str, int]) -> tuple[Any, ...]:
+        magic, shift = divisor(words, self._bits) if words else (0, 0)
+        stride = fields.get("stride", 0)
+        # Distances wrap around at 64 bits, as addresses do.
+        stride = (stride + (1 << 63)) % (1 << 64) - (1 << 63)
+        rest = [fields.get(name, 0) for name in _LIST_FIELDS]
+        return (stride, words, magic, shift, kind, *rest, 0)
+
+
+_KIND = 4
+_LIST_FIELDS = ("displacements", "prefix", "guide", "bucket", "children")
+
+
+def _guide(prefix: npt.NDArray[np.int64], words: int) -> tuple[npt.NDArray[np.int64], int]:
+    """For each bucket of words, and for their end, the entry that holds the first of them.
+
+    About as many buckets as entries, each 2**bits words: a search begins between the entries of its
+    bucket's first word and of the next one's, most often one or two apart.
+
+    Examples
+    --------
+    >>> guide, bits = _guide(np.array([0, 2, 3, 9]), 16)
+    >>> guide.tolist(), bits
+    ([0, 2, 2, 3, 3], 2)
+    """
+    bits = max(0, (words // prefix.size).bit_length() - 1)
+    firsts = np.arange(-(-words // (1 << bits)) + 1) << bits
+    return np.searchsorted(prefix, firsts, side="right") - 1, bits
+
+
+def _padded(part: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    flat = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
+    return np.concatenate([flat, np.zeros(-flat.size % 16, np.uint8)])
+
+
+def _joined(parts: list[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *(part.astype(dtype) for part in parts)])

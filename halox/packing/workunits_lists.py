@@ -1,0 +1,186 @@
+"""Lists of work units on a GPU, shared by equal layouts and kept for a while.
+
+A list holds displacements only, so that it serves every array, every packed buffer and every count
+of a datatype (Wu et al. 2016, section 3.2: it is tied to the data representation alone). Lists stay
+here after their last user is gone, the least recently used ones being dropped first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from halox.packing.workunits_plan import (
+    INLINE_WORDS,
+    Part,
+    Rows,
+    converted,
+    most_words,
+    whole,
+)
+from halox.runtime.gpu.device_memory import DeviceBytes, uploaded
+
+if TYPE_CHECKING:
+    from halox.datatypes import Datatype
+
+CACHE_BYTES = 64 << 20
+"""Most bytes of lists that are kept for later on each device, beside those in use."""
+
+_ENTRY_BYTES = 1024  # what an entry costs beside its list, on the host
+
+_digests: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()
+
+
+class UnitList:
+    """A converted datatype: its rows of units and, once needed, its list on the device.
+
+    Attributes
+    ----------
+    rows : ndarray of SEGMENT
+        Their ``list`` counts words of the list.
+    words : ndarray of uint32 or None
+        The list, if it is small enough for a kernel's parameter.
+    n_words : int
+    """
+
+    def __init__(self, part: Part, device: int, memory: DeviceBytes | None = None) -> None:
+        self.rows: Rows = part.rows
+        self.n_words = part.words.size
+        self.words = part.words if self.n_words <= INLINE_WORDS else None
+        self._device = device
+        self._memory = memory
+        self._lock = Lock()
+        if self.words is None and memory is None:
+            self._memory = uploaded(part.words, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        on_device = 4 * self.n_words if self._memory is None else self._memory.nbytes
+        return _ENTRY_BYTES + self.rows.nbytes + on_device
+
+    def address(self) -> int:
+        """Address of the list on the device; uploads a small one when first asked."""
+        with self._lock:
+            if self._memory is None and self.words is not None:
+                self._memory = uploaded(self.words, self._device)
+            assert self._memory is not None
+            return self._memory.pointer
+
+
+class ListCache:
+    """The least recently used lists of each device, up to a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._lists: dict[int, OrderedDict[Hashable, UnitList]] = {}
+        self._lock = Lock()
+
+    def get(self, device: int, key: Hashable) -> UnitList | None:
+        """Return a list, which becomes the most recently used one, or None."""
+        with self._lock:
+            lists = self._lists.setdefault(device, OrderedDict())
+            if key in lists:
+                lists.move_to_end(key)
+            return lists.get(key)
+
+    def put(self, device: int, key: Hashable, made: UnitList) -> UnitList:
+        """Keep a list; if another thread was faster, return that thread's."""
+        dropped = []  # freeing device memory waits for the GPU: after the lock
+        with self._lock:
+            lists = self._lists.setdefault(device, OrderedDict())
+            kept = lists.setdefault(key, made)
+            lists.move_to_end(key)
+            while lists and sum(entry.nbytes for entry in lists.values()) > self.most_bytes:
+                dropped.append(lists.popitem(last=False))
+        return kept
+
+    def clear(self) -> None:
+        """Let go of all lists."""
+        with self._lock:
+            dropped, self._lists = self._lists, {}
+        del dropped
+
+    def nbytes(self, device: int) -> int:
+        """Bytes kept for a device."""
+        with self._lock:
+            return sum(entry.nbytes for entry in self._lists.get(device, {}).values())
+
+
+cache = ListCache(CACHE_BYTES)
+"""The lists of this process."""
+
+
+def layout_key(datatype: Datatype) -> Hashable:
+    """Return what equal layouts have in common: a strided form, or a digest of the blocks."""
+    strided = datatype.strided
+    if strided is not None:
+        return strided
+    layout = datatype.layout
+    found = _digests.get(layout)
+    if found is None:
+        blocks = datatype.blocks()
+        digest = hashlib.blake2b(digest_size=32)
+        for numbers in (blocks.offsets, blocks.lengths):
+            digest.update(np.ascontiguousarray(numbers).data)
+        found = _digests[layout] = digest.digest()
+    return found
+
+
+def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
+    """Return a datatype's list, converted and uploaded if no equal layout has one.
+
+    Notes
+    -----
+    Not collective. May block; not for use while a stream is being captured.
+    """
+    key = (layout_key(datatype), unit_bytes)
+    found = cache.get(device, key)
+    if found is None:
+        part = whole(list(converted(datatype.blocks(), unit_bytes)))
+        found = cache.put(device, key, UnitList(part, device))
+    return found
+
+
+def cached_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList | None:
+    """Return a datatype's list if an equal layout has one."""
+    return cache.get(device, (layout_key(datatype), unit_bytes))
+
+
+def pipelined_list(
+    datatype: Datatype, unit_bytes: int, device: int, stream: int
+) -> Iterator[tuple[Rows, int] | UnitList]:
+    """Convert a datatype part by part, each uploaded while the next one is converted.
+
+    Parameters
+    ----------
+    datatype : Datatype
+    unit_bytes, device : int
+    stream : int
+        Address of the stream whose later work may use a part once it has been yielded.
+
+    Yields
+    ------
+    (rows, address)
+        Each part, its rows and the address of the list.
+    UnitList
+        At last, the whole list, which is now cached.
+    """
+    blocks = datatype.blocks()
+    memory = DeviceBytes(4 * most_words(blocks, unit_bytes), device)
+    parts, at = [], 0
+    for part in converted(blocks, unit_bytes):
+        memory.write(4 * at, part.words)
+        memory.order(stream)
+        yield part.rows, memory.pointer + 4 * at
+        parts.append(part)
+        at += part.words.size
+    memory.wait()
+    made = UnitList(whole(parts), device, memory)
+    yield cache.put(device, (layout_key(datatype), unit_bytes), made)

@@ -1,0 +1,434 @@
+"""Work units: a datatype's blocks cut into lists that a GPU works off evenly.
+
+No GPU is touched here. After Wu et al. 2016, section 3.2: :func:`converted` turns the blocks of one
+item into rows of like units (``packing/kernels/workunits.cu`` says which kinds there are), part by part, so
+that the GPU can work on a part while the host converts the next; :func:`repeated` makes of rows the
+segments of ``count`` items, :func:`launch_of` the tiles of one launch. The records are those of the
+C structs in the kernel; a test holds one against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.datatypes import BlockList
+from halox.errors import DeviceError
+from halox.packing.strided_plan import divisor
+
+UNIT_BYTES = (512, 1024, 2048, 4096)
+"""Allowed lengths of a work unit."""
+
+LISTED, REGULAR, SHORT, LONG = range(4)
+"""Forms of a segment: an index a block, blocks at equal steps, descriptors to some lanes, to a warp."""
+
+WORDS_IN_FLIGHT = 4
+"""Words a thread loads before it stores the first, as in ``workunits.cu``."""
+
+MAX_THREADS = 256
+"""Most threads of a block, as in ``workunits.cu``."""
+
+LISTED_SEGMENTS = 32
+"""Segments that the kernel's parameter holds; more of them lie in device memory."""
+
+INLINE_SEGMENTS, INLINE_WORDS = 16, 512
+"""Segments, and 4-byte words of list, of the parameter that holds a small list."""
+
+SEGMENT = np.dtype(
+    [
+        ("array", "i8"),
+        ("packed", "i8"),
+        ("extent", "i8"),
+        ("item_bytes", "i8"),
+        ("granule", "i8"),
+        ("list", "u8"),
+        ("first_tile", "u4"),
+        ("tile", "u4"),
+        ("units", "u4"),
+        ("items", "u4"),
+        ("units_magic", "u4"),
+        ("units_shift", "u4"),
+        ("block_bytes", "u4"),
+        ("block_magic", "u4"),
+        ("block_shift", "u4"),
+        ("word", "u4"),
+        ("form", "u4"),
+        ("lanes_log", "u4"),
+    ]
+)
+HEADER = np.dtype([("segments", "u8"), ("n_segments", "u4"), ("tiles", "u4")])
+
+# Blocks converted at a time: about a millisecond, and few enough that the units of a part, which lie sorted
+# by length, are written while their neighbours are still in the L2 cache.
+_PART_BLOCKS = 1 << 15
+_MOST_PARTS = 64
+_MOST_STRETCHES = 12  # of equal blocks, each a row of its own
+_SHORT_BLOCK = 32  # bytes, on average, from which on descriptors beat an index a granule
+_MOST_BYTES = 1 << 30  # of one item's blocks in a row, so that words have 31-bit numbers
+_WINDOW_BYTES = 1 << 24  # of items whose units, sorted by length, are worked off together
+_THREADS_PER_SM = 1280  # that are resident: 5 blocks of 256, for their registers
+
+Rows = npt.NDArray[np.void]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some blocks of one item, converted: rows, and the list that they index."""
+
+    rows: Rows
+    words: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch needs; see :func:`launch_of`."""
+
+    segments: Rows
+    tiles: int
+    blocks: int
+    threads: int
+
+
+def default_unit_bytes(nbytes: int) -> int:
+    """Return the length of work units that suits a message: short ones where there are few bytes.
+
+    Units of 2 KiB are the fastest from some megabytes on (docs/performance/packing.md).
+
+    Examples
+    --------
+    >>> default_unit_bytes(64 << 10), default_unit_bytes(64 << 20)
+    (512, 2048)
+    """
+    return next((s for s in (2048, 1024) if nbytes >= 2048 * s), UNIT_BYTES[0])
+
+
+def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Part]:
+    """Convert the blocks of one item into rows of work units, part by part.
+
+    Parameters
+    ----------
+    blocks : BlockList
+        In packed order, none empty.
+    unit_bytes : int
+        Longest unit of blocks that are not alike: one of 512, 1024, 2048, 4096.
+
+    Yields
+    ------
+    Part
+        Its ``list`` field counts words from the part's own first one.
+
+    Raises
+    ------
+    DeviceError
+        If ``unit_bytes`` is another number.
+
+    Notes
+    -----
+    Not collective; touches no device. Vectorised: some 10 to 100 ns a block.
+    """
+    if unit_bytes not in UNIT_BYTES:
+        raise DeviceError(f"unit_bytes: got {unit_bytes}, must be one of {UNIT_BYTES}, or None")
+    step = max(_PART_BLOCKS, -(-blocks.n_blocks // _MOST_PARTS))
+    if blocks.n_blocks > step and _regular(blocks):
+        step = blocks.n_blocks
+    packed = 0
+    for start in range(0, blocks.n_blocks, step):
+        offsets, lengths = (a[start : start + step] for a in (blocks.offsets, blocks.lengths))
+        nbytes = int(lengths.sum())
+        yield _joined(_pieces(offsets, lengths, packed, nbytes, unit_bytes))
+        packed += nbytes
+
+
+def most_words(blocks: BlockList, unit_bytes: int) -> int:
+    """Upper bound of the words of all parts' lists, at little cost."""
+    n, nbytes = blocks.n_blocks, blocks.nbytes
+    if not n:
+        return 0
+    padding = 8 * _MOST_STRETCHES * (_MOST_PARTS + 1)
+    alike = bool((blocks.lengths == blocks.lengths[0]).all())
+    near = int(blocks.offsets.max()) - int(blocks.offsets.min()) < 1 << 34
+    if alike and near and _low_bit(4, blocks.offsets, blocks.lengths) == 4:
+        return n + padding
+    return 8 * n + 4 * (nbytes // unit_bytes) + padding
+
+
+def _regular(blocks: BlockList) -> bool:
+    """Whether all blocks are of one length, at one distance."""
+    steps = np.diff(blocks.offsets)
+    return bool((blocks.lengths == blocks.lengths[0]).all() and (steps == steps[0]).all())
+
+
+def whole(parts: Sequence[Part]) -> Part:
+    """Join parts into one, in order."""
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Part] | Iterator[Part]) -> Part:
+    rows, words, at = [], [], 0
+    for part in parts:
+        moved = part.rows.copy()
+        moved["list"] += at
+        rows.append(moved)
+        words.append(part.words)
+        at += part.words.size
+    if not rows:
+        return Part(np.zeros(0, SEGMENT), np.zeros(0, np.uint32))
+    return Part(np.concatenate(rows), np.concatenate(words))
+
+
+def _pieces(
+    offsets: Int64, lengths: Int64, packed: int, nbytes: int, unit_bytes: int
+) -> Iterator[Part]:
+    """Choose the form of some blocks: alike, nearly so, alike in stretches, or none of these."""
+    n = lengths.size
+    low, high = int(lengths.min()), int(lengths.max())
+    if low == high:
+        yield from _alike(offsets, low, packed, unit_bytes)
+        return
+    common = int(np.gcd.reduce(lengths))
+    listed = nbytes // common  # pieces, 4 bytes of list each; a descriptor takes 16
+    changes = np.flatnonzero(lengths[1:] != lengths[:-1]) + 1
+    if listed > 2 * n and changes.size < _MOST_STRETCHES:
+        for some, same in zip(np.split(offsets, changes), np.split(lengths, changes), strict=True):
+            yield from _alike(some, int(same[0]), packed, unit_bytes)
+            packed += int(same.sum())
+        return
+    if listed <= 4 * n or (common >= 4 and nbytes <= _SHORT_BLOCK * n):
+        made = _listed(_cut(offsets, lengths, common)[0], common, packed)
+        if made is not None:
+            yield from made
+            return
+    yield _described(offsets, lengths, packed, unit_bytes)
+
+
+def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Part]:
+    """Blocks of one length."""
+    made = _listed(offsets, length, packed)
+    if made is None:
+        yield _described(offsets, np.full(offsets.size, length, dtype=np.int64), packed, unit_bytes)
+    else:
+        yield from made
+
+
+def _listed(offsets: Int64, length: int, packed: int) -> list[Part] | None:
+    """Rows of blocks of one length, an index each, or None if descriptors are better."""
+    steps = np.diff(offsets)
+    regular = offsets.size == 1 or bool((steps == steps[0]).all())
+    base = int(offsets[0] if regular else offsets.min())
+    if regular:
+        granule = int(steps[0]) if offsets.size > 1 else length
+        index = None
+    else:
+        apart = offsets - base
+        bits = int(np.bitwise_or.reduce(apart))
+        granule = bits & -bits
+        if int(apart.max()) // granule >= 1 << 32:
+            return None
+        index = (apart // granule).astype(np.uint32)
+    word = _low_bit(16, granule, length)
+    # Words of 1 or 2 bytes are for short blocks; a run finds wider ones by its own alignment.
+    if _low_bit(word, base, packed) < 4 and length > _SHORT_BLOCK:
+        return None
+    parts = []
+    step = max(1, _MOST_BYTES // length)
+    for first in range(0, offsets.size, step):
+        units = min(step, offsets.size - first)
+        for start in range(0, length, _MOST_BYTES):  # once, but for blocks of more than 1 GiB
+            row = np.zeros(1, SEGMENT)
+            row["array"] = base + start + (first * granule if regular else 0)
+            row["packed"] = packed + first * length + start
+            row["granule"] = granule
+            row["units"] = units
+            block_bytes = min(_MOST_BYTES, length - start)
+            row["block_bytes"] = block_bytes
+            magic, shift = divisor(block_bytes)
+            row["block_magic"], row["block_shift"] = magic, 32 + shift
+            row["word"] = _low_bit(word, block_bytes)
+            row["form"] = REGULAR if index is None else LISTED
+            words = np.zeros(0, np.uint32) if index is None else index[first : first + units]
+            parts.append(Part(row, _filled(words)))
+    return parts
+
+
+def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> Part:
+    """Rows of 16-byte descriptors, a row for each number of lanes."""
+    offsets, lengths = _cut(offsets, lengths, unit_bytes)
+    places = np.cumsum(lengths) - lengths
+    base = int(offsets.min())
+    offsets = offsets - base
+    word = _low_bit(16, offsets, lengths)
+    # Units of odd alignment move mostly in words of 4 bytes, as runs do.
+    lane_bytes = max(word, 4)
+    classes = np.searchsorted(lane_bytes * (1 << np.arange(6)), np.arange(unit_bytes + 1))
+    lanes = classes.astype(np.uint8)[lengths]
+    rows, words = [], []
+    at = 0
+    for lanes_log in np.flatnonzero(np.bincount(lanes)):
+        chosen = np.flatnonzero(lanes == lanes_log)
+        units = np.empty((chosen.size, 2), dtype=np.int64)
+        units[:, 0] = offsets[chosen]
+        units[:, 1] = (places[chosen] << 16) | lengths[chosen]
+        row = np.zeros(1, SEGMENT)
+        row["array"], row["packed"] = base, packed
+        row["list"] = at
+        row["units"] = chosen.size
+        row["block_bytes"] = lengths[chosen].max()
+        row["word"] = word
+        row["form"] = LONG if lanes_log > 5 else SHORT
+        row["lanes_log"] = min(lanes_log, 5)
+        rows.append(row)
+        words.append(units.view(np.uint32).reshape(-1))
+        at += words[-1].size
+    return Part(np.concatenate(rows), np.concatenate(words))
+
+
+def _cut(offsets: Int64, lengths: Int64, most: int) -> tuple[Int64, Int64]:
+    """Cut blocks into pieces of ``most`` bytes and one that holds the rest."""
+    counts = -(-lengths // most)
+    total = int(counts.sum())
+    if total == lengths.size:
+        return offsets, lengths
+    first = np.cumsum(counts) - counts
+    starts = (np.arange(total) - np.repeat(first, counts)) * most
+    left = np.repeat(lengths, counts) - starts
+    return np.repeat(offsets, counts) + starts, np.minimum(left, most)
+
+
+def _filled(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Pad a list to 16 bytes, the alignment of descriptors."""
+    return np.pad(words, (0, -words.size % 4))
+
+
+def _low_bit(start: int, *numbers: int | Int64) -> int:
+    """Return the largest power of two, at most ``start``, that divides all numbers."""
+    bits = start
+    for number in numbers:
+        bits |= number if isinstance(number, int) else int(np.bitwise_or.reduce(number))
+    return bits & -bits
+
+
+def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
+    """Make the segments of several items of the rows of one.
+
+    Parameters
+    ----------
+    rows : ndarray of SEGMENT
+    items : int
+        At least 1.
+    extent, item_bytes : int
+        Bytes from item to item in the array, and packed.
+
+    Returns
+    -------
+    ndarray of SEGMENT
+        Items fall into windows: what a segment holds must have 31-bit numbers, and units of
+        neighbouring bytes should not be worked off at very different times.
+    """
+    if not rows.size:
+        return rows
+    most = rows["units"].astype(np.int64) * np.where(
+        rows["form"] <= REGULAR, rows["block_bytes"], 1
+    )
+    window = (2 * _MOST_BYTES - (1 << 16)) // max(1, int(most.max()))
+    if rows.size > 1:
+        window = min(window, _WINDOW_BYTES // max(1, item_bytes))
+    window = min(max(1, window), items)
+    starts = np.arange(0, items, window)
+    made = np.tile(rows, starts.size)
+    shift = np.repeat(starts, rows.size)
+    made["array"] += shift * extent
+    made["packed"] += shift * item_bytes
+    made["items"] = np.repeat(np.minimum(window, items - starts), rows.size)
+    made["extent"], made["item_bytes"] = extent, item_bytes
+    if items > 1:
+        made["word"] = np.minimum(made["word"], _low_bit(16, extent, item_bytes))
+    for units in np.unique(made["units"]):
+        if units > 1:
+            same = made["units"] == units
+            made["units_magic"][same], made["units_shift"][same] = divisor(int(units))
+    return made
+
+
+def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Launch:
+    """Cut segments into tiles, and choose the launch's shape.
+
+    Parameters
+    ----------
+    segments : ndarray of SEGMENT
+        Of :func:`repeated`, also of several datatypes.
+    sms : int
+        Multiprocessors to fill.
+    max_blocks : int, optional
+        Most thread blocks; by default one for each tile.
+
+    Returns
+    -------
+    Launch
+        Segments with their tiles. No tiles, no launch.
+    """
+    segments = segments.copy()
+    blocks_of = segments["form"] <= REGULAR
+    units = segments["units"].astype(np.int64) * segments["items"]
+    word = segments["word"].astype(np.int64)
+    lanes = 1 << segments["lanes_log"].astype(np.int64)
+    # Lane-steps: words, or lanes of units; a warp takes a long unit in steps of 512 bytes.
+    long = segments["form"] == LONG
+    deep = np.where(long, -(-segments["block_bytes"].astype(np.int64) // 512), 1)
+    work = np.where(blocks_of, units * segments["block_bytes"] // word, units * lanes * deep)
+    total = int(work.sum())
+    wide = total >= sms * MAX_THREADS * 8 and bool(blocks_of.any())
+    threads = MAX_THREADS if wide else 128 if total >= sms * 128 else 64
+    if max_blocks is not None and total > max_blocks * 128:
+        threads = MAX_THREADS  # few blocks must keep many bytes in flight
+    resident = sms * _THREADS_PER_SM
+    if max_blocks is not None:
+        resident = min(resident, max_blocks * threads)
+    # While one step a thread covers everything, more would only leave SMs idle. Beyond, short-lived
+    # blocks in the order of the addresses are the fastest: a flight of words, a long unit a warp.
+    flight = 1 if total <= resident else WORDS_IN_FLIGHT
+    words = np.where(word == 16, min(2, flight), flight)
+    unit_tile = threads // lanes * np.where(long, 1, flight)
+    segments["tile"] = np.where(blocks_of, threads * word * words, unit_tile)
+    everything = np.where(blocks_of, units * segments["block_bytes"], units)
+    tiles = -(-everything // segments["tile"])
+    segments["first_tile"] = np.cumsum(tiles) - tiles
+    n_tiles = int(tiles.sum())
+    return Launch(segments, n_tiles, min(n_tiles, max_blocks or n_tiles), threads)
+
+
+def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 0) -> bytes:
+    """Lay out a kernel's table parameter.
+
+    Parameters
+    ----------
+    launch : Launch
+    words : ndarray of uint32 or None
+        The list, to go into the parameter too, or None if it lies in device memory.
+    segments : int
+        Address of the segments in device memory, 0 to put them into the parameter.
+
+    Returns
+    -------
+    bytes
+    """
+    inline = words is not None
+    room = np.zeros(INLINE_SEGMENTS if inline else LISTED_SEGMENTS, SEGMENT)
+    firsts = room.view(np.uint32)
+    if not segments:
+        room[: launch.segments.size] = launch.segments
+    elif launch.segments.size <= firsts.size:
+        firsts[: launch.segments.size] = launch.segments["first_tile"]
+    text = np.zeros(INLINE_WORDS if inline else 4, np.uint32)
+    if words is not None:
+        text[: words.size] = words
+    head = np.array([(segments, launch.segments.size, launch.tiles)], HEADER)
+    return b"".join(part.tobytes() for part in (head, room, text))
+
+
+def fits_inline(segments: Rows, n_words: int) -> bool:
+    """Whether segments and their list fit into the kernel's parameter."""
+    return len(segments) <= INLINE_SEGMENTS and n_words <= INLINE_WORDS

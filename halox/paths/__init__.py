@@ -1,0 +1,1 @@
+"""The data paths: one module each, behind one interface (`halox.paths.base.Channel`)."""

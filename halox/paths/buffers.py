@@ -1,0 +1,385 @@
+"""How packed messages get from one rank to another.
+
+A carrier owns a buffer for each message in each of its ``slots`` and moves their contents; packing and unpacking
+are its user's. One exchange (epoch e = 1, 2, ...) calls, in this order::
+
+    open(e)        the outgoing buffers of slot e may be written from now on
+      ... pack ...
+    post(e)        they have been written
+    collect(e)     the incoming buffers of slot e may be read from now on
+      ... unpack ...
+    release(e)     they have been read
+
+Where messages are cut into fragments, stage k being fragment number k of every message that has one, the same can
+be done stage by stage, so that stages overlap::
+
+    open(e)
+      ... pack stage 0, 1, ... ...
+    release(e-1)           the last epoch's incoming buffers have been read
+    expect(e)              the incoming buffers of slot e may be written by the peers' messages
+    post_stage(e, k)       stage k has been written; in turn
+    arrived(e, k)          whether stage k may be read; any number of times, for any k
+    complete(e)            all have arrived, and what was posted needs no more of this rank
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from halox.paths.fragments import MOST_FRAGMENTS, Cutter, whole, within_counts
+from halox.paths.messages import Message
+from halox.paths.node import NodeLink
+from halox.runtime.arena import SharedArena
+from halox.runtime.leftovers import Leftovers, hold_at_exit
+from halox.runtime.shared_memory import Bytes
+from halox.runtime.world import World
+
+
+class Carrier(ABC):
+    """Buffers for the messages of one channel, and what moves them.
+
+    Attributes
+    ----------
+    slots : int
+        Buffers a message; epoch e uses slot ``e % slots``.
+    outgoing, incoming : list of list of ndarray
+        ``outgoing[slot][number]`` is the buffer of send number ``number``: bytes, on the host. Empty lists where
+        the buffers are a GPU's.
+    outgoing_ends, incoming_ends : list of tuple of int
+        For each message where its fragments end.
+    """
+
+    slots: int
+    outgoing: list[list[Bytes]]
+    incoming: list[list[Bytes]]
+    outgoing_ends: list[tuple[int, ...]]
+    incoming_ends: list[tuple[int, ...]]
+
+    @cached_property
+    def stages_out(self) -> int:
+        """Stages in which this rank's messages are sent."""
+        return max(map(len, self.outgoing_ends), default=0)
+
+    @cached_property
+    def stages_in(self) -> int:
+        """Stages in which messages arrive."""
+        return max(map(len, self.incoming_ends), default=0)
+
+    def open(self, epoch: int) -> None:  # noqa: B027 - nothing to wait for by default
+        """Wait until the outgoing buffers may be written."""
+
+    @abstractmethod
+    def post(self, epoch: int) -> None:
+        """Send the outgoing buffers."""
+
+    def expect(self, epoch: int) -> None:  # noqa: B027 - peers ask nobody by default
+        """Let the peers' messages into the incoming buffers."""
+
+    @abstractmethod
+    def post_stage(self, epoch: int, stage: int) -> None:
+        """Send one stage of the outgoing buffers; after `expect`, and after the stages before."""
+
+    @abstractmethod
+    def arrived(self, epoch: int, stage: int) -> bool:
+        """Return whether one stage of the incoming buffers is filled, without waiting."""
+
+    @abstractmethod
+    def collect(self, epoch: int) -> None:
+        """Wait until all incoming buffers are filled."""
+
+    def complete(self, epoch: int) -> None:  # noqa: B027 - what is posted needs nothing more by default
+        """Wait until all that was posted is on its way, when all stages have arrived."""
+
+    @abstractmethod
+    def awaited(self, epoch: int) -> list[int]:
+        """Return the ranks whose messages have not all arrived."""
+
+    def release(self, epoch: int) -> None:  # noqa: B027 - nobody waits by default
+        """Say that the incoming buffers have been read."""
+
+    @abstractmethod
+    def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the GPU's addresses of both sides' buffers, by slot, page-locking those on the host."""
+
+    def close(self) -> None:  # noqa: B027 - nothing kept by default
+        """Give the buffers back; local."""
+
+
+class SharedCarrier(Carrier):
+    """Packs into memory that the receiver reads: no copy by MPI, one flag a rank and exchange.
+
+    Two slots: when a rank sees its peer's flag for epoch e + 1, the peer has finished reading epoch e, because it
+    packs e + 1 only after that. So slot e % 2 is free for epoch e + 2 without an acknowledgement, between ranks
+    that send both ways. A rank to which nothing is sent back waits for the receiver's second flag instead::
+
+        A: pack 1 | ready=1 |           | pack 2 | ready=2 | ... pack 3 overwrites slot 1
+        B:        | ready=1 | unpack 1  |        | ready=2 | <- seen by A before it packs 3
+
+    The flag counts in steps, many of them an epoch: one is taken for each stage but the last, which takes all that
+    are left. So a receiver of any fragment need not know how many stages its sender has.
+
+    Parameters
+    ----------
+    arena, link
+        The shared memory, and the plan's blocks and flags in it.
+    sends, receives : sequence of Message
+    cut : callable
+        Where the fragments of a message end; alike on both ends.
+    """
+
+    slots = 2
+
+    def __init__(
+        self,
+        arena: SharedArena,
+        link: NodeLink,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        cut: Cutter = whole,
+    ) -> None:
+        self._arena, self._link = arena, link
+        self._places_out = [
+            [link.outgoing_place(m, slot) for m in sends] for slot in range(self.slots)
+        ]
+        self._places_in = [
+            [link.incoming_place(m, slot) for m in receives] for slot in range(self.slots)
+        ]
+        self.outgoing = self._views(self._places_out, sends)
+        self.incoming = self._views(self._places_in, receives)
+        self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
+        sources = sorted({m.peer for m in receives})
+        targets = {m.peer for m in sends}
+        self._ready = link.gate("packed", sources)
+        self._stages = [
+            link.gate("packed", _senders(receives, self.incoming_ends, stage))
+            for stage in range(self.stages_in)
+        ]
+        self._drained = link.gate("drained", sorted(targets.difference(sources)))
+
+    def _views(self, places: Any, messages: Sequence[Message]) -> list[list[Bytes]]:
+        return [
+            [
+                self._arena.memory(place)[: m.packed_bytes]
+                for place, m in zip(row, messages, strict=True)
+            ]
+            for row in places
+        ]
+
+    def open(self, epoch: int) -> None:
+        """Wait for receivers that send nothing back to have read the slot's last message."""
+        self._drained.wait(epoch - 2)
+
+    def post(self, epoch: int) -> None:
+        """Raise this rank's flag."""
+        self._ready.raise_to(epoch * _STEPS)
+
+    def post_stage(self, epoch: int, stage: int) -> None:
+        """Raise this rank's flag by a step, or for the last stage to the epoch's end."""
+        last = stage == self.stages_out - 1
+        self._ready.raise_to(epoch * _STEPS if last else (epoch - 1) * _STEPS + stage + 1)
+
+    def arrived(self, epoch: int, stage: int) -> bool:
+        """Return whether the flags of all senders of a stage are raised for it."""
+        return self._stages[stage].passed((epoch - 1) * _STEPS + stage + 1)
+
+    def collect(self, epoch: int) -> None:
+        """Wait for the flags of all senders."""
+        self._ready.wait(epoch * _STEPS)
+
+    def awaited(self, epoch: int) -> list[int]:
+        """Return the ranks whose flags are not raised for the whole epoch."""
+        return self._ready.missing(epoch * _STEPS)
+
+    def release(self, epoch: int) -> None:
+        """Raise the flag for senders that get nothing back."""
+        self._drained.raise_to(epoch)
+
+    def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the GPU's addresses of both sides' buffers."""
+        pointer = self._arena.device_pointer
+        return (
+            [[pointer(place) for place in row] for row in self._places_out],
+            [[pointer(place) for place in row] for row in self._places_in],
+        )
+
+
+_STEPS = 2 * MOST_FRAGMENTS
+"""Counts of the flag an epoch: more than any message has fragments."""
+
+
+def _senders(receives: Sequence[Message], ends: Sequence[tuple[int, ...]], stage: int) -> list[int]:
+    """Return the ranks that send something in a stage."""
+    return sorted({m.peer for m, at in zip(receives, ends, strict=True) if stage < len(at)})
+
+
+class RequestCarrier(Carrier):
+    """Sends the buffers with persistent MPI requests, one a fragment: one message a peer if it is not cut.
+
+    One slot: receives are started when this rank has read the last ones. MPI matches the fragments of a message in
+    the order in which they were started, so that they need no tags of their own.
+
+    Parameters
+    ----------
+    world : World
+    sends, receives : sequence of Message
+    mpi_tag : callable
+        MPI's tag of a message, alike on both ends.
+    pinned : bool
+        Whether the buffers are page-locked, for a GPU to write and read them.
+    cut : callable
+        Where the fragments of a message end; alike on both ends. Those that MPI cannot count are cut once more.
+    leftovers : Leftovers, optional
+        Takes over the requests and buffers; one for this alone by default.
+    """
+
+    slots = 1
+
+    def __init__(
+        self,
+        world: World,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        mpi_tag: Callable[[Message], int],
+        pinned: bool = False,
+        cut: Cutter = whole,
+        leftovers: Leftovers | None = None,
+    ) -> None:
+        self._world, self._pinned = world, pinned
+        self._leftovers = Leftovers(world) if leftovers is None else leftovers
+        self._buffers_out = [self._buffer(m.packed_bytes) for m in sends]
+        self._buffers_in = [self._buffer(m.packed_bytes) for m in receives]
+        self.outgoing = [[b.array for b in self._buffers_out if isinstance(b, HostBuffer)]]
+        self.incoming = [[b.array for b in self._buffers_in if isinstance(b, HostBuffer)]]
+        cut = within_counts(cut)
+        self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
+        self._peers: list[tuple[Any, int]] = []
+        comm = world.comm
+
+        def by_stage(
+            make: Callable[..., Any],
+            messages: Sequence[Message],
+            buffers: Sequence[Any],
+            ends: Sequence[tuple[int, ...]],
+        ) -> list[list[Any]]:
+            stages: list[list[Any]] = [[] for _ in range(max(map(len, ends), default=0))]
+            for m, buffer, at in zip(messages, buffers, ends, strict=True):
+                for requests, (start, end) in zip(stages, pairwise((0, *at)), strict=False):
+                    request = make(buffer.span(start, end), m.peer, mpi_tag(m))
+                    requests.append(request)
+                    self._peers.append((request, m.peer))
+            return stages
+
+        self._receiving = by_stage(comm.Recv_init, receives, self._buffers_in, self.incoming_ends)
+        self._sending = by_stage(comm.Send_init, sends, self._buffers_out, self.outgoing_ends)
+        self._requests = [r for stage in (*self._receiving, *self._sending) for r in stage]
+        hold_at_exit(self)
+
+    def _buffer(self, nbytes: int) -> Buffer:
+        return PinnedHostBuffer(nbytes) if self._pinned else HostBuffer(nbytes)
+
+    def post(self, epoch: int) -> None:
+        """Start all receives, then all sends."""
+        if self.stages_out <= 1 and self.stages_in <= 1:
+            self._world.mpi.Prequest.Startall(self._requests)
+            return
+        # Startall may start requests in any order, and fragments of one message must be matched in theirs.
+        self.expect(epoch)
+        for stage in range(self.stages_out):
+            self.post_stage(epoch, stage)
+
+    def expect(self, epoch: int) -> None:
+        """Start all receives."""
+        for stage in self._receiving:
+            self._world.mpi.Prequest.Startall(stage)
+
+    def post_stage(self, epoch: int, stage: int) -> None:
+        """Start the sends of one stage."""
+        self._world.mpi.Prequest.Startall(self._sending[stage])
+
+    def arrived(self, epoch: int, stage: int) -> bool:
+        """Return whether the receives of one stage are complete."""
+        return bool(self._world.mpi.Request.Testall(self._receiving[stage]))
+
+    def collect(self, epoch: int) -> None:
+        """Wait for all of them."""
+        self._world.wait(
+            self._requests,
+            lambda: f"for messages with ranks {self.awaited(epoch)}",
+            lambda: self.awaited(epoch),
+        )
+
+    def complete(self, epoch: int) -> None:
+        """Wait for the sends too."""
+        self.collect(epoch)
+
+    def awaited(self, epoch: int) -> list[int]:
+        """Return the ranks to or from which a message is not complete."""
+        return sorted({peer for request, peer in self._peers if not request.Test()})
+
+    def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the GPU's addresses of the buffers."""
+        return (
+            [[int(buffer.device_pointer) for buffer in self._buffers_out]],
+            [[int(buffer.device_pointer) for buffer in self._buffers_in]],
+        )
+
+    def close(self) -> None:
+        """Free the requests and the buffers, those of active requests when MPI has done with them."""
+        receives, sends = (
+            [r for stage in s for r in stage] for s in (self._receiving, self._sending)
+        )
+        buffers = [*self._buffers_out, *self._buffers_in]
+        self._requests, self._receiving, self._sending, self._peers = [], [], [], []
+        self._buffers_out, self._buffers_in = [], []
+        self._leftovers.keep(receives, sends, buffers)
+
+
+class Buffer(Protocol):
+    """Memory of one message."""
+
+    @property
+    def device_pointer(self) -> int:
+        """Its address on the GPU."""
+
+    def span(self, start: int, end: int) -> Any:
+        """Return bytes [start, end), as mpi4py takes them."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class HostBuffer:
+    """Ordinary host memory."""
+
+    device_pointer = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.array: Bytes = np.zeros(nbytes, np.uint8)
+
+    def span(self, start: int, end: int) -> Bytes:
+        """Return bytes [start, end)."""
+        return self.array[start:end]
+
+    def close(self) -> None:
+        """Do nothing: NumPy frees it."""
+
+
+class PinnedHostBuffer(HostBuffer):
+    """Page-locked host memory that the GPU reads and writes."""
+
+    def __init__(self, nbytes: int) -> None:
+        from halox.runtime.gpu.memory import pinned
+
+        self._memory = pinned(nbytes)
+        self.array = self._memory.array[:nbytes]
+        self.device_pointer = int(self._memory.device_pointer)
+
+    def close(self) -> None:
+        """Free it with its last view."""
+        self._memory.close()

@@ -1,0 +1,1 @@
+"""The ``host`` path: NumPy arrays."""

@@ -1,0 +1,176 @@
+"""The ``host`` path, direct: copies halos straight from the neighbour's array in shared memory.
+
+For arrays that the grid allocated, on one node, with runs long enough that reading another core's cache lines
+in place is faster than packing them. No cell is copied twice; in exchange a rank must not return before its
+neighbours have read its cells, so that two flags are needed where the packed path needs one::
+
+    A: cells final | settled=e | ...... copy B's cells | read=e | wait for B's read=e | return
+    B: cells final | settled=e | copy A's cells | read=e | ...... wait for A's read=e | return
+
+A rank that waits copies for its other exchanges between `start` and `finish` too, so that they may be finished in any
+order (`halox.runtime.waiting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halox.datatypes import StridedBlocks
+from halox.paths.base import Channel, Job
+from halox.paths.messages import Message
+from halox.paths.node import NodeLink
+from halox.runtime.arena import Place, SharedArena
+from halox.runtime.arrays import WORDS, common_word, describe, strided_view
+from halox.runtime.waiting import UNDER_WAY
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the parts of a message lie in the sender's shared memory: what its receiver must know to read them."""
+
+    places: tuple[Place, ...]
+    layouts: tuple[StridedBlocks, ...]
+
+
+def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | None:
+    """Return where the parts of a message lie, None unless all are strided and in the arena."""
+    places, layouts = [], []
+    for part in message.parts:
+        strided = part.datatype.strided
+        if strided is None or part.count != 1:
+            return None
+        pointer = arrays[part.array].pointer
+        place = arena.locate(pointer + part.datatype.true_lb, pointer + part.datatype.true_ub)
+        if place is None:
+            return None
+        places.append(Place(place.window, place.node_rank, place.offset - part.datatype.true_lb))
+        layouts.append(strided)
+    return Window(tuple(places), tuple(layouts))
+
+
+class DirectChannel(Channel):
+    """Copies from the neighbours' arrays.
+
+    Parameters
+    ----------
+    job : Job
+        Messages of this path; operation "copy".
+    arena : SharedArena
+        Where the arrays lie.
+    link : NodeLink
+        The plan's flags.
+    windows : mapping
+        For each receive, by (peer, tag), the sender's window.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        arena: SharedArena,
+        link: NodeLink,
+        windows: Mapping[tuple[int, int], Window | None],
+    ) -> None:
+        self._world = link.world
+        self._epoch = 0
+        self._copied = 0
+        # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
+        self._to_copy: list[int] = []
+        self._moves: list[tuple[Any, Any]] = []
+        for message in job.receives:
+            window = windows[message.peer, message.tag]
+            if window is None:
+                raise AssertionError("a message without a window was sent the direct way")
+            for part, place, layout in zip(
+                message.parts, window.places, window.layouts, strict=True
+            ):
+                self._moves.append(self._move(job, arena, part, place, layout))
+        sources = sorted({m.peer for m in job.receives})
+        readers = sorted({m.peer for m in job.sends})
+        self._settled = link.gate("settled", sources)
+        self._read = link.gate("read", readers)
+
+    @staticmethod
+    def _move(job: Job, arena: SharedArena, part: Any, place: Place, layout: StridedBlocks) -> Any:
+        own = describe(job.arrays[part.array]).pointer
+        own_place = arena.locate(own + part.datatype.true_lb, own + part.datatype.true_ub)
+        target_layout = part.datatype.strided
+        if own_place is None:
+            raise AssertionError("a direct message's target lies outside the arena")
+        own_origin = own_place.offset - part.datatype.true_lb
+        word = common_word((place.offset, layout), (own_origin, target_layout))
+        whole = [Place(p.window, p.node_rank) for p in (own_place, place)]
+        target = strided_view(arena.memory(whole[0]), own_origin, target_layout, WORDS[word])
+        source = strided_view(arena.memory(whole[1]), place.offset, layout, WORDS[word])
+        return target, source
+
+    def start(self) -> None:
+        """Let the neighbours read."""
+        self.start_at_once()
+        self._to_copy.append(self._epoch)
+        UNDER_WAY[self] = None
+
+    def start_at_once(self) -> None:
+        """Let the neighbours read; nobody waits for anything else before `finish`."""
+        self._epoch += 1
+        self._settled.raise_to(self._epoch)
+
+    def finish(self) -> None:
+        """Copy what the neighbours hold, and wait until they have read as well."""
+        epoch = self._epoch
+        if UNDER_WAY and not self._is_alone():
+            self._finish_helping(epoch)
+            return
+        self._settled.wait(epoch)
+        copyto = np.copyto
+        for target, source in self._moves:
+            copyto(target, source)
+        self._read.raise_to(epoch)
+        self._read.wait(epoch)
+
+    def _is_alone(self) -> bool:
+        """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
+        was_started = UNDER_WAY.pop(self, self) is None
+        if not was_started:
+            self._to_copy.append(self._epoch)
+        elif not UNDER_WAY:
+            with suppress(IndexError):
+                self._to_copy.pop()
+                return True
+        return False
+
+    def _finish_helping(self, epoch: int) -> None:
+        """Finish while other exchanges are under way, or after somebody has copied."""
+        self._settled.wait(epoch)
+        self._copy()
+        self._world.waiter().until(
+            lambda: self._copied == epoch,
+            lambda: f"rank {self._world.rank} has waited for another thread to copy",
+        )
+        self._read.wait(epoch)
+
+    def help(self) -> None:
+        """Copy, if the neighbours have come and nobody has copied yet."""
+        if self._to_copy and self._settled.passed(self._epoch):
+            self._copy()
+
+    def _copy(self) -> None:
+        try:
+            epoch = self._to_copy.pop()
+        except IndexError:  # somebody else does
+            return
+        for target, source in self._moves:
+            np.copyto(target, source)
+        self._read.raise_to(epoch)
+        self._copied = epoch
+
+    def close(self) -> None:
+        """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
+        UNDER_WAY.pop(self, None)
+        if self._to_copy:
+            self._to_copy.clear()
+            self._read.raise_to(self._epoch)

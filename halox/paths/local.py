@@ -1,0 +1,90 @@
+"""The ``local`` path: the neighbour is this rank itself, as on a periodic axis that it owns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from halox.packing.host import HostPacker
+from halox.paths.base import Channel, Job
+from halox.paths.host.packed import clearing, packer_of
+from halox.paths.messages import Part
+
+
+def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
+    """Pair what this rank sends to itself with what it receives, part by part."""
+    for send, receive in zip(job.sends, job.receives, strict=True):
+        yield from zip(send.parts, receive.parts, strict=True)
+
+
+class LocalHostChannel(Channel):
+    """Copies between NumPy arrays of one rank, without a buffer where both sides are strided alike.
+
+    The copies are made by `start`, since what is sent must not change before `finish` and what is received must
+    not be touched before it either: the earlier moment is as good, and leaves less for later.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._moves: list[tuple[Any, Any]] = []
+        self._calls: list[Callable[[], None]] = []
+        for send, receive in _pairs(job):
+            source = packer_of(job, send)
+            target = packer_of(job, receive)
+            if job.operation == "copy" and _alike(source, target):
+                self._moves.append((target.view, source.view))
+            else:
+                self._calls.append(_through_buffer(source, target, job.operation))
+        self._calls += clearing(job)
+
+    def start(self) -> None:
+        """Copy everything."""
+        for target, source in self._moves:
+            np.copyto(target, source)
+        for call in self._calls:
+            call()
+
+    def finish(self) -> None:
+        """Do nothing: `start` has done it."""
+
+
+def _alike(source: HostPacker, target: HostPacker) -> bool:
+    a, b = source.view, target.view
+    return a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
+
+
+def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> Callable[[], None]:
+    buffer = np.empty(source.nbytes, np.uint8)
+    put = target.add if operation == "add" else target.unpack
+
+    def move() -> None:
+        source.pack(buffer)
+        put(buffer)
+
+    return move
+
+
+class LocalDeviceChannel(Channel):
+    """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
+
+    needs_host = False
+
+    def __init__(self, job: Job, device: int) -> None:
+        from halox.packing.device import Zeroing, launch_between
+
+        def endpoint(part: Part) -> Any:
+            return job.arrays[part.array], part.datatype, part.count
+
+        pairs = [(endpoint(send), endpoint(receive)) for send, receive in _pairs(job)]
+        self._launches: list[Any] = [launch_between(pairs, job.operation, device)]
+        if job.cleared:
+            self._launches.append(Zeroing([endpoint(part) for part in job.cleared], device))
+
+    def start(self) -> None:
+        """Put the kernel on the current stream."""
+        for launch in self._launches:
+            launch.launch()
+
+    def finish(self) -> None:
+        """Do nothing: what `start` put on the stream is enough."""

@@ -1,0 +1,457 @@
+"""Plans for the kernel that makes a whole exchange among GPUs in one launch: the table of its legs.
+
+No GPU is touched here. The table's layout is that of the C structs in ``kernels/peer.cu``; a test holds one against
+the other. A message is a list of legs on either side, cut into chunks, each of which its sender flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.datatypes import StridedBlocks
+from halox.packing.refine import Copy, Level, Side, pieces
+from halox.packing.strided_plan import (
+    MAX_LEVELS,
+    MAX_WORDS,
+    Row,
+    fill_region,
+    region_dtype,
+    rows_of,
+)
+
+EPOCH_SHIFT = 12
+"""As in ``peer.cu``: a launch has fewer than 2**EPOCH_SHIFT blocks."""
+
+PACKET_EXPANSION = 2
+"""Bytes of packets for a byte of data."""
+
+TILE_BYTES, TILE_DATA_BYTES = 2048, 32 * 56
+"""Bytes of the wide packets that a warp sends at once, and of the data in them."""
+
+WIDE_WORDS = (4, 8)
+"""Bytes of the words that travel in wide packets."""
+
+TABLE_BYTES = 3800
+"""Most bytes of a table that travels with the launch; larger ones lie in device memory."""
+
+INLINE_CHUNKS = 600
+"""Most chunks that are worked on in the order of the legs, which needs no table in device memory."""
+
+IN_FLIGHT = 4
+"""Words that a thread loads before it stores the first; 1 in small exchanges."""
+
+THREADS = 128
+"""Threads of a block in small exchanges."""
+
+MANY_THREADS = 256
+"""The same in larger ones, where a block ends each chunk with a flag."""
+
+WIDE_THREADS = 64
+"""The same in larger ones where something goes in wide packets: each thread has seven loads under way."""
+
+BLOCKS_PER_SM = {THREADS: 2, MANY_THREADS: 1}
+"""Most blocks a multiprocessor that send, and as many that take, by their threads.
+
+A thread has at most 128 registers, so that a multiprocessor holds 4 or 2 of them, or 8 of WIDE_THREADS. What is taken
+thus never fills a GPU by itself: another exchange, on another stream, finds room to send what others wait for.
+"""
+
+WIDE_BLOCKS_PER_SM = ((3, 3), (10, 2), (inf, 4))
+"""The same for blocks of WIDE_THREADS: up to so many chunks a multiprocessor, so many blocks.
+
+One chunk a block while three a multiprocessor suffice. Then two, which all run at once on half of a GPU as well; four
+where there is much to do, as for six faces.
+"""
+
+WIDE_BLOCKS_ASIDE = 2
+"""Most of them in an exchange beside other work, which they leave half of each multiprocessor."""
+
+SMALL_WORDS = 1 << 16
+"""Words, of what is sent or taken, up to which an exchange is small."""
+
+CHUNK_BYTES = (2048, 8192)
+"""Least and most bytes of a chunk that is flagged."""
+
+LONG_CHUNK_BYTES = 32768
+"""Most bytes where words are long: a flag costs more than their bytes then."""
+
+DIRECT_CHUNK_BYTES = (2048, 1 << 16)
+"""Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
+
+MOST_CHUNKS = 1 << 15
+"""Chunks, more or less, from which they grow beyond that."""
+
+CHUNKS = 64
+"""Chunks of a leg that is neither so small nor so large that CHUNK_BYTES says otherwise."""
+
+
+class Kind(IntEnum):
+    """How a leg's words travel; see ``peer.cu``."""
+
+    COPY = 0
+    SEND_STAGED = 1
+    SEND_LL = 2
+    SEND_WIDE = 3
+    SEND_DIRECT = 4
+    TAKE_STAGED = 5
+    TAKE_LL = 6
+    TAKE_WIDE = 7
+    TAKE_DIRECT = 8
+
+
+class Stretch(NamedTuple):
+    """A row of a message's words, with its place in the packed message.
+
+    Attributes
+    ----------
+    row : Row
+        Loops over words; packed addresses count from the start of the packed message.
+    packed : int
+        First packed byte; -1 if its bytes do not lie there one after the other.
+    direct_words : int
+        Words of a chunk of what goes direct, which only its sender needs to know; else 0.
+    """
+
+    row: Row
+    packed: int
+    direct_words: int = 0
+
+    @property
+    def chunk_words(self) -> int:
+        """Words of a chunk that is flagged: as many bytes for both ends of equally long stretches."""
+        if not self.row.word_bytes:
+            return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
+        if self.direct_words:
+            return self.direct_words
+        most = LONG_CHUNK_BYTES if self.row.word_bytes == 16 else CHUNK_BYTES[1]
+        return chunk_bytes(self.row.nbytes, most) // self.row.word_bytes
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks that are flagged."""
+        return -(-self.row.words // self.chunk_words)
+
+    @property
+    def signature(self) -> tuple[int, int, int, int]:
+        """What the other end must have as well for chunks or tiles to match: packed start, bytes, chunks, word."""
+        return self.packed, self.row.nbytes, self.chunks, self.row.word_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of the wide packets of all its words."""
+        return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
+
+
+def in_even_chunks(stretch: Stretch, total: int, sms: int) -> Stretch:
+    """Return a stretch that goes direct, in chunks such that each block has as many as the others.
+
+    Parameters
+    ----------
+    stretch : Stretch
+    total : int
+        Bytes of all stretches that go direct in the same launch.
+    sms : int
+        Multiprocessors of the GPU.
+    """
+    least, most = DIRECT_CHUNK_BYTES
+    blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
+    most = max(most, total // MOST_CHUNKS)
+    rounds = -(-total // (blocks * most))
+    nbytes = max(least, -(-total // (blocks * rounds)))
+    word = stretch.row.word_bytes or 1
+    return stretch._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
+
+
+def chunk_bytes(nbytes: int, most: int) -> int:
+    """Bytes of a chunk of a stretch of so many: a power of two.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of the stretch.
+    most : int
+        Most bytes, for stretches that have no more than MOST_CHUNKS of them.
+
+    Examples
+    --------
+    >>> [chunk_bytes(n, 8192) for n in (32768, 1 << 20, 1 << 31)]
+    [2048, 8192, 65536]
+    """
+    wanted = max(min(most, max(CHUNK_BYTES[0], nbytes // CHUNKS)), nbytes // MOST_CHUNKS)
+    return 1 << (wanted - 1).bit_length()
+
+
+def stretches(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Stretch]:
+    """Rows of the copies of one message.
+
+    Parameters
+    ----------
+    copies : sequence of Copy
+        Between an array and the packed message, whose first byte has address 0 (a multiple of 16 is meant).
+    packed : {0, 1}
+        Which side of the copies is packed, 1 for what is sent.
+    max_word : int
+        Widest word in bytes.
+    """
+    found = []
+    for copy in copies:
+        for row in rows_of(copy, 1, MAX_WORDS, max_word):
+            start = row.target if packed else row.source
+            found.append(Stretch(row, start if _is_contiguous(row, packed) else -1))
+    return found
+
+
+def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
+    """Return how many loop nests a copy between two layouts takes, as far as their counts tell.
+
+    Examples
+    --------
+    >>> rows, cells = StridedBlocks(0, (6,), (64,), 32), StridedBlocks(0, (6, 4), (512, 64), 8)
+    >>> pieces_between(rows, cells)
+    1
+    """
+    return len(pieces(Copy(Side(0, a), Side(0, b))))
+
+
+def least_word(found: Sequence[Stretch]) -> int:
+    """Bytes of the shortest word of some stretches, 1 for runs of no alignment, 16 for no stretches."""
+    return min((stretch.row.word_bytes or 1 for stretch in found), default=16)
+
+
+def _is_contiguous(row: Row, packed: int) -> bool:
+    expected = row.word_bytes
+    for level in reversed(row.levels):
+        if level[1 + packed] != expected:
+            return False
+        expected *= level.steps
+    return bool(row.word_bytes)
+
+
+def in_packets(row: Row, packed: int, base: int) -> Row:
+    """Return the row with its packed side in packets that begin at an address."""
+    levels = tuple(
+        Level(
+            level.steps,
+            *(s * (PACKET_EXPANSION if side == packed else 1) for side, s in enumerate(level[1:])),
+        )
+        for level in row.levels
+    )
+    at = [row.source, row.target]
+    at[packed] = base + PACKET_EXPANSION * at[packed]
+    return row._replace(source=at[0], target=at[1], levels=levels)
+
+
+def in_tiles(row: Row, packed: int, base: int) -> Row:
+    """Return the row with its packed side in tiles of wide packets that begin at an address."""
+    levels = tuple(
+        level._replace(**{("source_stride", "target_stride")[packed]: 0}) for level in row.levels
+    )
+    return row._replace(levels=levels, **{("source", "target")[packed]: base})
+
+
+def staged(row: Row, packed: int, base: int) -> Row:
+    """Return the row with its packed side beginning at an address."""
+    at = [row.source, row.target]
+    at[packed] += base
+    return row._replace(source=at[0], target=at[1])
+
+
+class Leg(NamedTuple):
+    """A row and how it travels; addresses as of the GPU that runs the kernel.
+
+    Attributes
+    ----------
+    kind : Kind
+    row : Row
+    message : int
+        Number of the message among the rank's, for errors.
+    chunk_words : int
+        Words of a chunk; 0 for as many as the launch likes.
+    flags, begun, slot_bytes, flag_count, lag
+        As in ``peer.cu``.
+    """
+
+    kind: Kind
+    row: Row
+    message: int
+    chunk_words: int = 0
+    flags: int = 0
+    begun: int = 0
+    slot_bytes: int = 0
+    flag_count: int = 0
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class PeerPlan:
+    """What one launch needs; see :func:`plan`.
+
+    Attributes
+    ----------
+    legs : ndarray of :func:`leg_dtype`
+        What is sent (and copied) first.
+    send_chunks, chunks : int
+        Chunks of what is sent, and of all legs.
+    send_blocks, blocks : int
+        Thread blocks for what is sent, and all.
+    aside : tuple of int
+        The same two for a launch beside other work.
+    threads, in_flight, word_bytes, levels : int
+    """
+
+    legs: npt.NDArray[np.void]
+    send_chunks: int
+    chunks: int
+    send_blocks: int
+    blocks: int
+    aside: tuple[int, int]
+    threads: int
+    in_flight: int
+    word_bytes: int
+    levels: int
+
+    @property
+    def inline(self) -> int:
+        """Legs of the launch's own table, 0 if the table lies in device memory."""
+        if self.chunks > INLINE_CHUNKS:
+            return 0
+        most = TABLE_BYTES // self.legs.dtype.itemsize
+        sizes = (4, 12)  # few, because each is compiled
+        return next((size for size in sizes if len(self.legs) <= size <= most), 0)
+
+    @property
+    def table(self) -> npt.NDArray[np.uint8]:
+        """What the kernel reads: the legs, and in device memory behind them each chunk's leg."""
+        if self.inline:
+            filled = np.zeros(self.inline, self.legs.dtype)
+            filled[: len(self.legs)] = self.legs
+            return filled.view(np.uint8)
+        return np.concatenate([self.legs.view(np.uint8), self.order.reshape(-1).view(np.uint8)])
+
+    @property
+    def order(self) -> npt.NDArray[np.uint32]:
+        """Leg and number of each chunk, shape (chunks, 2): what is sent first, the legs taking turns.
+
+        Opposite faces lie in the same cache lines: the high end of a row of cells beside the low end of the next.
+        In turns, a line is fetched once for both. Copies are made when everything is sent, since the receiver has work
+        with it still; but beside what all goes direct, which the wire alone holds up.
+        """
+        first = self.legs["region"]["first_chunk"].astype(np.int64)
+        counts = np.append(first[1:], self.chunks) - first
+        leg = np.repeat(np.arange(len(self.legs)), counts)
+        number = np.arange(self.chunks) - first[leg]
+        is_taken = leg >= np.searchsorted(first, self.send_chunks)
+        kinds = self.legs["kind"]
+        unpacked = np.isin(kinds, (Kind.SEND_STAGED, Kind.SEND_LL, Kind.SEND_WIDE)).any()
+        is_late = unpacked & (kinds == Kind.COPY)[leg]
+        turn = np.lexsort((leg, number / counts[leg], is_late, is_taken))
+        return np.stack([leg[turn], number[turn]], axis=1).astype(np.uint32)
+
+    @property
+    def defines(self) -> tuple[tuple[str, str], ...]:
+        """Parameters that the kernel is compiled with."""
+        return (
+            ("MAX_LEVELS", str(self.levels)),
+            ("WORD_BYTES", str(self.word_bytes)),
+            ("IN_FLIGHT", str(self.in_flight)),
+            ("MAX_THREADS", str(MANY_THREADS)),
+            ("TABLE_LEGS", str(self.inline)),
+            ("KINDS", str(sum({1 << int(kind) for kind in self.legs["kind"]}))),
+        )
+
+
+@cache
+def leg_dtype(levels: int) -> np.dtype[np.void]:
+    """Return the layout of a leg whose region has that many levels."""
+    return np.dtype(
+        [
+            ("flags", "u8"),
+            ("begun", "u8"),
+            ("slot_bytes", "u8"),
+            ("kind", "u4"),
+            ("peer", "u4"),
+            ("chunk_words", "u4"),
+            ("flag_count", "u4"),
+            ("lag", "u4"),
+            ("unused", "u4"),
+            ("region", region_dtype(levels)),
+        ]
+    )
+
+
+def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
+    """Plan one launch.
+
+    Parameters
+    ----------
+    legs : sequence of Leg
+        At least one.
+    sms : int
+        Multiprocessors of the GPU.
+
+    Notes
+    -----
+    Not collective; touches no device. See BLOCKS_PER_SM for what is left to others.
+    """
+    # Copies last of what is not taken: nobody waits for them.
+    ordered = sorted(legs, key=lambda leg: (leg.kind >= Kind.TAKE_STAGED, leg.kind == Kind.COPY))
+    words = [0, 0]
+    for leg in ordered:
+        words[leg.kind >= Kind.TAKE_STAGED] += leg.row.words
+    small = max(words) <= SMALL_WORDS
+    is_wide = any(leg.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE) for leg in ordered)
+    threads = THREADS if small else WIDE_THREADS if is_wide else MANY_THREADS
+    in_flight = 1 if small else IN_FLIGHT
+    most_levels = max(len(leg.row.levels) for leg in ordered)
+    levels = 3 if most_levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
+    table = np.zeros(len(ordered), leg_dtype(levels))
+    chunk = send_chunks = 0
+    for entry, leg in zip(table, ordered, strict=True):
+        chunk_words = leg.chunk_words or threads * in_flight
+        if leg.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
+            chunk_words = threads // 32 * TILE_DATA_BYTES // leg.row.word_bytes
+        fill_region(entry["region"], leg.row, chunk)
+        for name in ("flags", "begun", "slot_bytes", "flag_count", "lag"):
+            entry[name] = getattr(leg, name)
+        entry["kind"], entry["peer"], entry["chunk_words"] = leg.kind, leg.message, chunk_words
+        chunk += max(1, -(-leg.row.words // chunk_words)) if leg.kind != Kind.TAKE_DIRECT else 1
+        if leg.kind < Kind.TAKE_STAGED:
+            send_chunks = chunk
+    words_of = {leg.row.word_bytes for leg in ordered if leg.kind != Kind.TAKE_DIRECT}
+    common = words_of.pop() if len(words_of) == 1 else 0
+    per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
+    send_blocks, blocks = _shape(send_chunks, chunk, per_sm * sms)
+    fewer = min(per_sm, WIDE_BLOCKS_ASIDE) if threads == WIDE_THREADS else per_sm
+    return PeerPlan(
+        legs=table,
+        send_chunks=send_chunks,
+        chunks=chunk,
+        send_blocks=send_blocks,
+        blocks=blocks,
+        aside=_shape(send_chunks, chunk, fewer * sms),
+        threads=threads,
+        in_flight=in_flight,
+        word_bytes=common if common > 2 else 0,
+        levels=levels,
+    )
+
+
+def _blocks_per_sm(threads: int, chunks: int, sms: int) -> int:
+    if threads != WIDE_THREADS:
+        return BLOCKS_PER_SM[threads]
+    return next(blocks for most, blocks in WIDE_BLOCKS_PER_SM if chunks <= most * sms)
+
+
+def _shape(send_chunks: int, chunks: int, most: int) -> tuple[int, int]:
+    """Blocks that send, and all, of which each has a chunk."""
+    most = min(most, 2 ** (EPOCH_SHIFT - 1) - 1)
+    send_blocks = min(send_chunks, most)
+    return send_blocks, send_blocks + min(chunks - send_chunks, most)

@@ -1,0 +1,1 @@
+"""The ``staged`` path: GPU arrays through page-locked host memory."""

@@ -1,0 +1,350 @@
+"""Memory that the ranks of a node share, handed out in blocks and used again.
+
+Blocks lie in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
+a grid allocates and the staging memory of plans come from here. Releasing a block is a local act, which may happen at
+another time on every rank; so allocation asks all ranks of the node whether each has room, and only then do those that
+have none make a segment.
+
+The segments belong to a communicator and serve all grids made on it, one after the other. What is free when a grid is
+closed goes back to the system; fields that outlive their grid give their pages back when the last view is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.runtime import shared_memory
+from halox.runtime.shared_memory import Bytes, Segment
+from halox.runtime.world import World
+
+_GRANULE = 256
+_FIRST_CHUNK, _LAST_CHUNK = 1 << 18, 1 << 22
+_IDLE_ALLOCATIONS = 16
+_ALLOCATING = "an allocation"
+_CLOSING = "the closing of a grid"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block lies, in terms that mean the same to every rank of the node."""
+
+    window: int
+    node_rank: int
+    offset: int = 0
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of shared memory of this rank; ``memory`` is its bytes."""
+
+    place: Place
+    memory: Bytes
+    number: int = 0
+
+
+@dataclass(eq=False)
+class _Own:
+    """A segment that this rank has made.
+
+    Attributes
+    ----------
+    free : list of (offset, bytes)
+        Free ranges in ascending order, none next to another.
+    idle : int
+        Allocations since it was last used.
+    is_trimmed : bool
+        Whether its pages were given back to the system.
+    """
+
+    segment: Segment
+    free: list[tuple[int, int]] = field(default_factory=list)
+    idle: int = 0
+    is_trimmed: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return self.free == [(0, self.segment.nbytes)]
+
+    def find(self, nbytes: int) -> int | None:
+        """Return the offset of the smallest free range that is large enough."""
+        fitting = [(length, offset) for offset, length in self.free if nbytes <= length]
+        return min(fitting)[1] if fitting else None
+
+    def take(self, offset: int, nbytes: int) -> None:
+        """Take a piece out of a free range that begins there."""
+        at = next(n for n, (start, _) in enumerate(self.free) if start == offset)
+        length = self.free[at][1]
+        self.free[at : at + 1] = [(offset + nbytes, length - nbytes)] if length > nbytes else []
+
+    def put(self, offset: int, nbytes: int) -> None:
+        """Put a piece back."""
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted([*self.free, (offset, nbytes)]):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = merged[-1][0], merged[-1][1] + length
+            else:
+                merged.append((start, length))
+        self.free = merged
+
+
+def arena_of(world: World) -> SharedArena:
+    """Return the shared memory of a world's communicator, made at the first use; local."""
+    arena: SharedArena | None = world.ranks.kept.get("arena")
+    if arena is None:
+        arena = world.ranks.kept["arena"] = SharedArena(world)
+    arena.open(world)
+    return arena
+
+
+class SharedArena:
+    """Shared memory of the ranks of one node.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; memory is shared among those of one node.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._segments: dict[tuple[int, int], Segment] = {}
+        self._own: dict[int, _Own] = {}
+        self._used: dict[int, tuple[int, int, int, bool]] = {}
+        self._released: deque[int] = deque()
+        self._is_sweeping = False
+        self._next = self._made = 0
+        self._chunk = _FIRST_CHUNK
+        self._registered: dict[tuple[int, int], Any] = {}
+        self._is_open = False
+        self._world: weakref.ref[World] | None = None
+        self.node_rank = world.node_rank
+        self.open(world)
+
+    def open(self, world: World) -> None:
+        """Serve another world of the same communicator; local, once all ranks have let the last one go."""
+        if self._world is not None and self._world() is world:
+            return
+        self._world = weakref.ref(world)
+        self._release_plans()
+        self._is_open = True
+        self._size, self._shares_memory = world.node_size, world.shares_memory
+        # A field's finalizer keeps the arena, which must not keep the world.
+        self._gather: Callable[[Any, str], list[Any]] = world.ranks.gather_node
+
+    @property
+    def segments(self) -> int:
+        """Number of segments that this rank has made."""
+        return len(self._own)
+
+    def allocate(self, nbytes: int) -> Block | None:
+        """Return a block of shared memory, its contents undefined.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes wanted by this rank; ranks may ask for different amounts.
+
+        Returns
+        -------
+        Block or None
+            None on all ranks of the node if its shared memory is too small (or there is only one rank).
+
+        Notes
+        -----
+        Collective over the ranks of the node.
+        """
+        return self._allocate(nbytes, is_field=False)
+
+    def _allocate(self, nbytes: int, *, is_field: bool) -> Block | None:
+        if not self._shares_memory:
+            return None
+        rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+        self._sweep()
+        idle = self._idle()
+        found = self._find(rounded)
+        said = self._gather(
+            (found is None, [n for n in idle if found is None or n != found[0]]), _ALLOCATING
+        )
+        for node_rank, (_, dropped) in enumerate(said):
+            self._drop(node_rank, dropped)
+        if any(needs for needs, _ in said):
+            made = self._make(rounded if found is None else 0)
+            if made is None:
+                if found is not None:
+                    self._own[found[0]].put(found[1], rounded)
+                return None
+            if found is None:
+                self._own[made].take(0, rounded)
+                found = made, 0
+        assert found is not None
+        number, offset = found
+        own = self._own[number]
+        own.idle = 0
+        place = Place(number, self.node_rank, offset)
+        self._made += 1
+        block = Block(place, own.segment.memory[offset : offset + nbytes], self._made)
+        self._used[block.number] = number, offset, rounded, is_field
+        return block
+
+    def _find(self, nbytes: int) -> tuple[int, int] | None:
+        """Take room in an own segment, the smallest that has it; pages that were given back are taken again."""
+        by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
+        for number, own in by_size:
+            # Not one that is far too large: a plan's flags must not hold a field's memory.
+            if own.is_empty and own.segment.nbytes > 4 * max(nbytes, _LAST_CHUNK):
+                continue
+            offset = own.find(nbytes)
+            if offset is None:
+                continue
+            if own.is_trimmed:
+                try:
+                    own.segment.fill()
+                except OSError:
+                    continue
+                own.is_trimmed = False
+            own.take(offset, nbytes)
+            return number, offset
+        return None
+
+    def _idle(self) -> list[int]:
+        """Return the large segments of this rank that nothing has used for a while."""
+        for own in self._own.values():
+            own.idle += 1
+        return [
+            number
+            for number, own in self._own.items()
+            if own.is_empty and own.idle > _IDLE_ALLOCATIONS and own.segment.nbytes > _LAST_CHUNK
+        ]
+
+    def _make(self, nbytes: int) -> int | None:
+        """Make a segment on each rank that needs one, and map those of the others; None if one fails anywhere."""
+        number, self._next = self._next, self._next + 1
+        name, segment = "", None
+        if nbytes:
+            name = shared_memory.new_name()
+            size = self._chunk if 2 * nbytes <= self._chunk else nbytes
+            self._chunk = min(2 * self._chunk, _LAST_CHUNK)
+            with suppress(OSError):
+                segment = shared_memory.create(name, size)
+        mapped = {} if segment is None else {self.node_rank: segment}
+        try:
+            is_made = segment is not None or not nbytes
+            names = self._gather((is_made, name), _ALLOCATING)
+            is_mapped = all(is_made for is_made, _ in names)
+            if is_mapped:
+                with suppress(OSError):
+                    for node_rank, (_, other) in enumerate(names):
+                        if other and node_rank != self.node_rank:
+                            mapped[node_rank] = shared_memory.attach(other)
+                is_mapped = len(mapped) == sum(bool(other) for _, other in names)
+            is_mapped = all(self._gather(is_mapped, _ALLOCATING))
+        finally:
+            if name:
+                shared_memory.unlink(name)
+        if not is_mapped:
+            return None
+        for node_rank, one in mapped.items():
+            self._segments[number, node_rank] = one
+        if segment is not None:
+            self._own[number] = _Own(segment, [(0, segment.nbytes)])
+        return number
+
+    def release(self, block: Block) -> None:
+        """Give a block back; it may be handed out again once every rank of the node has come to an allocation."""
+        # May run in the middle of anything, where an array is collected.
+        self._released.append(block.number)
+        if not self._is_open:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Put released blocks back where they were taken."""
+        if self._is_sweeping:
+            return
+        self._is_sweeping = True
+        while self._released:
+            number, offset, length, _ = self._used.pop(self._released.popleft(), (-1, 0, 0, False))
+            own = self._own.get(number)
+            if own is None:
+                continue
+            own.put(offset, length)
+            if own.is_empty and not self._is_open:
+                own.segment.trim()
+                own.is_trimmed = True
+        self._is_sweeping = False
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """Return an array in shared memory that releases its block when the last view of it is gone.
+
+        Notes
+        -----
+        Collective over the ranks of the node; None where `allocate` gives None.
+        """
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        block = self._allocate(nbytes, is_field=True)
+        if block is None:
+            return None
+        # NumPy makes this the base of every view, so that it lives as long as any of them. Its own base must
+        # not be an array: NumPy would then pass over it, to the array at the end of the chain.
+        raw: Any = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
+        root: Bytes = np.ndarray((nbytes,), np.uint8, buffer=raw)
+        weakref.finalize(root, self.release, block).atexit = False
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=root)
+        return array
+
+    def locate(self, start: int, end: int) -> Place | None:
+        """Return the place of memory [start, end) of this rank if it lies in the arena."""
+        for number, own in self._own.items():
+            first = own.segment.start
+            if first <= start and end <= first + own.segment.nbytes:
+                return Place(number, self.node_rank, start - first)
+        return None
+
+    def memory(self, place: Place) -> Bytes:
+        """Return the bytes of any rank's segment from a place onwards."""
+        return self._segments[place.window, place.node_rank].memory[place.offset :]
+
+    def device_pointer(self, place: Place) -> int:
+        """Return the GPU's address of a place, page-locking its segment at the first use."""
+        key = (place.window, place.node_rank)
+        if key not in self._registered:
+            from halox.runtime.gpu.memory import register
+
+            self._registered[key] = register(self._segments[key].memory)
+        return int(self._registered[key].device_pointer) + place.offset
+
+    def close(self) -> None:
+        """Give back to the system what no field needs any more; collective over the ranks of the node.
+
+        Fields live on, and give their memory back with their last views.
+        """
+        for registration in self._registered.values():
+            registration.close()
+        self._registered.clear()
+        if not self._is_open or not self._shares_memory:
+            return
+        self._gather(None, _CLOSING)  # until then ranks may read what others have packed for them
+        self._is_open = False
+        self._release_plans()
+        unused = [number for number, own in self._own.items() if own.is_empty]
+        for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
+            self._drop(node_rank, dropped)
+
+    def _release_plans(self) -> None:
+        """Release all blocks but fields': plans whose making failed, or that failed later, have no other end."""
+        self._released.extend(key for key, (*_, is_field) in self._used.items() if not is_field)
+        self._sweep()
+
+    def _drop(self, node_rank: int, numbers: list[int]) -> None:
+        """Unmap segments of a rank, which it does not use any more."""
+        for number in numbers:
+            self._segments.pop((number, node_rank), None)
+            if node_rank == self.node_rank:
+                self._own.pop(number, None)

@@ -1,0 +1,88 @@
+"""What plans and reductions stand on: the ranks, the memory that they share, and their GPUs."""
+
+from __future__ import annotations
+
+from halox.errors import ExchangeTimeoutError
+from halox.runtime.arena import SharedArena, arena_of
+from halox.runtime.device_arena import DeviceArena
+from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.leftovers import Leftovers
+from halox.runtime.topology import Topology, survey
+from halox.runtime.world import World
+
+_CLOSING = "the closing of a grid"
+
+
+class Ground:
+    """What all plans and reductions of a grid, or of an allreduce, share.
+
+    Parameters
+    ----------
+    world : World
+
+    Attributes
+    ----------
+    arena : SharedArena
+        Host memory that the ranks of the node share.
+    leftovers : Leftovers
+        Of plans that are closed.
+    device_arena : DeviceArena or None
+        Memory of this rank's GPU that they can map, once it is known which GPU that is.
+    events : EventPool or None
+        Events of this rank's GPU for which their streams can wait.
+    topology : Topology or None
+        The GPUs of all ranks, from the first plan or reduction on that any rank makes for a GPU.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.arena: SharedArena = arena_of(world)
+        self.leftovers = Leftovers(world)
+        self.device_arena: DeviceArena | None = None
+        self.events: EventPool | None = None
+        self.topology: Topology | None = None
+
+    def use_device(self, device: int) -> DeviceArena:
+        """Return the exportable memory of this rank's GPU; local."""
+        if self.device_arena is None:
+            self.device_arena = DeviceArena(device)
+            self.events = EventPool(device)
+        return self.device_arena
+
+    def find_gpus(self) -> Topology:
+        """Find out which GPUs the ranks use, if not known yet; collective."""
+        if self.topology is None:
+            self.topology = survey(self.world, self.device_arena, self.events)
+        return self.topology
+
+    def close(self) -> None:
+        """Free what plans stood on, and let the communicator go; collective, and harmless when repeated.
+
+        Local where an earlier call has failed: the ranks may not come together any more.
+        """
+        if self.world.closed:
+            return
+        if self.world.failed:
+            self.world.close()
+            return
+        self.world.begin("close")
+        self.leftovers.close()
+        # Memory must not be freed while a peer has it mapped.
+        names = self.world.gather(
+            None if self.device_arena is None else self.device_arena.name, _CLOSING
+        )
+        if any(names):
+            if self.device_arena is not None:
+                self.device_arena.unmap([name for name in names if name is not None])
+            self.world.gather(None, _CLOSING)
+        if self.device_arena is not None:
+            self.device_arena.free()
+        if self.events is not None:
+            self.events.close()
+        self.arena.close()
+        self.world.close()
+
+    def close_after(self, error: Exception) -> None:
+        """Free everything after an error that was raised on all ranks, so that they can do it together."""
+        if not isinstance(error, ExchangeTimeoutError):
+            self.close()

@@ -1,0 +1,233 @@
+"""Memory of this rank's GPU that the other ranks of its node may map.
+
+Only memory that comes from here is exported. It is allocated by cudaMalloc in segments, out of which blocks are
+handed; CuPy's pools cannot be exported, and what other libraries allocated is theirs to free. A segment that a
+peer has mapped is kept until `free`, and its blocks are used again, so that handles are few and never stale: a
+segment's number names one allocation and is never used for another.
+
+A mapping belongs to the process, not to an arena: the plans of one grid may reach fields of another.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from halox.runtime.gpu.cuda import cupy
+
+_GRANULE = 512
+_SEGMENT_BYTES = 32 << 20
+_LARGE_GRANULE = 2 << 20
+
+
+@dataclass(frozen=True)
+class DevicePlace:
+    """Where memory lies, in terms that mean the same to every rank of the node.
+
+    Attributes
+    ----------
+    arena : str
+        Name of the arena that owns it.
+    segment : int
+        Number of the arena's allocation.
+    offset : int
+        Bytes from the allocation's start.
+    """
+
+    arena: str
+    segment: int
+    offset: int = 0
+
+    def at(self, offset: int) -> DevicePlace:
+        """Return the place some bytes further on."""
+        return replace(self, offset=self.offset + offset)
+
+
+@dataclass(eq=False)
+class DeviceBlock:
+    """A piece of this rank's device memory: where it is for others, its address here, its bytes."""
+
+    place: DevicePlace
+    pointer: int
+    nbytes: int
+
+
+@dataclass
+class _Segment:
+    memory: Any
+    pointer: int
+    nbytes: int
+    free: list[tuple[int, int]] = field(default_factory=list)
+    """Free ranges (offset, bytes) in ascending order, none next to another."""
+    handle: bytes | None = None
+
+
+Segment = tuple[str, int]
+"""An arena's name and the number of its allocation."""
+
+_arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
+_mapped: dict[Segment, int] = {}
+
+
+class DeviceArena:
+    """Exportable memory of one rank's GPU.
+
+    Parameters
+    ----------
+    device : int
+        This rank's GPU.
+
+    Attributes
+    ----------
+    name : str
+        No other arena of any rank has it.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.name = uuid4().hex
+        self._segments: dict[int, _Segment] = {}
+        self._next = 0
+        self._retired: list[DeviceBlock] = []
+        _arenas[self.name] = self
+
+    def allocate(self, nbytes: int) -> DeviceBlock:
+        """Return memory with undefined contents, aligned to 512 bytes.
+
+        Raises
+        ------
+        cupy.cuda.memory.OutOfMemoryError
+            If the GPU has too little.
+
+        Notes
+        -----
+        Local. May wait for the GPU; not for use while a stream is captured.
+        """
+        rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+        for number, segment in self._segments.items():
+            for at, (offset, length) in enumerate(segment.free):
+                if rounded <= length:
+                    rest = [(offset + rounded, length - rounded)] if length > rounded else []
+                    segment.free[at : at + 1] = rest
+                    return self._block(number, offset, nbytes)
+        size = max(_SEGMENT_BYTES, -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE)
+        if nbytes > _SEGMENT_BYTES // 4:
+            size = -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE
+        with cupy().cuda.Device(self.device):
+            memory = cupy().cuda.Memory(size)
+        number, self._next = self._next, self._next + 1
+        free = [(rounded, size - rounded)] if size > rounded else []
+        self._segments[number] = _Segment(memory, int(memory.ptr), size, free)
+        return self._block(number, 0, nbytes)
+
+    def release(self, block: DeviceBlock) -> None:
+        """Give a block back; local. No work that uses it may be on its way."""
+        segment = self._segments.get(block.place.segment)
+        if segment is None:  # after `close`
+            return
+        start = block.place.offset
+        rounded = -(-max(block.nbytes, 1) // _GRANULE) * _GRANULE
+        ranges = sorted([*segment.free, (start, rounded)])
+        merged = ranges[:1]
+        for offset, length in ranges[1:]:
+            last, last_length = merged[-1]
+            if last + last_length == offset:
+                merged[-1] = (last, last_length + length)
+            else:
+                merged.append((offset, length))
+        segment.free = merged
+        if merged == [(0, segment.nbytes)] and segment.handle is None:
+            del self._segments[block.place.segment]  # nobody else knows of it
+
+    def retire(self, block: DeviceBlock) -> None:
+        """Give a block back that peers may still write to; it is kept until `reclaim`."""
+        self._retired.append(block)
+
+    def reclaim(self) -> None:
+        """Let retired blocks be used again, when all that peers had under way has ended; local."""
+        while self._retired:
+            self.release(self._retired.pop())
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a CuPy array, its contents undefined, that gives its block back with its last view.
+
+        Notes
+        -----
+        Local. Valid after `close` as well.
+        """
+        cp = cupy()
+        nbytes = prod(shape) * dtype.itemsize
+        block = self.allocate(nbytes)
+        root = _Root(self._segments[block.place.segment].memory)
+        weakref.finalize(root, self.release, block).atexit = False
+        memory = cp.cuda.UnownedMemory(block.pointer, max(nbytes, 1), root, self.device)
+        return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        """Return the place of memory [start, end) of this GPU if it lies in this arena, or another of the process."""
+        others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
+        for arena in (self, *others):
+            for number, segment in arena._segments.items():
+                if segment.pointer <= start and end <= segment.pointer + segment.nbytes:
+                    return DevicePlace(arena.name, number, start - segment.pointer)
+        return None
+
+    def handles(self, places: Iterable[DevicePlace]) -> dict[Segment, bytes]:
+        """Return the handles of the segments in which places of this process lie, for peers to `open`."""
+        found = {}
+        for name, number in sorted({(place.arena, place.segment) for place in places}):
+            segment = _arenas[name]._segments[number]
+            if segment.handle is None:
+                segment.handle = bytes(cupy().cuda.runtime.ipcGetMemHandle(segment.pointer))
+            found[name, number] = segment.handle
+        return found
+
+    def open(self, handles: Mapping[Segment, bytes]) -> None:
+        """Map a peer's segments, those that this process has not mapped yet.
+
+        Raises
+        ------
+        cupy.cuda.runtime.CUDARuntimeError
+            If the peer's memory cannot be mapped here.
+        """
+        runtime = cupy().cuda.runtime
+        for segment, handle in handles.items():
+            if segment not in _mapped:
+                with cupy().cuda.Device(self.device):
+                    lazily = runtime.cudaIpcMemLazyEnablePeerAccess
+                    _mapped[segment] = int(runtime.ipcOpenMemHandle(handle, lazily))
+
+    def pointer(self, place: DevicePlace) -> int:
+        """Return the address here of a place in this process, or in a segment that it has mapped."""
+        own = _arenas.get(place.arena)
+        if own is not None:
+            return own._segments[place.segment].pointer + place.offset
+        return _mapped[place.arena, place.segment] + place.offset
+
+    def unmap(self, names: Collection[str]) -> None:
+        """Let go of the memory of peers' arenas, when nothing uses it any more; local."""
+        with cupy().cuda.Device(self.device) as device:
+            device.synchronize()
+            for segment in [segment for segment in _mapped if segment[0] in names]:
+                cupy().cuda.runtime.ipcCloseMemHandle(_mapped.pop(segment))
+
+    def free(self) -> None:
+        """Free all segments, but those in which a field lives with the field; local, after the peers' `unmap`."""
+        self._segments.clear()
+
+    def _block(self, number: int, offset: int, nbytes: int) -> DeviceBlock:
+        place = DevicePlace(self.name, number, offset)
+        return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
+
+
+class _Root:
+    """What an array's memory belongs to: keeps the segment's memory, and is watched for its end."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory

@@ -1,0 +1,1 @@
+"""GPU runtime: CUDA, memory, streams, events, compilation and launches."""

@@ -1,0 +1,139 @@
+"""Kernels from the package's ``.cu`` files, compiled at first use.
+
+CuPy compiles with NVRTC and keeps the result on disk, by a digest of the source; here functions
+are kept per process and device on top of that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from halox.errors import DeviceError
+from halox.runtime.gpu.cuda import cupy
+
+OPTIONS = ("-std=c++17",)
+
+_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+@cache
+def source(name: str) -> str:
+    """Text of a kernel file, with the shared text it includes spliced in.
+
+    Parameters
+    ----------
+    name : str
+        A file without its ``.cu``, in the folder ``kernels`` beside the modules that launch it.
+
+    Returns
+    -------
+    str
+
+    Notes
+    -----
+    Not collective. Spliced rather than included, because a compile cache that hashes the kernel's
+    text alone would serve a stale binary after a change in an included file.
+
+    Examples
+    --------
+    >>> "struct __align__(16) Region" in source("strided_copy")
+    True
+    """
+    return _read(f"{name}.cu")
+
+
+@cache
+def _kernel_files() -> dict[str, Traversable]:
+    """Kernel files of all rooms by name; no two rooms use one name."""
+    found = {}
+    pending = [files("halox")]
+    while pending:
+        for entry in pending.pop().iterdir():
+            if entry.is_dir():
+                pending.append(entry)
+            elif entry.name.endswith(".cu"):
+                found[entry.name] = entry
+    return found
+
+
+def _read(file: str) -> str:
+    text = _kernel_files()[file].read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: _read(match[1]), text)
+
+
+def preamble(defines: tuple[tuple[str, str], ...]) -> str:
+    """Return the ``#define`` lines that set a kernel's parameters."""
+    return "".join(f"#define {name} {value}\n" for name, value in defines)
+
+
+def _without_files(load: Callable[[], Any], error: OSError) -> Any:
+    """Compile without CuPy's cache on the disk, which cannot be read or written."""
+    warnings.warn(
+        f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
+        "CUPY_CACHE_DIR to a folder that can be written to",
+        stacklevel=4,
+    )
+    os.environ[_IN_MEMORY] = "1"  # for this process: the next kernel would fail alike
+    return load()
+
+
+@cache
+def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()) -> Any:
+    """Load a kernel on a device, compiling it if that has not been done before.
+
+    Parameters
+    ----------
+    name : str
+        A file of a folder ``kernels`` of halox, without its ``.cu``.
+    function : str
+        An ``extern "C"`` function of that file.
+    device : int
+        Ordinal of the GPU.
+    defines : tuple of (str, str)
+        Parameters of the kernel, as names and values of a ``#define`` preamble.
+
+    Returns
+    -------
+    cupy.cuda.function.Function
+        Its ``ptr`` is what the driver launches; it keeps its module loaded.
+
+    Raises
+    ------
+    DeviceError
+        If there is no GPU, or the kernel cannot be compiled or loaded there.
+
+    Warns
+    -----
+    UserWarning
+        Once, if CuPy's cache of kernels cannot be used.
+
+    Notes
+    -----
+    Not collective. Blocks while it compiles; creates a context on the device. Not for use while a
+    stream is being captured.
+    """
+    cp = cupy()
+
+    def load() -> Any:
+        with cp.cuda.Device(device):
+            module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
+            return module.module.get_function(function)
+
+    try:
+        try:
+            return load()
+        except OSError as error:
+            return _without_files(load, error)
+    except (cp.cuda.compiler.CompileException, cp.cuda.driver.CUDADriverError) as error:
+        raise DeviceError(
+            f"kernel {function!r} of {name}.cu cannot be compiled or loaded on device {device}: "
+            f"{error}"
+        ) from error

@@ -1,0 +1,154 @@
+"""CuPy and the GPUs it finds, or a sentence on why there are none.
+
+CuPy is imported here, on first use, and nowhere at import time: everything on the host works
+without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from typing import Any
+
+from halox.errors import DeviceError
+from halox.runtime import dlpack
+
+_cupy_types: set[type] = set()  # seen so far
+_INSTALL = "install halox[cuda13] (driver 580 or newer) or halox[cuda12]"
+
+
+@cache
+def why_no_gpu() -> str | None:
+    """Why no GPU can be used by this process, or None if one can.
+
+    Returns
+    -------
+    str or None
+        One short sentence without a full stop that names what is missing and, where there is one,
+        the remedy.
+
+    Notes
+    -----
+    Not collective. Creates no CUDA context. The first answer is kept.
+    """
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        if error.name != "cupy":
+            return f"CuPy cannot be imported ({error}); {_INSTALL}"
+        return f"CuPy is not installed; {_INSTALL}"
+    except Exception as error:  # CuPy raises what its shared libraries raise
+        return f"CuPy cannot be imported ({str(error).strip().splitlines()[0]}); {_INSTALL}"
+    runtime = cupy.cuda.runtime
+    if runtime.is_hip:
+        return f"this CuPy is built for ROCm; {_INSTALL}"
+    driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+    if driver == 0:
+        return "no NVIDIA driver is loaded"
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        return _why_not_counted(error, driver, needed)
+    return None if count else _no_device()
+
+
+def _why_not_counted(error: Any, driver: int, needed: int) -> str:
+    if "InsufficientDriver" in str(error):
+        return (
+            f"the NVIDIA driver supports CUDA {_version(driver)}, and this CuPy needs CUDA "
+            f"{_version(needed)}; update the driver or install the CuPy of an older CUDA "
+            "(halox[cuda12])"
+        )
+    if "NoDevice" in str(error):
+        return _no_device()
+    return f"the GPUs cannot be counted ({error})"
+
+
+def _no_device() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    return f"the NVIDIA driver shows no GPU{hidden}"
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def cupy() -> Any:
+    """CuPy, with at least one GPU behind it.
+
+    Returns
+    -------
+    module
+
+    Raises
+    ------
+    DeviceError
+        If CuPy or a GPU is missing; the text is that of :func:`why_no_gpu`.
+
+    Notes
+    -----
+    Not collective. Creates no CUDA context.
+    """
+    reason = why_no_gpu()
+    if reason is not None:
+        raise DeviceError(f"no GPU can be used: {reason}")
+    import cupy as module
+
+    return module
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs that this process sees, 0 where :func:`why_no_gpu` has a reason."""
+    return 0 if why_no_gpu() is not None else int(cupy().cuda.runtime.getDeviceCount())
+
+
+def is_cupy_array(x: object) -> bool:
+    """Whether an object is an array of CuPy, which is not imported to find out."""
+    # The types seen before are asked first: this is in the way of every call.
+    if type(x) in _cupy_types:
+        return True
+    ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
+    if ndarray is None or not isinstance(x, ndarray):
+        return False
+    _cupy_types.add(type(x))
+    return True
+
+
+def is_device_array(x: object, name: str = "array") -> bool:
+    """Whether an object is an array in a GPU's memory, of CuPy or any other library.
+
+    Raises
+    ------
+    FieldError
+        If it is an array that lies on several devices, or raises when asked where it lies.
+
+    Examples
+    --------
+    >>> is_device_array([1, 2])
+    False
+    """
+    if type(x) in _cupy_types or is_cupy_array(x):
+        return True
+    device = dlpack.device_of(x, name)
+    if device is not None and device[0] in dlpack.ON_GPU:
+        return True
+    try:
+        return hasattr(x, "__cuda_array_interface__")
+    except Exception as error:  # a property may raise anything
+        raise dlpack.refused(name, error) from error
+
+
+def stream_pointer(stream: Any = None) -> int:
+    """Address of a stream: a CuPy stream, an address itself, or None for CuPy's current stream."""
+    if stream is None:
+        return int(cupy().cuda.get_current_stream().ptr)
+    return stream if isinstance(stream, int) else int(stream.ptr)
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """Return the number of multiprocessors of a GPU."""
+    runtime = cupy().cuda.runtime
+    return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))

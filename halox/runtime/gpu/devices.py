@@ -1,0 +1,165 @@
+"""Where a rank's arrays live: on the host, or on one GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from halox.errors import DeviceError, FieldError
+from halox.values import shown
+
+
+def choose_device(wanted: str, turn: int | None) -> int | None:
+    """Choose this rank's GPU and make it current.
+
+    Parameters
+    ----------
+    wanted : {"auto", "cpu", "gpu"}
+        "auto" takes a GPU where CuPy and a GPU are found.
+    turn : int or None
+        Place of the rank on its machine, whose GPUs are taken in turn; None for a rank alone, which takes the GPU
+        that is current.
+
+    Returns
+    -------
+    int or None
+        Number of the GPU, None for the host.
+
+    Raises
+    ------
+    DeviceError
+        If ``wanted`` is "gpu" and there is none, or is none of the three.
+    """
+    if not isinstance(wanted, str) or wanted not in ("auto", "cpu", "gpu"):
+        raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {shown(wanted)}')
+    if wanted == "cpu":
+        return None
+    from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
+
+    reason = why_no_gpu()
+    if reason is not None:
+        if wanted == "gpu":
+            raise DeviceError(f'device="gpu" was asked for, but {reason}; or say device="cpu"')
+        return None
+    if turn is None:
+        return int(cupy().cuda.Device().id)
+    device = turn % gpu_count()
+    cupy().cuda.Device(device).use()
+    return device
+
+
+def array_module(device: int | None) -> Any:
+    """Return ``numpy`` for the host, ``cupy`` for a GPU."""
+    if device is None:
+        return np
+    from halox.runtime.gpu.cuda import cupy
+
+    return cupy()
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -> Any:
+    """Return an array with undefined contents on the host or a GPU."""
+    if device is None:
+        return np.empty(shape, dtype)
+    from halox.runtime.gpu.cuda import cupy
+
+    with cupy().cuda.Device(device):
+        return cupy().empty(shape, dtype)
+
+
+def as_device_array(array: Any) -> Any:
+    """View any library's array on a GPU as a CuPy array; copy anything else to the current GPU."""
+    from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
+
+    if is_cupy_array(array):
+        return array
+    if is_device_array(array) and hasattr(type(array), "__dlpack__"):
+        # Its library then ends what it has under way on the array first.
+        return cupy().from_dlpack(array)
+    return cupy().asarray(array)
+
+
+def to_host(array: Any) -> np.ndarray[Any, Any]:
+    """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
+    from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+
+    if is_device_array(array):
+        array = as_device_array(array)
+    return np.asarray(array.get() if is_cupy_array(array) else array)
+
+
+def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
+
+    Parameters
+    ----------
+    value : scalar, or array on the host or a GPU
+        For a structured dtype, also a tuple of its fields' values.
+    dtype : numpy.dtype
+    shape : tuple of int
+
+    Raises
+    ------
+    FieldError
+        If the dtype cannot hold the value, or the value does not broadcast.
+
+    Examples
+    --------
+    >>> fill_value(3, np.dtype("S2"), (4, 5))
+    array(b'3', dtype='|S2')
+    """
+    from halox.runtime.gpu.cuda import is_device_array
+
+    given = to_host(value) if is_device_array(value, "value") else value
+    try:
+        if isinstance(given, tuple) and dtype.names is not None:
+            found = np.array(given, dtype)
+        else:
+            given = np.asarray(given)
+            found = np.zeros(given.shape, dtype)
+            if dtype.kind in "iu" and given.dtype.kind in "iuf":
+                limits = np.iinfo(dtype)
+                if not np.all((given >= limits.min) & (given <= limits.max)):
+                    raise OverflowError(f"{dtype} holds {limits.min} to {limits.max}")
+            np.copyto(found, given, casting="unsafe")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FieldError(
+            f"value: {_shortened(value)} cannot be held by dtype {dtype} ({error}); give another value, or dtype="
+        ) from error
+    try:
+        np.broadcast_to(found, shape)
+    except ValueError:
+        raise FieldError(
+            f"value: its shape {found.shape} does not broadcast to the field's {shape}; give one number, or an array "
+            "of the field's own shape"
+        ) from None
+    return found
+
+
+def fill(array: Any, value: np.ndarray[Any, Any] | None) -> None:
+    """Set all elements of a contiguous array.
+
+    Parameters
+    ----------
+    array : ndarray
+        On the host or a GPU.
+    value : ndarray or None
+        Of the array's dtype, to be broadcast; None for bytes of zero, padding included.
+    """
+    if isinstance(array, np.ndarray):
+        if value is None:
+            array.reshape(-1).view(np.uint8).fill(0)
+        else:
+            array[...] = value
+    elif array.dtype.kind in "biufc" and (value is None or value.ndim == 0):
+        array[...] = 0 if value is None else value[()]
+    elif value is None:  # CuPy has no kernels for such elements
+        array.data.memset_async(0, array.nbytes)
+    else:
+        array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape)))
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,101 @@
+"""CUDA events for which the streams of other processes can wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from halox.errors import DeviceError
+from halox.runtime.gpu.cuda import cupy
+
+
+class EventPool:
+    """Interprocess events of one GPU, and those of other ranks that this process has opened.
+
+    An event is known to other ranks by its owner and a number, which is never used for another one. Events are made
+    when there are too few and destroyed by `close` alone: a rank that is behind may still have to wait for one when
+    the plan that used it is closed here. They are handed out again to plans made later, which all ranks make
+    together, and so after the slowest of them has done so.
+
+    Parameters
+    ----------
+    device : int
+        This rank's GPU.
+
+    Notes
+    -----
+    Not collective. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._own: list[tuple[int, bytes]] = []
+        self._free: list[int] = []
+        self._opened: dict[tuple[int, int], int] = {}
+
+    def take(self, count: int) -> list[int]:
+        """Return the numbers of ``count`` events that nobody uses.
+
+        Raises
+        ------
+        cupy.cuda.runtime.CUDARuntimeError
+            If no more can be made.
+        """
+        missing = count - len(self._free)
+        if missing > 0:
+            runtime = cupy().cuda.runtime
+            flags = runtime.eventDisableTiming | runtime.eventInterprocess
+            with cupy().cuda.Device(self._device):
+                for _ in range(missing):
+                    event = int(runtime.eventCreateWithFlags(flags))
+                    self._own.append((event, bytes(runtime.ipcGetEventHandle(event))))
+                    self._free.append(len(self._own) - 1)
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """Let events be taken again; this rank's streams must have done with them."""
+        self._free += numbers
+
+    def handles(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """Return the handles of own events, for others to `open`."""
+        return {number: self._own[number][1] for number in numbers}
+
+    def open(self, rank: int, handles: Mapping[int, bytes]) -> None:
+        """Open another rank's events, those not opened yet.
+
+        Raises
+        ------
+        DeviceError
+            If one cannot be opened here.
+        """
+        runtime: Any = cupy().cuda.runtime
+        with cupy().cuda.Device(self._device):
+            for number, handle in handles.items():
+                if (rank, number) in self._opened:
+                    continue
+                try:
+                    self._opened[rank, number] = int(runtime.ipcOpenEventHandle(handle))
+                except RuntimeError as error:
+                    raise DeviceError(
+                        f"a CUDA event of rank {rank} cannot be opened here ({error}); the ranks of "
+                        "a node must share /dev/shm and, in containers, the IPC namespace, or use "
+                        "the staged path (HALOX_PATH=staged)"
+                    ) from error
+
+    def own(self, number: int) -> int:
+        """Return the address of an own event."""
+        return self._own[number][0]
+
+    def opened(self, rank: int, number: int) -> int:
+        """Return the address here of another rank's event."""
+        return self._opened[rank, number]
+
+    def close(self) -> None:
+        """Destroy own events and what was opened; no rank may use any of them again."""
+        destroy = cupy().cuda.runtime.eventDestroy
+        for event in self._opened.values():
+            destroy(event)
+        for event, _ in self._own:
+            destroy(event)
+        self._opened, self._own, self._free = {}, [], []

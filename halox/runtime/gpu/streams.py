@@ -1,0 +1,55 @@
+"""The order of work that goes to one stream now and to another later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halox.runtime.gpu.capture import is_capturing
+from halox.runtime.gpu.cuda import cupy
+
+
+class StreamOrder:
+    """Keeps calls in the order in which they are made, whichever streams they go to.
+
+    Attributes
+    ----------
+    last : cupy.cuda.Stream or None
+        Where the last call went, but for those in captures. What follows there need not be ordered.
+
+    Notes
+    -----
+    Not collective. A capture holds its own work alone: calls in one are in the order of its stream, and in none with
+    others.
+    """
+
+    def __init__(self) -> None:
+        self.last: Any = None
+        self._captured: Any = None
+
+    def follow(self, stream: Any) -> None:
+        """Order a stream after what the last call put on another; does not block.
+
+        Parameters
+        ----------
+        stream : cupy.cuda.Stream
+            Where the next call goes.
+        """
+        last = self.last
+        if last is stream:
+            return
+        if is_capturing(stream):
+            self._captured = stream
+            return
+        self.last = stream
+        if last is None or last.ptr == stream.ptr or is_capturing(last):
+            return
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(last)
+        stream.wait_event(event)
+
+    def synchronize(self) -> None:
+        """Wait for all calls; of replays, for those on the stream of the capture."""
+        streams = [stream for stream in (self.last, self._captured) if stream is not None]
+        self.last = self._captured = None
+        for stream in streams:
+            stream.synchronize()

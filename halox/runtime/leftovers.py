@@ -1,0 +1,218 @@
+"""Requests and memory that closed plans leave behind, kept until nobody uses them any more.
+
+A plan is closed by each rank for itself, maybe in the middle of an exchange, and others are not asked. So two kinds of
+things outlive it:
+
+- Requests that are still active, with their buffers. MPI writes into the buffer of a receive when the peer's message
+  comes, however late. The receive stays active, so that this message is matched by it and not by a later plan's.
+- Memory that other ranks reach: shared blocks, staging memory on GPUs, events; and the arrays of a plan that was closed
+  between start and finish or after a failure, which peers may still read or store into. It is kept until all ranks
+  have closed the plan, which they find out when they make the next one.
+
+Objects in here hold a reference to themselves until they are free, so that neither the garbage collector nor the end
+of the interpreter frees memory in which MPI may still write.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from halox.runtime.world import World
+
+
+class Closable(Protocol):
+    """Memory that is given back by `close`."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+class Shared(Protocol):
+    """Part of a plan whose memory other ranks reach, such as a channel."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing that this rank has begun is under way any more."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an exchange has failed of which the caller may not have been told."""
+
+    def free(self) -> None:
+        """Give back what other ranks reached; local."""
+
+
+@dataclass(eq=False)
+class _Active:
+    """Requests under way, and the memory of the transport buffers that they belong to."""
+
+    receives: list[Any]
+    sends: list[Any]
+    memory: Sequence[Closable]
+
+
+@dataclass(eq=False)
+class _Shared:
+    """Channels of a plan closed here, and arrays that peers may still reach."""
+
+    channels: Sequence[Shared]
+    arrays: Sequence[Any]
+
+
+class Leftovers:
+    """Requests and memory of closed plans, of one communicator.
+
+    Parameters
+    ----------
+    world : World
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._active: list[_Active] = []
+        self._shared: dict[int, _Shared] = {}
+        self._has_plans = False
+
+    def keep(
+        self, receives: Sequence[Any], sends: Sequence[Any], memory: Sequence[Closable]
+    ) -> None:
+        """Take over persistent requests and their memory; free them at once if none is active.
+
+        Notes
+        -----
+        Local; does not wait.
+        """
+        kept = _Active([*receives], [*sends], memory)
+        _hold(kept)
+        self._active.append(kept)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Free what MPI has done with; local, and does not wait."""
+        if not self._active or self._world.mpi.Is_finalized():
+            return
+        # The garbage collector may bring more on the way.
+        kept, self._active = self._active, []
+        for active in kept:
+            active.receives = [*filter(_is_active, active.receives)]
+            active.sends = [*filter(_is_active, active.sends)]
+            if active.receives or active.sends:
+                self._active.append(active)
+                continue
+            for buffer in active.memory:
+                buffer.close()
+            _let_go(active)
+
+    def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[Any]) -> None:
+        """Take over what other ranks reach of a plan that is closed here.
+
+        Parameters
+        ----------
+        number : int
+            The plan's, the same on all ranks.
+        channels : sequence of Channel
+            Closed. `Channel.free` is called, in this order, once all ranks have closed the plan.
+        arrays : sequence of array
+            Kept alive until then.
+
+        Notes
+        -----
+        Local. A plan with a channel that has not ended is kept for good.
+        """
+        shared = _Shared(channels, arrays)
+        if arrays or not all(channel.has_ended for channel in channels):
+            _hold(shared)
+        if not all(channel.has_ended for channel in channels):
+            return
+        self._shared[number] = shared
+        if self._world.size == 1:
+            self._free(number)
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """Numbers of the plans that this rank has closed, and others may not have."""
+        return tuple(sorted(self._shared))
+
+    def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
+        """Free what plans left that all ranks have closed; local.
+
+        Parameters
+        ----------
+        closed : sequence of sequence of int
+            What all ranks' `closed` was, told when they came to the same call.
+
+        Notes
+        -----
+        On GPUs the ranks must be idle as far as they have closed plans.
+        """
+        self._has_plans = True
+        self.sweep()
+        for number in sorted(set(closed[0]).intersection(*closed)):
+            if number in self._shared:
+                self._free(number)
+
+    def close(self) -> None:
+        """Free all that is left, when all plans are closed; collective.
+
+        Receives that no message will reach are cancelled. Sends that no receive matches cannot be, and stay.
+        """
+        for number in sorted(self._shared):
+            self._free(number)
+        if not self._has_plans:
+            return
+        self._world.gather(None, "the closing of a grid")
+        self.sweep()
+        receives = [request for active in self._active for request in active.receives]
+        for request in receives:
+            request.Cancel()
+        self._world.wait(receives, "in the closing of a grid for receives to be cancelled")
+        for active in self._active:
+            for request in active.receives:
+                request.Free()
+            active.receives = []
+        self.sweep()
+
+    def _free(self, number: int) -> None:
+        shared = self._shared.pop(number)
+        for channel in shared.channels:
+            channel.free()
+        if shared.arrays:
+            _let_go(shared)
+
+
+def hold_at_exit(buffers: object) -> None:
+    """Keep an object's memory at the end of the interpreter, if it lives until then: MPI ends later."""
+    _HELD_AT_EXIT.add(buffers)
+
+
+_HELD_AT_EXIT: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+@atexit.register
+def _hold_all() -> None:
+    for found in list(_HELD_AT_EXIT):
+        _hold(found)
+
+
+def _is_active(request: Any) -> bool:
+    """Return whether MPI may still use a request's memory, and free the request if not."""
+    # An error of MPI does not say that it has done with the memory.
+    with suppress(Exception):
+        if request.Test():
+            request.Free()
+            return False
+    return True
+
+
+def _hold(found: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+
+
+def _let_go(found: object) -> None:
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(found))

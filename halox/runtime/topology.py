@@ -1,0 +1,136 @@
+"""Which rank works on which GPU, and whose memory it can map: asked, and tried, once a communicator.
+
+Ordinals say nothing here, since CUDA_VISIBLE_DEVICES renumbers and hides GPUs rank by rank; so GPUs are compared by
+their UUIDs, and memory is mapped to find out whether it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from halox.runtime.device_arena import DeviceArena
+    from halox.runtime.gpu.ipc_events import EventPool
+
+_PROBE_BYTES = 4096
+_SURVEYING = "the survey of GPUs"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The GPUs of all ranks.
+
+    Attributes
+    ----------
+    gpus : tuple of str or None
+        For each rank the UUID of its GPU, None if it works on the host.
+    nodes : tuple of int
+        For each rank its node.
+    unmapped : mapping from (rank, rank) to str
+        Why the first rank cannot map the second one's memory, for pairs of one node where it cannot.
+    no_events : mapping from (rank, rank) to str
+        The same for waiting for its events.
+    """
+
+    gpus: tuple[str | None, ...]
+    nodes: tuple[int, ...]
+    unmapped: Mapping[tuple[int, int], str]
+    no_events: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    def sharers(self, rank: int) -> tuple[int, ...]:
+        """Return the other ranks that work on a rank's GPU."""
+        own = self.gpus[rank]
+        return tuple(
+            other for other, gpu in enumerate(self.gpus) if own and gpu == own and other != rank
+        )
+
+    def why_unmapped(self, a: int, b: int) -> str | None:
+        """Why two ranks cannot map one another's device memory, None if they can."""
+        for rank in (a, b):
+            if self.gpus[rank] is None:
+                return f"rank {rank} has no GPU"
+        if self.nodes[a] != self.nodes[b]:
+            return f"ranks {a} and {b} are on different nodes"
+        return self.unmapped.get((a, b)) or self.unmapped.get((b, a))
+
+    def why_no_events(self, a: int, b: int) -> str | None:
+        """Why two ranks' streams cannot wait for one another, None if they can, and can map memory."""
+        why = self.why_unmapped(a, b)
+        return why or self.no_events.get((a, b)) or self.no_events.get((b, a))
+
+    def why_no_signals(self, a: int, b: int) -> str | None:
+        """Why two ranks' kernels cannot wait for one another, None if they can.
+
+        A kernel that waits for another rank must not keep that rank from running.
+        """
+        for rank in (a, b):
+            sharers = self.sharers(rank)
+            if sharers:
+                return (
+                    f"rank {rank} shares its GPU with rank {', '.join(map(str, sharers))}: kernels "
+                    "of ranks that take turns on a GPU cannot wait for one another"
+                )
+        return self.why_unmapped(a, b)
+
+
+def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
+    """Find out the GPUs of all ranks and try to map the memory of those on this node.
+
+    Parameters
+    ----------
+    world : World
+    arena : DeviceArena or None
+        This rank's device memory, None for a rank on the host.
+    events : EventPool or None
+        Its events likewise.
+
+    Notes
+    -----
+    Collective over the world.
+    """
+    offer: tuple[Any, Any] = ({}, {})
+    block, numbers = None, []
+    if arena is not None and events is not None:
+        block, numbers = arena.allocate(_PROBE_BYTES), events.take(1)
+        offer = arena.handles([block.place]), events.handles(numbers)
+    own = None if arena is None else _uuid(arena.device)
+    failures: dict[tuple[int, int], str] = {}
+    silent: dict[tuple[int, int], str] = {}
+    ranks = sorted(world.node_ranks, key=lambda rank: world.node_ranks[rank])
+    offers = world.gather(offer, _SURVEYING)
+    for rank in ranks:
+        memory, signals = offers[rank]
+        if arena is None or events is None or rank == world.rank or not memory:
+            continue
+        try:
+            arena.open(memory)
+        except RuntimeError as error:
+            failures[world.rank, rank] = (
+                f"rank {world.rank} cannot map the GPU memory of rank {rank} ({error}): both GPUs "
+                "must be visible to both processes, in one container, with peer access"
+            )
+        try:
+            events.open(rank, signals)
+        except RuntimeError as error:
+            silent[world.rank, rank] = (
+                f"rank {world.rank} cannot wait for events of rank {rank} ({error}): the processes "
+                "must share /dev/shm and the IPC namespace"
+            )
+    if arena is not None and block is not None and events is not None:
+        arena.release(block)
+        events.give_back(numbers)
+    gathered = world.gather((own, failures, silent), _SURVEYING)
+    unmapped = {pair: why for _, found, _ in gathered for pair, why in found.items()}
+    no_events = {pair: why for _, _, found in gathered for pair, why in found.items()}
+    return Topology(tuple(gpu for gpu, _, _ in gathered), world.nodes, unmapped, no_events)
+
+
+def _uuid(device: int) -> str:
+    from halox.runtime.gpu.cuda import cupy
+
+    uuid = cupy().cuda.runtime.getDeviceProperties(device)["uuid"]
+    return bytes(uuid).hex()
