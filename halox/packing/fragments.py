@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from halox.packing.cutting import cut_parts
 from halox.packing.device import Endpoint, Launches
-from halox.packing.refine import Copy
+from halox.packing.refine import Copy, cut_parts
 from halox.packing.strided import StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.packing.cutting import cut_parts
-from halox.packing.refine import Side
+from halox.packing.refine import Side, cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 

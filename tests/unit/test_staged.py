@@ -18,9 +18,8 @@ import pytest
 
 from halox.datatypes import contiguous, indexed_block, subarray
 from halox.errors import StateError
-from halox.packing.cutting import cut_parts
 from halox.packing.host import HostPacker
-from halox.packing.refine import Side
+from halox.packing.refine import Side, cut_parts
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
