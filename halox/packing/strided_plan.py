@@ -177,11 +177,6 @@ class Plan:
         return np.concatenate(parts)
 
     @property
-    def chunk_region_offset(self) -> int:
-        """Where in a table in device memory the regions end and the chunks' regions begin."""
-        return self.regions.nbytes
-
-    @property
     def defines(self) -> tuple[tuple[str, str], ...]:
         """Parameters that the kernel is compiled with."""
         return (
