@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
@@ -12,6 +12,25 @@ from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
+
+
+class Stream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the stream."""
+
+
+StreamLike = Stream | int | None
+"""A stream, its address, or None for CuPy's current one."""
+
+
+class Launchable(Protocol):
+    """Work that can be enqueued on a stream, again and again."""
+
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue it on a stream of the current device; does not block."""
 
 
 class DevicePacker(ABC):

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import DevicePacker, table_launch
+from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import Plan, plan
@@ -107,7 +107,7 @@ class StridedCopy:
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)
 
-    def launch(self, stream: Any = None) -> None:
+    def launch(self, stream: StreamLike = None) -> None:
         """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
         self._launch.at(stream_pointer(stream), 0, 0)
 
@@ -139,7 +139,7 @@ class StridedAdd:
         """Number of kernel launches."""
         return len(self._launches)
 
-    def launch(self, stream: Any = None) -> None:
+    def launch(self, stream: StreamLike = None) -> None:
         """Enqueue the additions on a stream; see :meth:`StridedCopy.launch`."""
         pointer = stream_pointer(stream)
         for launch in self._launches:

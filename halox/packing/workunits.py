@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DeviceError
-from halox.packing.device_packer import DevicePacker, table_launch
+from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.workunits_lists import (
     UnitList,
     cached_list,
@@ -184,7 +184,7 @@ class WorkUnitsCopy:
                 segments[i] = _addressed(segments[i], units.address())
         return None
 
-    def launch(self, stream: Any = None) -> None:
+    def launch(self, stream: StreamLike = None) -> None:
         """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
         if self._launch is not None:
             self._launch.launch(stream_pointer(stream))

@@ -122,7 +122,7 @@ class FakeGpu:
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
         packers = "halox.packing"
-        monkeypatch.setattr(f"{packers}.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr(f"{packers}.device.fragment_launches", self.fragment_launches)
         monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
         monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)
         monkeypatch.setattr(f"{packers}.device.Zeroing", self.zeroing)

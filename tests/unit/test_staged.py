@@ -124,7 +124,7 @@ class FakeGpu:
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
-        monkeypatch.setattr("halox.packing.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr("halox.packing.device.fragment_launches", self.fragment_launches)
         for name in ("pack", "unpack", "add"):
             made = self.launches(name)
             monkeypatch.setattr(f"halox.packing.device.launch_{name}", made)
