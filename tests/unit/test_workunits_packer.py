@@ -14,7 +14,7 @@ from halox.packing import device_packer, workunits, workunits_lists
 from halox.packing.host import HostPacker
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
-from halox.packing.workunits_plan import SEGMENT, Part
+from halox.packing.workunits_plan import SEGMENT, Units
 from halox.runtime.gpu import device_memory
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, run_workunits
@@ -278,7 +278,7 @@ class TestCopy:
 
 class TestCache:
     def list_of(self, n_words):
-        return UnitList(Part(np.zeros(1, SEGMENT), np.zeros(n_words, np.uint32)), 0)
+        return UnitList(Units(np.zeros(1, SEGMENT), np.zeros(n_words, np.uint32)), 0)
 
     def test_the_least_recently_used_list_is_dropped(self, machine):
         size = self.list_of(512).nbytes
