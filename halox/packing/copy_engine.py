@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from halox.errors import DatatypeError
 from halox.packing.copy_engine_plan import Box, plan
 from halox.packing.device_packer import DevicePacker
-from halox.runtime.gpu.driver import PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Level, Piece, Side, pieces
-from halox.runtime.gpu.driver import MAX_PITCH
+from halox.runtime.gpu.copies import MAX_PITCH
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -233,7 +233,7 @@ class Machine:
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         )
-        monkeypatch.setattr(allreduce, "EarlyLaunch", self._prepared)
+        monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
 
     def _register(self, array: np.ndarray) -> Any:
         self.registered.append(array)
@@ -242,7 +242,14 @@ class Machine:
         )
 
     def _prepared(
-        self, function: Any, blocks: int, threads: int, arguments: Any, *, device: int
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        arguments: Any,
+        *,
+        device: int,
+        dependent: bool,
     ) -> Any:
         launch = Launch(function, blocks, threads, arguments)
 

@@ -113,7 +113,7 @@ class ThreadWorld:
 
 
 class Launch:
-    """Takes the place of EarlyLaunch: runs the blocks here, and returns when they have ended."""
+    """Takes the place of PreparedLaunch: runs the blocks here, and returns when they have ended."""
 
     def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
         _, self.function, self.defines = function
@@ -195,7 +195,9 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(function: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Any:
+    def prepared(
+        function: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
+    ) -> Any:
         return Launch(function, blocks, threads, arguments)
 
     with (
@@ -207,7 +209,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         ),
         patch.object(allreduce, "multiprocessors", lambda device: sms),
-        patch.object(allreduce, "EarlyLaunch", prepared),
+        patch.object(allreduce, "PreparedLaunch", prepared),
     ):
         yield
 

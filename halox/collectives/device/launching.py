@@ -46,7 +46,6 @@ from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Se
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import PinnedBuffer
 from halox.runtime.gpu.pools import HOST_WORDS
@@ -135,12 +134,13 @@ class _Meeting:
         self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
-        return EarlyLaunch(
+        return PreparedLaunch(
             kernel(plan.function, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,
             [*leading, self._argument],
             device=self._arena.device,
+            dependent=True,
         )
 
     def _enter(self, stream: Any) -> None:
@@ -218,7 +218,9 @@ class _Meeting:
         self._order.follow(stream)
         name, device = "allreduce_call_off", self._arena.device
         function = kernel(name, name, device, ())
-        launch = EarlyLaunch(function, 1, LEAST_THREADS, [self._argument], device=device)
+        launch = PreparedLaunch(
+            function, 1, LEAST_THREADS, [self._argument], device=device, dependent=True
+        )
         launch.launch(stream.ptr)
         self._failed[0] = MOST_RANKS + self._world.rank + 1
         self._is_told = True
