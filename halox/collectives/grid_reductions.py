@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives import local
-from halox.collectives.device.device_numbers import Cells, DeviceNumbers
+from halox.collectives.device.device_fields import Cells, DeviceNumbers
+from halox.collectives.host import cell_sums as local
 from halox.collectives.operations import find_operation
 from halox.collectives.reductions import (
     check_numeric,
