@@ -35,7 +35,7 @@ def raised_by_all(grid: halox.Grid, kind: type, text: str, call: Callable[[], An
     start = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
         call()
-    assert time.monotonic() - start < 30, "by the time limit"
+    assert time.monotonic() - start < 55, "by the time limit"
     assert set(grid.comm.allgather(type(caught.value))) == {kind}
     u = grid.ones()
     grid.exchange(u)
@@ -124,7 +124,7 @@ def test_no_memory_on_one_rank(
         start = time.monotonic()
         with pytest.raises(HaloxError, match=text):
             getattr(grid, factory)()
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 55
     raised_by_all(grid, FieldError, "dtype", lambda: grid.zeros(bad_on_last(grid, object, "f8")))
 
 
