@@ -10,6 +10,7 @@ from halox.datatypes.arguments import count_of
 from halox.datatypes.bounds import Bounds, check_reach
 from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
 from halox.datatypes.signature import Signature
+from halox.datatypes.to_mpi import to_mpi
 from halox.errors import DatatypeError
 from halox.values import shown
 
@@ -262,8 +263,6 @@ class Datatype:
         Not collective. Primitives that MPI has no type for (strings, datetimes, other byte orders,
         ``f2`` in most builds) travel as bytes, and :func:`from_mpi` reads them back as such.
         """
-        from halox.datatypes.mpi import to_mpi
-
         return to_mpi(self)
 
     def __eq__(self, other: object) -> bool:
@@ -296,7 +295,8 @@ class Datatype:
             arguments.insert(0, self.olds[0].describe())
         else:
             # The order of a subarray alone stands behind the old type.
-            arguments.insert(3, self.olds[0].describe())
+            at = 3 if self.constructor == "subarray" else len(arguments)
+            arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 
 

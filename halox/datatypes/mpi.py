@@ -1,4 +1,4 @@
-"""Datatypes from and to mpi4py. The only place here that knows MPI, and only when called."""
+"""Datatypes from mpi4py."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from halox.datatypes import constructors as make
 from halox.datatypes.boxes import subarray
 from halox.datatypes.datatype import Datatype
 from halox.datatypes.numpy_types import as_datatype
-from halox.errors import DatatypeError, MissingPackageError
+from halox.datatypes.to_mpi import load_mpi
+from halox.errors import DatatypeError
 from halox.values import shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-def to_mpi(datatype: Datatype) -> MPI.Datatype:
-    """Make a committed mpi4py datatype; see :meth:`Datatype.to_mpi`."""
-    return _to_mpi(datatype, _mpi()).Commit()
 
 
 def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
@@ -57,85 +53,12 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     <Datatype vector(3, 1, 4, f8): 24 bytes, extent 72>
     >>> column.Free()
     """
-    mpi = _mpi()
+    mpi = load_mpi()
     if not isinstance(mpi_datatype, mpi.Datatype):
         raise DatatypeError(f"an mpi4py datatype is needed, got {shown(mpi_datatype)}")
     if mpi_datatype == mpi.DATATYPE_NULL:
         raise DatatypeError("the null datatype describes nothing; pass a datatype that was made")
     return _from_mpi(mpi_datatype, mpi)
-
-
-def _mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise MissingPackageError(
-            f"MPI datatypes need mpi4py: pip install mpi4py ({error})"
-        ) from error
-    return MPI
-
-
-def _to_mpi(datatype: Datatype, mpi: Any) -> MPI.Datatype:
-    if datatype.constructor == "primitive":
-        return _primitive_to_mpi(datatype.arguments[0], mpi)
-    olds = [_to_mpi(old, mpi) for old in datatype.olds]
-    try:
-        made = _build(datatype, olds, mpi)
-    finally:
-        for old in olds:
-            old.Free()
-    # Implementations differ in rare extents (padding, explicit bounds of parts), and bytes that
-    # stand for a primitive have another alignment: what matters is that both sides mean the same.
-    if made.Get_extent() == (datatype.lb, datatype.extent):
-        return made
-    fitted = made.Create_resized(datatype.lb, datatype.extent)
-    made.Free()
-    return fitted
-
-
-def _primitive_to_mpi(dtype: np.dtype, mpi: Any) -> MPI.Datatype:
-    made: MPI.Datatype
-    if dtype.isnative and dtype.kind in "biufc":
-        try:
-            made = mpi.Datatype.fromcode(dtype.char).Dup()
-            return made
-        except (ValueError, KeyError, mpi.Exception):
-            pass  # MPI has no such type (half precision); travel as bytes
-    if dtype == np.dtype("S1"):
-        made = mpi.CHAR.Dup()
-        return made
-    made = mpi.BYTE.Create_contiguous(dtype.itemsize)
-    return made
-
-
-def _build(datatype: Datatype, olds: list[MPI.Datatype], mpi: Any) -> MPI.Datatype:
-    """Call the MPI constructor that goes with a datatype's outermost one."""
-    name = datatype.constructor
-    arguments: list[Any] = [
-        argument.tolist() if isinstance(argument, np.ndarray) else argument
-        for argument in datatype.arguments
-    ]
-    made: MPI.Datatype
-    if name == "struct":
-        made = mpi.Datatype.Create_struct(*arguments, olds)
-    elif name == "dup":
-        made = olds[0].Dup()
-    elif name in ("vector", "hvector") and _byte_stride(datatype) == -1:
-        # Open MPI up to 5.0 reads a stride of -1 byte as "one extent of the old type".
-        row = olds[0].Create_contiguous(arguments[1])
-        made = row.Create_hindexed_block(1, list(range(0, -arguments[0], -1)))
-        row.Free()
-    else:
-        if name == "subarray":
-            arguments[3] = {"C": mpi.ORDER_C, "F": mpi.ORDER_FORTRAN}[arguments[3]]
-        made = getattr(olds[0], f"Create_{name}")(*arguments)
-    return made
-
-
-def _byte_stride(datatype: Datatype) -> int:
-    """Stride in bytes of a vector or hvector."""
-    stride: int = datatype.arguments[2]
-    return stride * datatype.olds[0].extent if datatype.constructor == "vector" else stride
 
 
 def _from_mpi(given: MPI.Datatype, mpi: Any) -> Datatype:
