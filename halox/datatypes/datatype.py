@@ -301,7 +301,8 @@ class Datatype:
             arguments.insert(0, self.olds[0].describe())
         else:
             # The order of a subarray alone stands behind the old type.
-            arguments.insert(3, self.olds[0].describe())
+            at = 3 if self.constructor == "subarray" else len(arguments)
+            arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 
 
