@@ -305,10 +305,22 @@ class FieldLayout:
     def regions(self, corners: bool = True) -> tuple[Region, ...]:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
-        In the order of ``Decomposition.neighbours``; also those with nothing to move. Along an axis on which
-        the direction is 0, boxes cover the owned points; so every halo point is filled by the rank that owns
-        it, corners by the diagonal neighbour, in any order of the messages. Meaningful only where
-        ``check_widths`` passes.
+        Along an axis on which the direction is 0, boxes cover the owned points; so every halo point is
+        filled by the rank that owns it, corners by the diagonal neighbour, in any order of the messages.
+
+        Parameters
+        ----------
+        corners : bool
+            With edges and corners, or faces only.
+
+        Returns
+        -------
+        tuple of Region
+            In the order of ``Decomposition.neighbours``; also those with nothing to move.
+
+        Notes
+        -----
+        Not collective; touches no device. Meaningful only where ``check_widths`` passes.
         """
         sent = [axis.sent() for axis in self._axes]
         received = [axis.received() for axis in self._axes]
