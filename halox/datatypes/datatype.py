@@ -1,4 +1,4 @@
-"""The datatype: an immutable description of which bytes of memory make up a message."""
+"""The datatype: an immutable description of the bytes of memory that make up a message."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Datatype:
         Notes
         -----
         Immediate for whatever is built of contiguous types, vectors and subarrays. For an indexed
-        type or a struct the first access goes through its blocks once.
+        type or a struct the first access walks its blocks once.
         """
         return self._layout.strided
 
@@ -162,7 +162,7 @@ class Datatype:
         return self._layout.repeated(count, self.extent)
 
     def reach(self, count: int) -> tuple[int, int]:
-        """Return the first byte that ``count`` consecutive items touch, and the one past the last.
+        """Return the half-open range of the bytes that ``count`` consecutive items touch.
 
         Raises
         ------
@@ -181,8 +181,8 @@ class Datatype:
     def blocks(self, count: int = 1) -> BlockList:
         """Block list of ``count`` consecutive items.
 
-        Blocks stand in the order of the typemap; one that begins where the one before ends is
-        joined to it.
+        In the order of the typemap; a block that begins at the end of the one before is joined to
+        it.
 
         Parameters
         ----------
@@ -300,7 +300,7 @@ class Datatype:
         elif self.constructor == "resized":
             arguments.insert(0, self.olds[0].describe())
         else:
-            # The order of a subarray alone stands behind the old type.
+            # Only the order of a subarray follows the old type.
             arguments.insert(3, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 

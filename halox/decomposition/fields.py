@@ -236,7 +236,7 @@ class FieldLayout:
         self.decomposition.coords_of(self.rank)
 
     def __repr__(self) -> str:
-        """Return the shape of the rank's array, and which of its axes are which."""
+        """Return the shape of the rank's array, and the properties of its axes."""
         facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
         return f"<halox field layout: {facts}>"
 

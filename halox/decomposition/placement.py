@@ -126,7 +126,7 @@ def place(
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:
     """Candidate layouts: a description, and the rank of each block. Rank order first."""
     in_order = np.arange(node_of.size)
-    # Stable: nodes come by their number, the ranks of a node keep their order.
+    # Stable: nodes in the order of their numbers, the ranks of a node in their own.
     by_node = np.argsort(node_of, kind="stable")
     c_order = tuple(range(len(shape)))
     orders = list(permutations(c_order))
