@@ -42,7 +42,6 @@ from halox.exchange.surroundings import Surroundings
 from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
-from halox.notebook import html_facts
 from halox.paths.base import Operation
 from halox.runtime.arrays import as_ndarray, describe
 from halox.runtime.call_guard import one_thread
@@ -57,6 +56,7 @@ from halox.runtime.gpu.devices import (
     to_host,
 )
 from halox.runtime.world import World
+from halox.tables import html_facts
 from halox.values import as_bool, check_bool, shortened, shown
 
 if TYPE_CHECKING:
