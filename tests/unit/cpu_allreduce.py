@@ -20,13 +20,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from halox.collectives.device import launching as allreduce
-from halox.collectives.device.launching import (
+from halox.collectives.device import kernel_reductions as allreduce
+from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
+from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     make_array_reduction,
     make_field_reduction,
 )
-from halox.collectives.device.table import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
@@ -243,7 +243,7 @@ class Rank:
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Rank that did not come + 1, 16 more if it called off, and epoch; zeros if all came."""
+        """Rank that did not come + 1, 16 more if it cancelled, and epoch; zeros if all came."""
         return tuple(self.reduction._failure.array[:8].view("u4").tolist())
 
 

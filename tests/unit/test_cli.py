@@ -364,7 +364,7 @@ class TestEndings:
     )
     def test_exit_status(self, code: object, status: int) -> None:
         ended = [sys.executable, "-c", f"import sys; sys.exit({code!r})"]
-        done = subprocess.run(ended, stderr=subprocess.DEVNULL, timeout=60, check=False)
+        done = subprocess.run(ended, stderr=subprocess.DEVNULL, timeout=500, check=False)
         assert runner.exit_status(code) == done.returncode == status
 
     def test_an_exception_without_a_text(self) -> None:

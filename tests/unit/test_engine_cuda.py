@@ -12,8 +12,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError, DeviceError, FieldError
-from halox.packing.device_arrays import DeviceArray, extent
+from halox.packing.device_arrays import DeviceArray
 from halox.packing.strided import addition_element
 from halox.runtime.gpu import compiler, cuda, driver
 from halox.runtime.gpu import launch as launches
@@ -230,11 +231,10 @@ class TestPreparedLaunch:
 
 
 class TestBounds:
-    def test_extent_of_strided_arrays(self):
-        assert extent((4, 3), (24, 8), 8) == (0, 96)
-        assert extent((4, 3), (-24, 8), 8) == (72, 24)
-        assert extent((4, 0), (8, 8), 8) == (0, 0)
-        assert extent((), (), 8) == (0, 8)
+    def test_span_of_strided_arrays(self):
+        assert StridedBlocks(0, (4, 3), (24, 8), 8).span == (0, 96)
+        assert StridedBlocks(5, (4, 3), (-24, 8), 8).span == (5 - 72, 5 + 24)
+        assert StridedBlocks(0, (), (), 8).span == (0, 8)
 
     @pytest.mark.parametrize(
         ("count", "fits"), [(0, True), (1, True), (4, True), (5, False), (1000, False)]
