@@ -33,12 +33,7 @@ class App:
 
 
 def checkout() -> Path | None:
-    """Return the checkout that halox was imported from, or None if halox is installed.
-
-    Notes
-    -----
-    Not collective; touches no device.
-    """
+    """Return the checkout that halox was imported from, or None if halox is installed."""
     root = Path(halox.__file__).resolve().parent.parent
     is_checkout = (root / "pyproject.toml").is_file() and (root / "apps" / "__init__.py").is_file()
     return root if is_checkout else None
@@ -74,30 +69,13 @@ def _package() -> ModuleType:
 
 
 def names() -> list[str]:
-    """Return the names of all apps, sorted.
-
-    Raises
-    ------
-    MissingPackageError
-        If neither an installed package nor a checkout with apps is found.
-    """
+    """Return the names of all apps, sorted; raise `MissingPackageError` if there is no package of apps."""
     return sorted(
         module.name for module in pkgutil.iter_modules(_package().__path__) if module.ispkg
     )
 
 
 def load(name: str) -> App:
-    """Import one app.
-
-    Parameters
-    ----------
-    name : str
-        One of `names`.
-
-    Raises
-    ------
-    MissingPackageError
-        If neither an installed package nor a checkout with apps is found.
-    """
+    """Import one app of `names`."""
     module = importlib.import_module(f"{_package().__name__}.{name}")
     return App(name, module.SUMMARY, module.add_arguments, module.run)

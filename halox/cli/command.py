@@ -1,4 +1,4 @@
-"""Reads the command line and hands it to ``run``, ``info``, ``tune`` or ``bench``, or to a script of the user's."""
+"""The command line: ``run``, ``info``, ``tune``, ``bench``, or a script of the user's."""
 
 from __future__ import annotations
 
@@ -72,22 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status.
+    """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Words after ``halox``; by default those of the command line.
-
-    Returns
-    -------
-    int
-        0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
-        installation. A script's is its own: this process is replaced by it.
-
-    Notes
-    -----
-    Collective where it runs inside an MPI launcher.
+    That is 0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
+    installation. A script's is its own: this process is replaced by it. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

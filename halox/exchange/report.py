@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from halox.exchange.selection import Route
-from halox.notebook import html_table
 from halox.paths.messages import Message
+from halox.tables import html_table, text_table
 
 Key = tuple[str, int, int]
 """Direction, peer and tag: what tells the messages of a plan apart."""
@@ -134,18 +134,8 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table with a line a message."""
-        head, lines = _HEAD, self._lines()
-        widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-        left = {1, 6, 9}
-
-        def render(line: tuple[str, ...]) -> str:
-            cells = [
-                cell.ljust(width) if i in left else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            return "  ".join(cells).rstrip()
-
-        body = [render(head), *map(render, lines)] if lines else ["no messages: no neighbour"]
+        lines = self._lines()
+        body = text_table([_HEAD, *lines], {1, 6, 9}) if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):
             body.append("measured us: of an exchange of all messages that go one path together")
         return "\n".join([self._title, *body])

@@ -40,7 +40,7 @@ from halox.paths.peer.table import (
 )
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 
 HEADER = "cpu_peer.h"
@@ -432,7 +432,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
 
     with (
         patch.object(peer_draft, "cupy", lambda: fake),
-        patch.object(peer_draft, "HOST_WORDS", Spares(word)),
+        patch.object(peer_draft, "HOST_WORDS", Pool(word)),
         patch.object(peer_draft, "kernel", lambda name, function, device, defines: defines),
         patch.object(peer_draft, "multiprocessors", lambda device: sms),
         patch.object(peer_draft, "PreparedLaunch", prepared),

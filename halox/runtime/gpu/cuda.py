@@ -26,17 +26,10 @@ _INSTALL = (
 
 @cache
 def why_no_gpu() -> str | None:
-    """Why no GPU can be used by this process, or None if one can.
+    """Return why no GPU can be used by this process, None if one can; creates no CUDA context.
 
-    Returns
-    -------
-    str or None
-        One short sentence without a full stop that names what is missing and, where there is one,
-        the remedy.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context. The first answer is kept.
+    The text is one short sentence without a full stop that names what is missing and, where there is one, the remedy.
+    The first answer is kept.
     """
     try:
         import cupy
@@ -86,21 +79,7 @@ def _version(number: int) -> str:
 
 
 def cupy() -> Any:
-    """CuPy, with at least one GPU behind it.
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    DeviceError
-        If CuPy or a GPU is missing; the text is that of :func:`why_no_gpu`.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context.
-    """
+    """Return CuPy, with a GPU behind it; raise `DeviceError` without. Creates no CUDA context."""
     reason = why_no_gpu()
     if reason is not None:
         raise DeviceError(f"no GPU can be used: {reason}")

@@ -1,21 +1,36 @@
-"""The HTML by which objects show themselves in notebooks."""
+"""Tables: as lines of text, and as HTML for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 
 
-def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as HTML; all text is escaped, and columns of numbers stand to the right.
+def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Return the lines of a table, each cell padded to its column; columns in ``left`` stand to the left.
 
-    Parameters
-    ----------
-    title : str
-    head : sequence of str
-        Names of the columns; empty for a table of names and values.
-    rows : iterable of sequences
-        The cells, as they are to be printed.
+    Examples
+    --------
+    >>> text_table([("case", "us"), ("a", "12.5")], {0})
+    ['case    us', 'a     12.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [aligned(row, widths, left) for row in rows]
+
+
+def aligned(
+    cells: Sequence[str], widths: Sequence[int], left: Collection[int], gap: str = "  "
+) -> str:
+    """Return a line of a table; there may be fewer cells than widths."""
+    padded = [
+        cell.ljust(width) if at in left else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
+    ]
+    return gap.join(padded).rstrip()
+
+
+def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as HTML, without a head where that is empty; text is escaped, numbers stand to the right.
 
     Examples
     --------
