@@ -70,12 +70,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a launcher and its ranks, each of which prints its stacks at SIGABRT."""
     if process.poll() is not None:
         return
-    ranks = descendants(process.pid)
-    _signal(ranks, signal.SIGABRT)
+    started = descendants(process.pid)
+    # Launchers pass on what their ranks print, so they go last.
+    _signal([pid for pid in started if _is_python(pid)], signal.SIGABRT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DUMPING_S)
-    _signal([*ranks, process.pid], signal.SIGKILL)
+    _signal([*started, process.pid], signal.SIGKILL)
     process.wait()
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return "python" in Path(f"/proc/{pid}/comm").read_text()
+    return False
 
 
 def _signal(processes: Sequence[int], number: signal.Signals) -> None:
