@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
-from halox.collectives.host import in_shared_memory, ordered
+from halox.collectives.host import mpi_reduction, shared_reduction
 from halox.collectives.operations import find_operation
 from halox.errors import (
     ClosedError,
@@ -34,8 +34,8 @@ from tests.unit.test_operations import PAIRS
 World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
-GATHERED = ordered.GATHERED_BYTES // 8
-SMALL = in_shared_memory.SMALL_BYTES // 8
+GATHERED = mpi_reduction.GATHERED_BYTES // 8
+SMALL = shared_reduction.SMALL_BYTES // 8
 SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
 
 
@@ -51,9 +51,9 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ordered, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(in_shared_memory, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(in_shared_memory, "DEVICE_PIECE_BYTES", 4096)
+    monkeypatch.setattr(mpi_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
     yield
 
 
@@ -403,7 +403,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
     """A slot is written again only when what was on its way out of it has ended."""
     ground = Ground(halox.runtime.world.World(comm))
     what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
-    made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+    made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
     assert made is not None
     moves, rng, base = LateMoves(), np.random.default_rng(comm.rank), np.arange(elements)
     arrays = [base * call + comm.rank for call in range(200)]
@@ -434,17 +434,17 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
         del field
         for elements in sizes:
             what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
-            made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+            made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
             assert (made is None) == (comm.size == 1)
             if made is None:
                 continue
             for call in range(1, 4):
                 values = np.full(elements, comm.rank + call + turn)
-                made.reduce(in_shared_memory.HostMoves(values, values), None)
+                made.reduce(shared_reduction.HostMoves(values, values), None)
                 total = sum(range(comm.size)) + (call + turn) * comm.size
                 assert agree(bool((values == total).all()), comm)
                 bad = ValueError("none") if comm.rank == comm.size - 1 else None
-                moves = None if bad else in_shared_memory.HostMoves(values, values)
+                moves = None if bad else shared_reduction.HostMoves(values, values)
                 with pytest.raises(HaloxError, match="none"):
                     made.reduce(moves, bad)
             made.close()

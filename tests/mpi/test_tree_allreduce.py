@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.collectives.device import tree as tree_allreduce
-from halox.collectives.device.tree import children, make_tree_reduction
+from halox.collectives.device import tree_reduction as tree_allreduce
+from halox.collectives.device.tree_reduction import children, make_tree_reduction
 from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 from halox.runtime.arena import SharedArena
 from halox.runtime.gpu import cuda
