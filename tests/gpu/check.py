@@ -27,6 +27,7 @@ from typing import Any
 
 from halox.cli import launcher
 from halox.cli.bench import allreduce_headlines
+from tests.launching import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
@@ -89,15 +90,6 @@ def run(
             said, _ = started.communicate()
             return 124, said + f"\ntook longer than {limit_s} s"
     return started.returncode, said
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [one for child in map(int, children) for one in (child, *descendants(child))]
 
 
 def suite(
