@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
-from halox.datatypes import algebra
+from halox.datatypes.algebra import box_of, nothing
 from halox.datatypes.arguments import integer_tuple, same_lengths
 from halox.datatypes.constructors import hindexed_block, hvector
 from halox.datatypes.datatype import Datatype
@@ -68,12 +68,12 @@ def subarray(
     inner = as_datatype(old)
     written = ("subarray", (shape, box, corner, order))
     if not inner.size and not inner.bounds.marked:
-        return algebra.nothing(written, inner)
+        return nothing(written, inner)
     steps = contiguous_strides(shape, inner.extent, order)
     offset = sum(start * step for start, step in zip(corner, steps, strict=True))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
-    made = algebra.box_of(written, inner, box, steps, offset)
+    made = box_of(written, inner, box, steps, offset)
     return made.with_bounds(made.bounds.resized(0, prod(shape) * inner.extent))
 
 
