@@ -1,7 +1,7 @@
 """The operators on NumPy arrays.
 
 Arrays are blocks of ``(z, y, x)`` points with one layer of ghosts around them, float64. Counted with
-the ghosts, coarse point c lies on fine point 2 c in each direction::
+the ghosts, coarse point c coincides with fine point 2 c in each direction::
 
     coarse   0       1       2       3          of m = 2 points: 0 and 3 are ghosts
     fine     0   1   2   3   4   5              0 and 5 are ghosts

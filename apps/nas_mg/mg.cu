@@ -1,7 +1,7 @@
 // The operators of the multigrid cycle on blocks of (z, y, x) points with one layer of ghosts, double precision.
 //
 // Index:     point (z, y, x), ghosts counted, is at z * plane + y * row + x; plane and row in elements, so that a block
-//            may be part of a larger array. Coarse point c lies on fine point 2 c in each direction.
+//            may be part of a larger array. Coarse point c is fine point 2 c in each direction.
 // Launch:    blockDim.x along x, blockDim.y along y; any block size; each kernel states the work of a thread.
 // Memory:    bytes a point to and from device memory where neighbours' loads hit the caches:
 //            stencil 24 (16 if base == out), restrict 9 of the fine grid, prolong 17 (add) or 9 of the fine grid.
