@@ -35,8 +35,7 @@ EXEMPT = ["docs/performance/log.md", "docs/performance/figures.md", "docs/_build
 # Words to avoid, and their replacements; a space also matches the underscore of a name.
 WORDS = {
     r"ways? of (a|the|its|that) path|path/way|no such way": "protocol",
-    r"(path|peer|ipc|staged|host) ways?": "protocol",
-    r"ipc/into|ipc/from": "ipc/put, ipc/get",
+    r"(path|ipc|staged|host) ways?": "protocol",
     r"narrow packets?|wide packets?": "LL packet, LL128-like packet",
     r"legs?|stretch(es)?": "segment, run",
     r"carriers?": "transport buffer",
@@ -51,7 +50,6 @@ WORDS = {
     r"call(s|ed|ing)? off": "cancel",
     r"numbers? of (a|the|whole) fields?": "field reduction",
     r"rivals?": "baseline",
-    r"headlines?": "target",
     r"early launch(es)?|launched early": "programmatic dependent launch",
     r"Cargo": "Payload",
     r"Stopwatch|stopwatch": "Timer",
