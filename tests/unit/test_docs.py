@@ -119,7 +119,9 @@ def test_links_name_headings_that_exist() -> None:
     for page in PAGES:
         for target, anchor in link.findall(page.read_text()):
             there = (page.parent / target).resolve() if target else page
-            assert letters(anchor) in headings[there], f"{page.relative_to(ROOT)}: {target}#{anchor}"
+            assert letters(anchor) in headings[there], (
+                f"{page.relative_to(ROOT)}: {target}#{anchor}"
+            )
             found += 1
     assert found > 30
 
