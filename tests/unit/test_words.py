@@ -29,8 +29,8 @@ CLEAN = [
     "examples",
 ]
 
-# A log of what was measured, and a page generated from the results of the GPU checks.
-EXEMPT = ["docs/performance/log.md", "docs/performance/figures.md", "docs/_build"]
+# A log of experiments, which stays as it was written, and the built pages.
+EXEMPT = ["docs/performance/log.md", "docs/_build"]
 
 # Words to avoid, and their replacements; a space also matches the underscore of a name.
 WORDS = {
