@@ -268,7 +268,7 @@ class Result:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Tests that need what this machine has not; the reason is on record."""
+        """Tests for hardware or software that this machine lacks; the reason is recorded."""
         return [test for test in self.tests if test["outcome"] == "skipped"]
 
     @property
