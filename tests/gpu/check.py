@@ -183,7 +183,7 @@ def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> li
     print(f"{name} on {ranks or 1} rank(s): {time.monotonic() - began:.0f} s")
     found = json.loads(result.read_text()) if result.exists() else []
     if isinstance(found, dict):
-        found = found.get("headlines", [])
+        found = found.get("targets", [])
     if not found or (status and not any("failed" in row for row in found)):
         print(said[-4000:])
         print(f"{name} on {ranks or 1} rank(s): exit status {status}")
@@ -196,7 +196,7 @@ def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> li
 
 def targets(kind: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
     """Measure the figures with targets of a kind of benchmark."""
-    words = ["halox", "bench", kind, "--device", "gpu", "--headlines", "--json"]
+    words = ["halox", "bench", kind, "--device", "gpu", "--targets", "--json"]
     return measure(f"halox bench {kind}", words, ranks, scratch)
 
 

@@ -360,7 +360,7 @@ def targets_on(stage: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch)
     clock = RanksClock(comm, stage, BRIEF)
     bench = SimpleNamespace(stage=stage, clock=clock, shared_gpu=False, free=lambda: None)
     monkeypatch.setattr(targets, "AllreduceBench", lambda comm, options: bench)
-    return targets._Headlines(comm)
+    return targets.Targets(comm)
 
 
 @pytest.mark.parametrize("with_halo", [False, True])

@@ -105,7 +105,7 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
-        for option in ("--device gpu", "--headlines", "--contention"):
+        for option in ("--device gpu", "--targets", "--headlines", "--contention"):
             assert bench(f"pack {option}") == 2
             assert "it is on loan" in capsys.readouterr().err
 

@@ -24,8 +24,8 @@ from halox_bench.allreduce.rows import AllreduceRow, calls_to_pay, header, line,
 from halox_bench.allreduce.targets import (
     MEDIUM,
     SHARED_BYTES,
-    _Headlines,
-    headlines,
+    Targets,
+    measure,
 )
 from halox_bench.common.kernels import source
 from halox_bench.common.sizes import MIB, nbytes_of, size_label
@@ -251,7 +251,7 @@ class TestCommand:
             ("--sizes 0", "expected bytes"),
             ("--dtype f4 --op bitwise_and", "no meaning"),
             ("--device cpu --sizes 8 --algorithms magic", "expected host, hierarchical"),
-            ("--headlines --device cpu", "needs a GPU"),
+            ("--targets --device cpu", "needs a GPU"),
             ("--device cpu --sizes 8 --json /no/such/x.json", "no such folder"),
         ],
     )
@@ -309,12 +309,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         return iter(())
 
     for name in ("over_launch", "norm", "jacobi", "choice"):
-        monkeypatch.setattr(_Headlines, name, none)
+        monkeypatch.setattr(Targets, name, none)
 
     def run(budget_s: float = 60.0, **options: Any) -> dict[str, Any]:
         bench = FakeBench(**options)
         monkeypatch.setattr(targets, "AllreduceBench", lambda comm, options: bench)
-        found = headlines(bench.comm, budget_s=budget_s)
+        found = measure(bench.comm, budget_s=budget_s)
         measured_once = len(bench.seen) == len(set(bench.seen))
         assert measured_once or bench.failed
         json.dumps(found, allow_nan=False)
@@ -323,7 +323,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     return run
 
 
-class TestHeadlines:
+class TestTargets:
     def test_a_gpu_each(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures()
         one = {

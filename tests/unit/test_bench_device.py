@@ -304,12 +304,12 @@ class TestCommand:
         assert all(line["alone_us"] > 0 for line in lines)
         assert "slowdown" in capsys.readouterr().out
 
-    def test_headlines(
+    def test_targets(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        small_headlines(monkeypatch)
-        result = self.run(monkeypatch, tmp_path, "--headlines")
-        assert not [one for one in result["headlines"] if "failed" in one]
+        small_targets(monkeypatch)
+        result = self.run(monkeypatch, tmp_path, "--targets")
+        assert not [one for one in result["targets"] if "failed" in one]
         assert "x-face" in capsys.readouterr().out
 
 
@@ -336,7 +336,7 @@ def small_contention(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "time", ticks)
 
 
-def small_headlines(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the cases, so that host memory is fast enough."""
     import halox
 
@@ -411,11 +411,11 @@ class TestContention:
         assert any(line.us for line in lines if line.method == "strided")
 
 
-class TestHeadlines:
+class TestTargets:
     def test_all_figures(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        small_headlines(monkeypatch)
-        found = targets.headlines()
+        small_targets(monkeypatch)
+        found = targets.measure()
         assert len(found) >= 25
         for one in found:
             assert set(one) >= {
@@ -439,19 +439,19 @@ class TestHeadlines:
 
     def test_a_failure_leaves_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        small_headlines(monkeypatch)
+        small_targets(monkeypatch)
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise DeviceError("no memory")
 
         monkeypatch.setattr(contention, "half_busy_slowdown", refuse)
-        found = {one["name"]: one for one in targets.headlines()}
+        found = {one["name"]: one for one in targets.measure()}
         assert found["half the GPU busy"]["failed"] == "DeviceError: no memory"
         assert found["half the GPU busy"]["met"] is None and len(found) > 20
 
     def test_the_time_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        found = targets.headlines(budget_s=-1.0)
+        found = targets.measure(budget_s=-1.0)
         assert all("left out" in one["failed"] for one in found)
 
     def test_figure(self) -> None:

@@ -390,7 +390,7 @@ class TestCommands:
             ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
             ("exchange --sizes 8 --halo 9", "wider than a block"),
             ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
-            ("exchange --headlines --device cpu", "needs a GPU"),
+            ("exchange --targets --device cpu", "needs a GPU"),
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),

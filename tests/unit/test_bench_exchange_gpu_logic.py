@@ -16,7 +16,7 @@ from halox_bench.exchange import targets
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.rows import ExchangeRow
-from halox_bench.exchange.targets import _Headlines
+from halox_bench.exchange.targets import Targets
 from halox_bench.ranks import busy
 from halox_bench.ranks import clock as ranks_clock
 from halox_bench.ranks.clock import Stage
@@ -80,21 +80,21 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         return iter(())
 
     for name in ("half_busy", "host_time"):
-        monkeypatch.setattr(_Headlines, name, none)
-    monkeypatch.setattr(_Headlines, "_peer_bytes_per_us", lambda self: 400e3)
+        monkeypatch.setattr(Targets, name, none)
+    monkeypatch.setattr(Targets, "_peer_bytes_per_us", lambda self: 400e3)
     monkeypatch.setattr(targets, "why_not_gpu_aware", lambda comm, device: "not asked")
 
     def run(**options: Any) -> dict[str, Any]:
         bench = FakeBench(**options)
         monkeypatch.setattr(targets, "Bench", lambda comm, options: bench)
-        found = targets.headlines(bench.comm)
+        found = targets.measure(bench.comm)
         json.dumps(found, allow_nan=False)
         return {one["name"]: one for one in found}
 
     return run
 
 
-class TestHeadlines:
+class TestTargets:
     def test_a_gpu_each(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures()
         small = found["both x-faces of 64^3 float64, 2 ranks, in a stream"]
@@ -145,7 +145,7 @@ class TestHeadlines:
         monkeypatch.setattr(targets, "BUDGET_S", -1.0)
         bench = FakeBench()
         monkeypatch.setattr(targets, "Bench", lambda comm, options: bench)
-        found = targets.headlines(bench.comm, budget_s=-1.0)
+        found = targets.measure(bench.comm, budget_s=-1.0)
         assert all("left out" in one["failed"] for one in found) and not bench.seen
 
 

@@ -61,7 +61,7 @@ JACOBI_CELLS = 256
 OF_ONE_BY_ONE = 0.8
 
 
-def headlines(
+def measure(
     comm: Any,
     *,
     budget_s: float = BUDGET_S,
@@ -84,10 +84,10 @@ def headlines(
     -----
     Collective. Every result is checked before it is timed.
     """
-    return measured(_Headlines(comm).groups(), budget_s, progress, comm)
+    return measured(Targets(comm).groups(), budget_s, progress, comm)
 
 
-class _Headlines:
+class Targets:
     """The groups of figures, on the ranks' GPUs."""
 
     def __init__(self, comm: Any) -> None:

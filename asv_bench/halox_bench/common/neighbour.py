@@ -111,11 +111,11 @@ class Neighbour:
     def copying(self, direction: str) -> Iterator[str]:
         """Keep a copy engine busy: ``"to host"``, ``"from host"``, or ``"both ways"``."""
         host, memory = self._host.device_pointer, int(self._memory.data.ptr)
-        ways = {"to host": [(memory, host)], "from host": [(host, memory)]}
+        routes = {"to host": [(memory, host)], "from host": [(host, memory)]}
         streams = (self._low, self._side)
-        # Halves, so that the two ways do not touch the same bytes.
+        # Halves, so that the two directions do not touch the same bytes.
         both = [(memory, host), (host + _COPY_BYTES // 2, memory + _COPY_BYTES // 2)]
-        for stream, (source, target) in zip(streams, ways.get(direction, both), strict=False):
+        for stream, (source, target) in zip(streams, routes.get(direction, both), strict=False):
             for _ in range(int(PATIENCE_S * 55e9 / (_COPY_BYTES // 2))):
                 copy(source, target, _COPY_BYTES // 2, stream.ptr)
         try:

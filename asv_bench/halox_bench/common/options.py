@@ -97,7 +97,10 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: GPUs if usable"
     )
     parser.add_argument(
-        "--headlines", action="store_true", help="only the figures that halox is measured by"
+        "--targets",
+        "--headlines",
+        action="store_true",
+        help="only the figures that have a target; --headlines is its former name",
     )
 
 

@@ -32,7 +32,7 @@ _SLOW_US = 2_000.0
 
 @dataclass(frozen=True)
 class Timed:
-    """Medians of one way to move a case's bytes, in microseconds a call.
+    """Medians of a method that moves a case's bytes, in microseconds a call.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ class Clock:
                 turning(stream.ptr)
             graph = stream.end_capture()
         except Exception:
-            # Some ways cannot be captured; CUDA and the packers say so in many ways.
+            # Some methods cannot be captured, and raise many kinds of errors.
             with suppress(Exception):
                 stream.end_capture()
         return graph

@@ -65,7 +65,7 @@ OF_PEER = 0.75
 WEAK_SCALING = 0.95
 
 
-def headlines(
+def measure(
     comm: Any,
     *,
     budget_s: float = BUDGET_S,
@@ -94,11 +94,11 @@ def headlines(
     """
     why = why_not_gpu_aware(comm, "gpu") if no_gpu_aware is None else no_gpu_aware
     options = Options("gpu", timing=TIMING, no_gpu_aware=why)
-    bench = _Headlines(Bench(comm, options))
+    bench = Targets(Bench(comm, options))
     return measured(bench.groups(), budget_s, progress, comm)
 
 
-class _Headlines:
+class Targets:
     """The groups of figures, on one bench."""
 
     def __init__(self, bench: Bench) -> None:

@@ -60,7 +60,7 @@ def scaling(blocks: BlockList) -> float:
 def moves(
     case: Case, blocks: BlockList, direction: str, device: int
 ) -> dict[str, Callable[[], Move]]:
-    """Return the ways a user has for a case, by name, each still to be prepared by a call.
+    """Return what users write for a case, by name, each still to be prepared by a call.
 
     Parameters
     ----------

@@ -31,15 +31,15 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         show_list()
         return 0
     device = machine.device_of(args.device)
-    if (args.headlines or args.contention) and device == "cpu":
+    if (args.targets or args.contention) and device == "cpu":
         why = "not with --device cpu" if args.device == "cpu" else machine.why_no_gpu()
-        raise DeviceError(f"--headlines and --contention need a GPU: {why}")
+        raise DeviceError(f"--targets and --contention need a GPU: {why}")
     check_folders(args)
     result: dict[str, Any] = {"machine": machine.machine(device)}
     failed = False
-    if args.headlines:
-        result["headlines"] = _headlines()
-        failed = any("failed" in one for one in result["headlines"])
+    if args.targets:
+        result["targets"] = _targets()
+        failed = any("failed" in one for one in result["targets"])
     elif args.contention:
         result["contention"] = _contention(quick=args.quick)
     else:
@@ -115,11 +115,11 @@ def _print_speeds(rig: Any, destinations: Iterable[str]) -> None:
     print(f"empty kernel: {empty.us:.2f} us in a stream{graph}\n")
 
 
-def _headlines() -> list[Figure]:
+def _targets() -> list[Figure]:
     from halox_bench.pack import targets
 
     watch = _Watch()
-    found = targets.headlines(progress=lambda what, done, total: watch(what))
+    found = targets.measure(progress=lambda what, done, total: watch(what))
     watch.clear()
     print(shown(found))
     return found

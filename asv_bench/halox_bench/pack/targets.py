@@ -20,7 +20,7 @@ BUDGET_S = 60.0
 REPEATS = 9
 
 
-def headlines(
+def measure(
     device: int = 0,
     *,
     budget_s: float = BUDGET_S,
@@ -44,10 +44,10 @@ def headlines(
     -----
     Not collective. Every packed result is checked before it is timed.
     """
-    return measured(_Bench(Rig(device, REPEATS)).groups(), budget_s, progress)
+    return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
 
 
-class _Bench:
+class Targets:
     """The groups of figures, on one rig."""
 
     def __init__(self, rig: Rig) -> None:

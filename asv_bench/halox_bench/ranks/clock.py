@@ -25,7 +25,7 @@ class Timing:
     Attributes
     ----------
     batches : int
-        Batches of each way, of which the median counts.
+        Batches of each call, of which the median counts.
     batch_s : float
         Least time of a batch, unless `MOST_CALLS` calls take less.
     """

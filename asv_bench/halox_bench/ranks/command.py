@@ -105,12 +105,12 @@ def run_cases(
 
     def work() -> int:
         device = device_of(args.device, comm)
-        if args.headlines and device == "cpu":
-            raise DeviceError("--headlines needs a GPU on every rank")
+        if args.targets and device == "cpu":
+            raise DeviceError("--targets needs a GPU on every rank")
         result: dict[str, Any] = {"machine": machines(comm, device)}
         with written(args, comm, result):
-            if args.headlines:
-                return _headlines(comm, kind, result)
+            if args.targets:
+                return _targets(comm, kind, result)
             bench = prepared(comm, device)
             say(comm, f"{bench.heading()}\n\n{bench.header()}")
             rows = measured(bench, chosen, result)
@@ -122,10 +122,10 @@ def run_cases(
     return run.together(comm, work, name)
 
 
-def _headlines(comm: Any, kind: str, result: dict[str, Any]) -> int:
+def _targets(comm: Any, kind: str, result: dict[str, Any]) -> int:
     progress = TerminalProgress(comm.rank)
-    targets: Any = import_module(f"halox_bench.{kind}.targets")
-    found = result["headlines"] = targets.headlines(comm, progress=progress)
+    measured: Any = import_module(f"halox_bench.{kind}.targets").measure
+    found = result["targets"] = measured(comm, progress=progress)
     progress.clear()
     say(comm, shown(found))
     return int(any("failed" in one for one in found))

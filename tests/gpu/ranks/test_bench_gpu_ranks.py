@@ -108,11 +108,11 @@ def test_allreduce(case: AllreduceCase, comm: MPI.Intracomm) -> None:
 def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a norm, of a Jacobi step and of a grid's allreduce, in small: all check their results."""
     monkeypatch.setattr(targets, "NORM_CELLS", 48)
-    (norm,) = targets._Headlines(comm).norm()
+    (norm,) = targets.Targets(comm).norm()
     assert norm["value"] > 0
     bench = allreduce_bench(comm)
     if not bench.shared_gpu:
         # Ranks that share a GPU have no exchange that a graph can hold.
         assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
-        in_place, new = targets._Headlines(comm).over_persistent()
+        in_place, new = targets.Targets(comm).over_persistent()
         assert in_place["value"] > 0 and new["value"] > 0
