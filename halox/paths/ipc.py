@@ -348,8 +348,7 @@ class IpcChannel(Channel):
         return _Signal(number, self._link.gate(flag, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
-        from halox.packing.device import Zeroing, launch_add, launch_pack
-        from halox.packing.fragments import fragment_launches
+        from halox.packing.device import Zeroing, fragment_launches, launch_add, launch_pack
 
         end, job, device = self._end, self._end.job, self._end.arena.device
         incoming = (*end.receives["staging"], *end.receives["from"])

@@ -196,7 +196,7 @@ class Array:
 
 @dataclass
 class Launch:
-    """What EarlyLaunch is given."""
+    """What PreparedLaunch is given."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
@@ -425,7 +425,9 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(defines: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Launch:
+    def prepared(
+        defines: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
+    ) -> Launch:
         return adapt(defines, blocks, threads, arguments)
 
     with (
@@ -433,7 +435,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         patch.object(peer_draft, "HOST_WORDS", Spares(word)),
         patch.object(peer_draft, "kernel", lambda name, function, device, defines: defines),
         patch.object(peer_draft, "multiprocessors", lambda device: sms),
-        patch.object(peer_draft, "EarlyLaunch", prepared),
+        patch.object(peer_draft, "PreparedLaunch", prepared),
         patch.object(peer_draft, "_Memory", _Memory),
     ):
         yield

@@ -29,7 +29,6 @@ from halox.paths.peer.table import (
 from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import PinnedBuffer
 from halox.runtime.gpu.pools import HOST_WORDS
@@ -291,7 +290,7 @@ class Draft:
 
         def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
             exchange["send_blocks"] = send_blocks
-            return EarlyLaunch(
+            return PreparedLaunch(
                 kernel("peer", "peer_exchange", self.device, planned.defines),
                 blocks,
                 planned.threads,
@@ -300,6 +299,7 @@ class Draft:
                     for data in (parameter, exchange)
                 ],
                 device=self.device,
+                dependent=True,
             )
 
         shape = planned.send_blocks, planned.blocks
