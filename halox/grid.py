@@ -38,7 +38,6 @@ from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.selection import reads_in_place, wished_path
-from halox.exchange.surroundings import Surroundings
 from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.gathering import gather
@@ -46,6 +45,7 @@ from halox.notebook import html_facts
 from halox.paths.base import Operation
 from halox.runtime.arrays import as_ndarray, describe
 from halox.runtime.call_guard import one_thread
+from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import (
     allocate,
@@ -89,8 +89,9 @@ class Grid:
         machine take its GPUs in turn; a rank alone takes the current one.
     placement : bool
         Whether blocks are given to ranks so that the largest faces stay within nodes.
-    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
-        The data path of all messages to other ranks; by default that of HALOX_PATH, or else the fastest.
+    path : str, optional
+        The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
+        HALOX_PATH, or else the fastest.
 
     Attributes
     ----------
@@ -157,7 +158,7 @@ class Grid:
         path: str | None = None,
     ) -> None:
         self._world = world = World(comm, "making a grid")
-        self._surroundings = Surroundings(world)
+        self._context = Context(world)
         self._plan_number = self._made = 0
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
@@ -186,7 +187,7 @@ class Grid:
             self._path = path
             self._compare_arguments()
         except HaloxError as error:
-            self._surroundings.close_after(error)
+            self._context.close_after(error)
             raise
         self.comm: MPI.Intracomm = world.comm
         self.rank: int = world.rank
@@ -206,7 +207,7 @@ class Grid:
         self.xp: Any = array_module(self.device_id)
         self._numbers: DeviceNumbers | None = None
         if self.device_id is not None:
-            self._numbers = DeviceNumbers(self._surroundings, self.device_id)
+            self._numbers = DeviceNumbers(self._context, self.device_id)
 
     def _compare_arguments(self) -> None:
         """Raise on all ranks if their grids differ; names the argument."""
@@ -542,7 +543,7 @@ class Grid:
         self._plans.sweep()
         self._plan_number += 1
         path = self._path if path is None else path
-        plan = make_plan(self._surroundings, draft, keep=keep, path=path, call=call)
+        plan = make_plan(self._context, draft, keep=keep, path=path, call=call)
         self._all_plans.add(plan)
         return plan
 
@@ -749,7 +750,7 @@ class Grid:
                 plan.close()
             if self._numbers is not None:
                 self._numbers.close()
-            self._surroundings.close()
+            self._context.close()
 
     def __enter__(self) -> Grid:
         """Return the grid."""
@@ -825,14 +826,14 @@ class Grid:
         layout, found, filling = self._world.guarded(build, _ALLOCATION)
         shared = None
         if self.device_id is None and reads_in_place(layout, found.itemsize):
-            shared = self._surroundings.arena.array(layout.padded_shape, found)
+            shared = self._context.arena.array(layout.padded_shape, found)
 
         def make() -> Any:
             array = shared
             try:
                 if self.device_id is not None and self._world.node_size > 1:
                     # Memory that neighbours can map, so that they can store into its halo.
-                    arena = self._surroundings.use_device(self.device_id)
+                    arena = self._context.use_device(self.device_id)
                     array = arena.array(layout.padded_shape, found)
                 elif array is None:
                     array = allocate(layout.padded_shape, found, self.device_id)

@@ -20,6 +20,7 @@ from halox.exchange.costs import Costs
 from halox.runtime.user_files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
+    from halox.runtime.context import Context
     from halox.runtime.topology import Topology
     from halox.runtime.world import World
 
@@ -123,6 +124,12 @@ def describe_topology(topology: Topology) -> str:
     )
 
 
+def costs_of(context: Context) -> Costs:
+    """Return the constants that all ranks choose by; collective, for `Context.once`."""
+    fingerprint = fingerprint_of(context.world, context.find_gpus(), context.device)
+    return agreed_costs(context.world, fingerprint)
+
+
 def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones.
 
@@ -193,8 +200,8 @@ def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
                 found = Costs.from_dict(entry.get("costs"))
             except HaloxError as error:
                 raise HaloxError(f"it is corrupt: {error}") from error
-            # Ways that could not be measured are not in the file.
-            return Costs.default().updated(found.ways, found.origin)
+            # Protocols that could not be measured are not in the file.
+            return Costs.default().updated(found.protocols, found.origin)
     if entries:
         raise HaloxError(_other_machine(fingerprint, entries))
     return None

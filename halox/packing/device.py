@@ -10,17 +10,14 @@ import numpy as np
 
 from halox.errors import DatatypeError
 from halox.packing.device_arrays import device_array
+from halox.packing.endpoint import Endpoint
 from halox.packing.refine import Copy, Side, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
-from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-
-Endpoint = tuple[Described, "Datatype", int]
-"""An array on the GPU, and a datatype with its count at the array's first element."""
 
 Move = tuple[Endpoint, int]
 """An endpoint, and the address of its packed bytes."""

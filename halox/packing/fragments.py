@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from halox.packing.cutting import cut_parts
-from halox.packing.device import Endpoint, Launches
+from halox.packing.device import Launches
+from halox.packing.endpoint import Endpoint
 from halox.packing.refine import Copy
 from halox.packing.strided import StridedCopy
 from halox.packing.workunits import WorkUnitsCopy

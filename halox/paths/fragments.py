@@ -1,4 +1,4 @@
-"""Into which fragments a large message is cut, alike on both of its ends.
+"""Fragments of large messages, alike on both of their ends.
 
 A message travels packed, so it can be cut at any byte: where depends on its size alone, which both ends know. While
 one fragment is packed, the one before it is under way and the one before that is unpacked. After Wu et al. 2016,
@@ -7,7 +7,7 @@ section 4: what remains is the slowest of the three stages, and the other two fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -96,3 +96,15 @@ def within_counts(cut: Cutter) -> Cutter:
         )
 
     return counted
+
+
+def shares_of(
+    messages: Sequence[Message], ends: Sequence[tuple[int, ...]], fragments: int
+) -> list[tuple[int, ...]]:
+    """Return for each part of some messages where its share of each fragment ends, counted from the part's start."""
+    return [
+        tuple(min(max(end - offset, 0), part.nbytes) for end in padded)
+        for message, at in zip(messages, ends, strict=True)
+        for padded in [at + at[-1:] * (fragments - len(at))]
+        for part, offset in zip(message.parts, message.offsets, strict=True)
+    ]

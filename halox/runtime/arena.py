@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.runtime import shared_memory
-from halox.runtime.shared_memory import Bytes, Segment
+from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
 
 _GRANULE = 256
@@ -65,7 +65,7 @@ class _Own:
         Whether its pages were given back to the system.
     """
 
-    segment: Segment
+    segment: SharedSegment
     free: list[tuple[int, int]] = field(default_factory=list)
     idle: int = 0
     is_trimmed: bool = False
@@ -115,7 +115,7 @@ class SharedArena:
     """
 
     def __init__(self, world: World) -> None:
-        self._segments: dict[tuple[int, int], Segment] = {}
+        self._segments: dict[tuple[int, int], SharedSegment] = {}
         self._own: dict[int, _Own] = {}
         self._used: dict[int, tuple[int, int, int, bool]] = {}
         self._released: deque[int] = deque()

@@ -68,11 +68,11 @@ class _Segment:
     handle: bytes | None = None
 
 
-Segment = tuple[str, int]
+Allocation = tuple[str, int]
 """An arena's name and the number of its allocation."""
 
 _arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
-_mapped: dict[Segment, int] = {}
+_mapped: dict[Allocation, int] = {}
 
 
 class DeviceArena:
@@ -178,7 +178,7 @@ class DeviceArena:
                     return DevicePlace(arena.name, number, start - segment.pointer)
         return None
 
-    def handles(self, places: Iterable[DevicePlace]) -> dict[Segment, bytes]:
+    def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
         """Return the handles of the segments in which places of this process lie, for peers to `open`."""
         found = {}
         for name, number in sorted({(place.arena, place.segment) for place in places}):
@@ -188,7 +188,7 @@ class DeviceArena:
             found[name, number] = segment.handle
         return found
 
-    def open(self, handles: Mapping[Segment, bytes]) -> None:
+    def open(self, handles: Mapping[Allocation, bytes]) -> None:
         """Map a peer's segments, those that this process has not mapped yet.
 
         Raises

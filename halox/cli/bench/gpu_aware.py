@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halox.paths.cuda_aware import find_out
+from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 

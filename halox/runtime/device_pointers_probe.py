@@ -1,4 +1,4 @@
-"""A process that hands device pointers to MPI, and lives or dies by it: ``python -m halox.paths.cuda_probe``.
+"""Trial process that hands device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
 
 An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So the question is put
 to a process of its own, which sends itself some messages between two device buffers and looks at what arrived. It

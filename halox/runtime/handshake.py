@@ -1,0 +1,78 @@
+"""Handshake in rounds between ranks that make something together, such as memory that they map of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from halox.errors import HaloxError
+from halox.runtime.world import World
+
+
+class Participant(Protocol):
+    """The part of this rank, under construction."""
+
+    def abandon(self) -> None:
+        """Give back what it holds, after an error that was raised on all ranks."""
+
+
+Mine = TypeVar("Mine", bound=Participant)
+
+
+def handshake(
+    world: World,
+    begin: Callable[[], Mine | None],
+    rounds: Sequence[Callable[[Mine, Any], Any]],
+    doing: str,
+    peers: Callable[[Mine], Sequence[int]] | None = None,
+) -> Any:
+    """Make something in rounds: all ranks succeed in one before any enters the next.
+
+    Parameters
+    ----------
+    world : World
+    begin : callable
+        Returns this rank's part, None on a rank that only keeps the others company.
+    rounds : sequence of callable
+        Each takes the part and what the peers returned in the round before (None in the first), and returns what they
+        must know: by rank, or with ``peers=None`` one object for all. The last one returns the result.
+    doing : str
+        What the ranks are doing together, for errors.
+    peers : callable, optional
+        Returns the ranks with which a part swaps, mutually; by default the whole world gathers.
+
+    Returns
+    -------
+    object
+        The last round's; None on a rank without a part.
+
+    Raises
+    ------
+    HaloxError
+        On all ranks, if any of them raises; parts are abandoned then.
+
+    Notes
+    -----
+    Collective over the world.
+    """
+    part: Mine | None = None
+    told: Any = None
+
+    def take(step: Callable[[Mine, Any], Any]) -> Any:
+        nonlocal part
+        if step is rounds[0]:
+            part = begin()
+        return None if part is None else step(part, told)
+
+    try:
+        for step in rounds[:-1]:
+            if peers is None:
+                told = world.gather_result(lambda step=step: take(step), doing)  # type: ignore[misc]
+            else:
+                said = world.guarded(lambda step=step: take(step), doing)  # type: ignore[misc]
+                told = world.swap(said or {}, [] if part is None else peers(part), doing)
+        return world.guarded(lambda: take(rounds[-1]), doing)
+    except HaloxError:
+        if part is not None:
+            part.abandon()
+        raise
