@@ -30,13 +30,6 @@ def show(*, as_json: bool) -> None:
 def collect() -> dict[str, Any]:
     """Return what halox finds: versions, MPI, GPUs and their links, possible data paths.
 
-    Returns
-    -------
-    dict
-        Plain values only, fit for JSON.
-
-    Notes
-    -----
     Not collective. Initialises MPI only far enough to ask for its version; makes a GPU context
     where there is a GPU.
     """

@@ -51,8 +51,6 @@ def show(comm: Any, *, as_json: bool) -> int:
 def collect(comm: Any) -> list[Hop] | None:
     """Make messages between all ranks, and return on rank 0 the path of each of them.
 
-    Notes
-    -----
     Collective. Nothing is sent but what the making of a plan needs.
     """
     world = World(comm, "tune")
@@ -78,17 +76,8 @@ def collect(comm: Any) -> list[Hop] | None:
 def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
     """Return the matrix and the reasons as plain values.
 
-    Parameters
-    ----------
-    ranks : int
-    hops : iterable of Hop
-        In any order; pairs of ranks without one have None in the matrix.
-
-    Returns
-    -------
-    dict
-        ``matrix[sender][receiver]`` is "path/protocol". ``why`` and ``not_possible`` are lists of what, why, and the
-        pairs (sender, receiver) for which it holds.
+    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop. ``why`` and ``not_possible`` are
+    lists of what, why, and the pairs for which it holds.
     """
     matrix: list[list[str | None]] = [[None] * ranks for _ in range(ranks)]
     predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]

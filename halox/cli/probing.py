@@ -83,8 +83,6 @@ def campaign(
 ) -> Campaign:
     """Measure every protocol at every point, as far as time allows.
 
-    Notes
-    -----
     Collective if the probe is; ``time_is_up`` must say the same on all ranks.
     """
     found = Campaign()
@@ -175,13 +173,7 @@ class Prober:
     far: int | None
 
     def __call__(self, path: str, protocol: str, point: Point) -> Sample:
-        """Measure a protocol at a point; collective.
-
-        Raises
-        ------
-        HaloxError
-            On all ranks, if it cannot be taken.
-        """
+        """Measure a protocol at a point; collective."""
         wanted = f"{path}/{protocol}"
         if _protocol(wanted).in_field:
             return self.in_fields(wanted, point)[0]
@@ -262,17 +254,6 @@ class Prober:
 
 def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
     """Return a rank's partner on its node, and its partner for messages between nodes.
-
-    Parameters
-    ----------
-    rank : int
-    nodes : sequence of int
-        For each rank its node.
-
-    Returns
-    -------
-    near, far : int or None
-        None for a rank that is left over. Where all ranks are on one node, ``far`` is ``near``.
 
     Examples
     --------

@@ -58,8 +58,6 @@ def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
 def ranks_wanted(asked: int | None) -> int | None:
     """Return how many ranks to start: one a GPU and at least two, unless told or inside a launcher.
 
-    Notes
-    -----
     None leaves it to the launcher around.
     """
     from halox.runtime.gpu.cuda import gpu_count

@@ -12,13 +12,7 @@ _BUILDING = "the making of a plan"
 
 
 def build_channels(build: Build) -> list[Carried]:
-    """Make all channels of a plan; collective over all ranks.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part.
-    """
+    """Make all channels of a plan; collective over all ranks."""
     world = build.world
     used = {route.path for route, _ in build.routes.values()}
     said = world.gather({name: bool(build.messages_near(PATHS[name])) for name in used}, _BUILDING)

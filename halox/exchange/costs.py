@@ -25,8 +25,6 @@ class Costs:
     origin : str
         Where they come from, for people.
 
-    Notes
-    -----
     Not collective; touches no device.
 
     Examples
@@ -69,23 +67,9 @@ class Costs:
     ) -> float:
         """Return the microseconds that an exchange is expected to take.
 
-        Parameters
-        ----------
-        path, protocol : str
-            The protocol of all its messages.
-        nbytes : int
-            Payload of all of them together, in one direction.
-        block_bytes : int
-            Mean bytes of a block, on the end where blocks are shorter.
-        messages : int
-            How many messages share the exchange.
-        shared_gpu : bool
-            Whether either end's GPU is used by another rank of the job too.
-
-        Raises
-        ------
-        HaloxError
-            If there is no model of the protocol; see `knows`.
+        All its messages together carry ``nbytes`` in one direction, in blocks of ``block_bytes`` on the end where they
+        are shorter. ``shared_gpu`` says that either end's GPU is used by another rank of the job too. A `HaloxError` is
+        raised if there is no model of the protocol; see `knows`.
         """
         name, known = protocol_name(path, protocol), self.protocols
         cost = known.get(protocol_name(path, protocol, shared_gpu), known.get(name))
@@ -101,17 +85,10 @@ class Costs:
         messages: int = 1,
         shared_gpu: bool = False,
     ) -> Candidate:
-        """Return the candidate that is expected to take least time.
+        """Return the candidate, of at least one, that is expected to take least time.
 
-        Parameters
-        ----------
-        candidates : sequence of Candidate
-            At least one. Those without a model are taken only if none has one; then the first.
-        nbytes, block_bytes, messages, shared_gpu
-            As of `predict`.
+        Those without a model are taken only if none has one; then the first.
 
-        Notes
-        -----
         The order of the candidates does not matter where their times are equal: the first by name is taken.
         """
 
@@ -144,13 +121,7 @@ class Costs:
 
     @classmethod
     def from_dict(cls, found: Any) -> Costs:
-        """Read the result of `to_dict`, also of versions that spoke of ways and had other names of protocols.
-
-        Raises
-        ------
-        HaloxError
-            If it is anything else, or a constant is no sensible number.
-        """
+        """Read the result of `to_dict`, also of versions that spoke of ways and had other names of protocols."""
         try:
             if tuple(found["run_bytes"]) != RUN_BYTES:
                 raise HaloxError(

@@ -34,14 +34,6 @@ class Sample:
 def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     """Return the constants that fit best, None if the samples leave one open.
 
-    Parameters
-    ----------
-    samples : sequence of Sample
-        Of one protocol: with small and large messages, runs of the lengths of `RUN_BYTES`, and, for ``message_us``
-        to be other than 0, several messages in one exchange.
-
-    Notes
-    -----
     Not collective. Minimises the sum of relative errors, by least squares with weights that are renewed from the
     errors; so 5 us of 50 weigh as much as 0.5 of 5, and one stray measurement moves nothing. Constants are never
     negative, and longer runs never slower: the unknowns are latency, time a message, time per byte of the
@@ -84,22 +76,10 @@ def follow_siblings(
     before: Mapping[str, ProtocolCost],
     shared_gpu: bool,
 ) -> ProtocolCost | None:
-    """Guess the constants of a protocol that could not be measured from the others of its path.
+    """Guess the constants of a protocol that could not be measured, "path/protocol", from the others of its path.
 
-    Parameters
-    ----------
-    missing : str
-        "path/protocol".
-    fitted, before : mapping of str to ProtocolCost
-        Constants measured in this run, and all before it, by `protocol_name`.
-    shared_gpu : bool
-        Whether it was measured on a shared GPU.
-
-    Returns
-    -------
-    ProtocolCost or None
-        The constants as before, changed in the proportion in which its siblings' have changed; None where no sibling
-        was measured. Left alone, they would be compared with measured ones as if they were measured too.
+    They are those before, changed in the proportion in which its siblings' have changed; None where no sibling was
+    measured. Left alone, they would be compared with measured ones as if they were measured too.
     """
     path, _, protocol = missing.partition("/")
     name = protocol_name(path, protocol, shared_gpu)

@@ -22,17 +22,7 @@ _MEASURING = "the measuring of a plan"
 
 
 class Timer:
-    """Measures the channels of a plan apart.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    device : int or None
-        The GPU that the plan's arrays are on.
-    carried : sequence of Carried
-        The channels with their messages.
-    """
+    """Measures the channels of a plan apart."""
 
     def __init__(self, world: World, device: int | None, carried: Sequence[Carried]) -> None:
         self._world, self._device = world, device
@@ -56,8 +46,6 @@ class Timer:
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return for each message the microseconds of an exchange of the channel that carries it.
 
-        Notes
-        -----
         Collective; the arrays' contents are exchanged. One channel after the other, in an order that all ranks
         know, since a rank may have some that others have not.
         """
@@ -81,27 +69,11 @@ def exchange_us(
     device: int | None = None,
     rows: int = ROWS,
 ) -> float:
-    """Return the microseconds of one call among many.
+    """Return the microseconds of one call among many, of the slowest rank, the same on all ranks.
 
-    Parameters
-    ----------
-    world : World
-    call : callable or None
-        What is timed; None on a rank that has no part in it.
-    repeats : int
-        Calls in a row between two looks at the clock; on a GPU the row ends when the stream is empty.
-    device : int or None
-        The GPU whose current stream the calls use.
-    rows : int
-        Rows, each after a barrier, of which the median counts.
+    ``repeats`` calls in a row are timed, on a GPU until the stream is empty, in several rows after a barrier each, of
+    which the median counts. A rank without a part in it gives None for the call.
 
-    Returns
-    -------
-    float
-        The slowest rank's, the same on all ranks.
-
-    Notes
-    -----
     Collective over the world.
     """
     wait = _nothing if device is None else _stream_is_empty

@@ -21,13 +21,6 @@ def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
     """Whether a field should lie in shared memory, for neighbours to read it in place.
 
     Decided alike on all ranks, from what they all know.
-
-    Parameters
-    ----------
-    layout : FieldLayout
-        The field's layout on any rank.
-    itemsize : int
-        Bytes an element.
     """
     return any(path.wants_shared_fields(layout, itemsize) for path in PATHS.values())
 
@@ -96,24 +89,9 @@ def choose_route(
     costs: Costs | None = None,
     wish: str | None = None,
 ) -> Route:
-    """Choose the path of one message.
+    """Choose the path of one message; both ends call this with the same arguments.
 
-    Parameters
-    ----------
-    sender, receiver : EndpointInfo
-        Of both ends, which call this with the same arguments.
-    to_self : bool
-        Whether sender and receiver are the same rank.
-    selection : SelectionContext
-    costs : Costs, optional
-        The same on all ranks; the shipped ones by default.
-    wish : str, optional
-        The path, or path and protocol, that was asked for.
-
-    Raises
-    ------
-    PathError
-        If the path that was asked for cannot be taken; says why.
+    ``wish`` is the path, or "path/protocol", that was asked for: a `PathError` says why it cannot be taken.
     """
     possible, impossible = candidates(sender, receiver, selection, to_self=to_self)
     if to_self:

@@ -126,14 +126,6 @@ class SharedBuffers(TransportBuffers):
 
     The flag counts in steps, many of them an epoch: one is taken for each stage but the last, which takes all that
     are left. So a receiver of any fragment need not know how many stages its sender has.
-
-    Parameters
-    ----------
-    arena, link
-        The shared memory, and the plan's blocks and flags in it.
-    sends, receives : sequence of Message
-    cut : callable
-        Where the fragments of a message end; alike on both ends.
     """
 
     slots = 2
@@ -230,19 +222,6 @@ class RequestBuffers(TransportBuffers):
 
     One slot: receives are started when this rank has read the last ones. MPI matches the fragments of a message in
     the order in which they were started, so that they need no tags of their own.
-
-    Parameters
-    ----------
-    world : World
-    sends, receives : sequence of Message
-    mpi_tag : callable
-        MPI's tag of a message, alike on both ends.
-    pinned : bool
-        Whether the buffers are page-locked, for a GPU to write and read them.
-    cut : callable
-        Where the fragments of a message end; alike on both ends. Those that MPI cannot count are cut once more.
-    leftovers : Leftovers, optional
-        Takes over the requests and buffers; one for this alone by default.
     """
 
     slots = 1

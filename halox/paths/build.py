@@ -17,18 +17,6 @@ _TAGS_PER_PLAN = 256
 class Build:
     """The messages of a plan with their routes, and the means from which paths make its channels.
 
-    Parameters
-    ----------
-    context : Context
-    whole : Job
-        All messages of the plan.
-    device : int or None
-        The GPU of its arrays.
-    routes : mapping
-        For each message, by its key, its route and what its other end said.
-    number : int
-        The plan's, the same on all ranks.
-
     Attributes
     ----------
     routes : dict
@@ -79,13 +67,8 @@ class Build:
     def link(self, path: Path) -> NodeLink | None:
         """Make the shared block of a path's messages; where there is too little memory, turn to their fallbacks.
 
-        Returns
-        -------
-        NodeLink or None
-            None where this rank has no messages for it. The path's channels free it.
+        None where this rank has no messages for it. The path's channels free it.
 
-        Notes
-        -----
         Collective over the ranks of the node.
         """
         if not any(path.name in self.near[rank] for rank in self.world.node_ranks):

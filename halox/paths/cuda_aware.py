@@ -66,14 +66,7 @@ class CudaAwarePath(Path):
 
 
 class DeviceBuffer:
-    """Device memory of one message, from the driver: MPI may export it to other processes.
-
-    Parameters
-    ----------
-    nbytes : int
-    allocate : callable
-        Returns memory with an attribute ``ptr``.
-    """
+    """Device memory of one message, from the driver: MPI may export it to other processes."""
 
     def __init__(self, nbytes: int, allocate: Callable[[int], Any]) -> None:
         self._memory: Any = allocate(max(1, nbytes))
@@ -94,19 +87,7 @@ class DeviceBuffer:
 
 
 class DeviceBuffers(RequestBuffers):
-    """Sends device memory with persistent MPI requests, whole messages: MPI cuts them itself.
-
-    Parameters
-    ----------
-    world, sends, receives, mpi_tag
-        As of `RequestBuffers`.
-    device : int
-        This rank's GPU.
-    allocate : callable, optional
-        Returns memory with an attribute ``ptr``; that of the GPU by default.
-    leftovers
-        As of `RequestBuffers`.
-    """
+    """Sends device memory with persistent MPI requests, whole messages: MPI cuts them itself."""
 
     def __init__(
         self,

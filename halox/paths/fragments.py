@@ -34,24 +34,9 @@ Cutter: TypeAlias = Callable[[Message], tuple[int, ...]]
 
 
 def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
-    """Return where the fragments of a packed message end.
+    """Return where the fragments of a packed message end, at most 32 and the last one at its end.
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the message. Below twice ``fragment_bytes`` it stays whole.
-    fragment_bytes : int, optional
-        Least bytes of a fragment, `FRAGMENT_BYTES` by default; the same on both ends. 0 leaves every message whole.
-
-    Returns
-    -------
-    tuple of int
-        In ascending order, the last being ``nbytes``; at most 32.
-
-    Raises
-    ------
-    PathError
-        If ``fragment_bytes`` is negative.
+    Below twice ``fragment_bytes`` (the same on both ends, `FRAGMENT_BYTES` by default, 0 for none) it stays whole.
 
     Examples
     --------

@@ -167,16 +167,6 @@ def contiguous_places(
 ) -> tuple[DevicePlace, ...] | None:
     """Return where the parts of a message lie, None unless each is contiguous and in the arena.
 
-    Parameters
-    ----------
-    message : Message
-    arrays : sequence of Described
-        The plan's arrays.
-    arena : DeviceArena
-        This rank's.
-
-    Notes
-    -----
     Not collective. Where the receiver has places a message may go "put" them, where the sender has, "get" them;
     not in accumulations.
     """
@@ -196,17 +186,7 @@ def contiguous_places(
 def one_way_cutter(
     job: Job, sharers: Collection[int], fragment_bytes: int = FRAGMENT_BYTES
 ) -> Cutter:
-    """Return what cuts the messages of a job where fragments pay, alike on both ends.
-
-    Parameters
-    ----------
-    job : Job
-        All messages of the plan that go this path.
-    sharers : collection of int
-        Ranks that work on this rank's GPU.
-    fragment_bytes : int
-        Least bytes of a fragment, the same on all ranks; 0 leaves all messages whole.
-    """
+    """Return what cuts the messages of a job where fragments pay, alike on both ends."""
     both_ways = {m.peer for m in job.sends} & {m.peer for m in job.receives}
 
     def cut(message: Message) -> tuple[int, ...]:
@@ -242,17 +222,6 @@ class IpcRecord:
 class IpcMemory:
     """One rank's end of the `ipc` messages of a plan: its staging memory and its events.
 
-    Parameters
-    ----------
-    job : Job
-        The messages; arrays are `Described`.
-    protocols : mapping
-        That of each message, by its key; "staging" in accumulations.
-    arena : DeviceArena
-    events : EventPool
-    cut : callable
-        Cuts messages that go by staging memory; the same answer on both ends.
-
     Attributes
     ----------
     record : IpcRecord
@@ -260,8 +229,6 @@ class IpcMemory:
     peers : list of int
         The ranks to swap it with.
 
-    Notes
-    -----
     Local.
     """
 
@@ -378,17 +345,6 @@ class _Signal:
 class IpcChannel(Channel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
 
-    Parameters
-    ----------
-    memory : IpcMemory
-        The channel frees it.
-    records : mapping
-        The peers' records, by rank.
-    link : NodeLink
-        The plan's flags, with all peers among its own.
-
-    Notes
-    -----
     Local. Kernels wait for the peers' on the stream; the host waits for the peers' hosts alone. Cannot be captured.
     """
 
@@ -501,13 +457,7 @@ class IpcChannel(Channel):
             refuse_capture(self._stream.ptr, "ipc")
 
     def start(self) -> None:
-        """Pack into the peers' staging memory.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a receiver that sends nothing back has not come to the exchange before the last.
-        """
+        """Pack into the peers' staging memory."""
         stream = self._enter()
         self._epoch = epoch = self._epoch + 1
         self._ready.give(epoch, stream)
@@ -521,15 +471,7 @@ class IpcChannel(Channel):
             self._clear.launch(stream)
 
     def finish(self) -> None:
-        """Put the unpacking on the current stream, and take the short cuts.
-
-        Raises
-        ------
-        StateError
-            If the current stream is being captured.
-        ExchangeTimeoutError
-            If a peer's host does not come.
-        """
+        """Put the unpacking on the current stream, and take the short cuts."""
         stream = self._enter()
         epoch = self._epoch
         if self._put is not None:
@@ -579,28 +521,6 @@ def make_ipc_channel(
 ) -> IpcChannel | None:
     """Make the channel of a plan's `ipc` messages together with the peers.
 
-    Parameters
-    ----------
-    world : World
-    job, protocols, cut
-        As of `IpcMemory`; a job without messages on ranks that have none.
-    memory : (DeviceArena, EventPool) or None
-        None on ranks without a GPU.
-    link : NodeLink or None
-        The flags; None on ranks without messages.
-
-    Returns
-    -------
-    IpcChannel or None
-        None where there are no messages.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part.
-
-    Notes
-    -----
     Collective over the world.
     """
 

@@ -95,17 +95,6 @@ class Flag:
 class NodeLink:
     """The shared block of this rank for one path of a plan, and the addresses of its peers' blocks.
 
-    Parameters
-    ----------
-    world, arena
-        The ranks and their shared memory.
-    sends : sequence of Message
-        Messages that travel packed through this block.
-    peers : sequence of int
-        All ranks of the node with which messages go through shared memory, either way.
-
-    Notes
-    -----
     Collective over the ranks of the node. ``failed`` is True, on all of them, where there is too little shared
     memory.
     """

@@ -78,11 +78,6 @@ _mapped: dict[Allocation, int] = {}
 class DeviceArena:
     """Exportable memory of one rank's GPU.
 
-    Parameters
-    ----------
-    device : int
-        This rank's GPU.
-
     Attributes
     ----------
     name : str
@@ -100,13 +95,6 @@ class DeviceArena:
     def allocate(self, nbytes: int) -> DeviceBlock:
         """Return memory with undefined contents, aligned to 512 bytes.
 
-        Raises
-        ------
-        cupy.cuda.memory.OutOfMemoryError
-            If the GPU has too little.
-
-        Notes
-        -----
         Local. May wait for the GPU; not for use while a stream is captured.
         """
         rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
@@ -157,8 +145,6 @@ class DeviceArena:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a CuPy array, its contents undefined, that gives its block back with its last view.
 
-        Notes
-        -----
         Local. Valid after `close` as well.
         """
         cp = cupy()
@@ -189,13 +175,7 @@ class DeviceArena:
         return found
 
     def open(self, handles: Mapping[Allocation, bytes]) -> None:
-        """Map a peer's segments, those that this process has not mapped yet.
-
-        Raises
-        ------
-        cupy.cuda.runtime.CUDARuntimeError
-            If the peer's memory cannot be mapped here.
-        """
+        """Map a peer's segments, those that this process has not mapped yet."""
         runtime = cupy().cuda.runtime
         for segment, handle in handles.items():
             if segment not in _mapped:

@@ -60,26 +60,10 @@ class Verdict:
 
 
 def find_out(world: World, device: int | None) -> Verdict:
-    """Find out whether MPI takes device pointers on all nodes.
+    """Find out whether MPI takes device pointers on all nodes; the same answer on all ranks.
 
-    Parameters
-    ----------
-    world : World
-    device : int or None
-        This rank's GPU.
+    A `HaloxError` is raised on all of them if ``HALOX_CUDA_AWARE`` is neither 0 nor 1 on one.
 
-    Returns
-    -------
-    Verdict
-        The same on all ranks.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if ``HALOX_CUDA_AWARE`` is neither 0 nor 1 on one.
-
-    Notes
-    -----
     Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Do it once a world.
     """
     mine: Verdict | None = None
@@ -110,13 +94,7 @@ def find_out(world: World, device: int | None) -> Verdict:
 
 
 def decided_by_user() -> Verdict | None:
-    """Return what ``HALOX_CUDA_AWARE`` says, None if it is not set.
-
-    Raises
-    ------
-    HaloxError
-        If it is neither 0 nor 1.
-    """
+    """Return what ``HALOX_CUDA_AWARE`` says, None if it is not set."""
     text = os.environ.get(VARIABLE, "")
     if text not in ("", "0", "1"):
         raise HaloxError(
@@ -129,17 +107,6 @@ def decided_by_user() -> Verdict | None:
 def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None = None) -> Verdict:
     """Return the answer kept from an earlier job of the same set-up, or ask and keep it.
 
-    Parameters
-    ----------
-    device : int
-        The GPU to try it with.
-    ask : callable
-        Finds the answer for a GPU.
-    key : str, optional
-        What the set-up is known by; `set_up` by default.
-
-    Notes
-    -----
     Not collective. A file that is corrupt, or no regular file, counts as empty, and one that cannot be written is
     left alone.
     """
@@ -225,16 +192,6 @@ def ask_child(
 ) -> Verdict:
     """Start the probe, and return what it says, or that it said nothing.
 
-    Parameters
-    ----------
-    device : int
-    command : sequence of str, optional
-        What to start; by default `halox.runtime.device_pointers_probe`.
-    limit_s : float
-        Seconds until it is ended.
-
-    Notes
-    -----
     Not collective; blocks.
     """
     if command is None:

@@ -28,31 +28,11 @@ def handshake(
 ) -> Any:
     """Make something in rounds: all ranks succeed in one before any enters the next.
 
-    Parameters
-    ----------
-    world : World
-    begin : callable
-        Returns this rank's part, None on a rank that only keeps the others company.
-    rounds : sequence of callable
-        Each takes the part and what the peers returned in the round before (None in the first), and returns what they
-        must know: by rank, or with ``peers=None`` one object for all. The last one returns the result.
-    doing : str
-        What the ranks are doing together, for errors.
-    peers : callable, optional
-        Returns the ranks with which a part swaps, mutually; by default the whole world gathers.
+    ``begin`` returns this rank's part, None on a rank that only keeps the others company. A round takes the part and
+    the peers' records of the round before (None in the first). It returns records for them: by rank, or one for all
+    ranks if there is no ``peers``, which returns the ranks with which a part swaps. The last round returns the result.
+    Where one raises, a `HaloxError` is raised on all ranks, and parts are abandoned.
 
-    Returns
-    -------
-    object
-        The last round's; None on a rank without a part.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them raises; parts are abandoned then.
-
-    Notes
-    -----
     Collective over the world.
     """
     part: Mine | None = None

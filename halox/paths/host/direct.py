@@ -54,19 +54,7 @@ def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | Non
 
 
 class DirectChannel(Channel):
-    """Copies from the neighbours' arrays.
-
-    Parameters
-    ----------
-    job : Job
-        Messages of this path; operation "copy".
-    arena : SharedArena
-        Where the arrays lie.
-    link : NodeLink
-        The plan's flags.
-    windows : mapping
-        For each receive, by (peer, tag), the sender's window.
-    """
+    """Copies from the neighbours' arrays."""
 
     def __init__(
         self,

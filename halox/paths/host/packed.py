@@ -159,14 +159,6 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
     The runs at both ends of a row lie in the same cache lines as the next row's: the low halo beside the cells that
     are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
     again; backwards, so are those of the last blocks of the copies before.
-
-    Parameters
-    ----------
-    copies : list of (target, source)
-    side : int
-        Which of the two is the array: the other is a packed buffer.
-    backwards : bool
-        Whether the last block comes first.
     """
     large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
     if len({len(copy[side]) for copy in large}) != 1:

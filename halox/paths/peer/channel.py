@@ -120,31 +120,6 @@ def make_peer_channel(
 ) -> PeerChannel | None:
     """Make the channel of a plan's messages that go the peer path.
 
-    Parameters
-    ----------
-    world, arena
-        The ranks, and this rank's device memory; None on a rank without a GPU.
-    job : Job
-        The messages, none on ranks that have none.
-    copies : Job
-        Messages to this rank itself that may be copied by the same launch.
-    protocols : mapping
-        For each message of the job, by its key: "ll", "staging" or "direct".
-    exported : mapping
-        For each message sent directly, by (peer, tag), where its receiver's array lies.
-
-    Returns
-    -------
-    PeerChannel or None
-        None on ranks without such messages.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part.
-
-    Notes
-    -----
     Collective over the world. The GPUs must be idle as far as earlier plans are concerned: their memory is used again.
     """
 

@@ -102,16 +102,7 @@ def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
 def direct_endpoints(
     job: Job, targets: Sequence[tuple[Message, Sequence[Side]]], sms: int
 ) -> list[PeerEndpoint]:
-    """Return this rank's endpoints of messages that it sends direct.
-
-    Parameters
-    ----------
-    job : Job
-    targets : sequence of (Message, sequence of Side)
-        All such messages of a plan; for each of their parts, where the peer's array lies.
-    sms : int
-        Multiprocessors of the GPU.
-    """
+    """Return this rank's endpoints of messages that it sends direct."""
     ends = []
     for message, sides in targets:
         copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]

@@ -151,16 +151,7 @@ class Run(NamedTuple):
 
 
 def in_even_chunks(run: Run, total: int, sms: int) -> Run:
-    """Return a run that goes direct, in chunks such that each block has as many as the others.
-
-    Parameters
-    ----------
-    run : Run
-    total : int
-        Bytes of all runs that go direct in the same launch.
-    sms : int
-        Multiprocessors of the GPU.
-    """
+    """Return a run that goes direct, of ``total`` bytes in the same launch, in as many chunks for each thread block."""
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
     most = max(most, total // MOST_CHUNKS)
@@ -173,13 +164,6 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
 def chunk_bytes(nbytes: int, most: int) -> int:
     """Bytes of a chunk of a run of so many: a power of two.
 
-    Parameters
-    ----------
-    nbytes : int
-        Of the run.
-    most : int
-        Most bytes, for runs that have no more than MOST_CHUNKS of them.
-
     Examples
     --------
     >>> [chunk_bytes(n, 8192) for n in (32768, 1 << 20, 1 << 31)]
@@ -190,16 +174,9 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 
 
 def runs(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Run]:
-    """Rows of the copies of one message.
+    """Rows of the copies of one message, between arrays and the packed message, whose first byte has address 0.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        Between an array and the packed message, whose first byte has address 0 (a multiple of 16 is meant).
-    packed : {0, 1}
-        Which side of the copies is packed, 1 for what is sent.
-    max_word : int
-        Widest word in bytes.
+    The packed side is number 1 of the copies for what is sent, 0 for what is received.
     """
     found = []
     for copy in copies:
@@ -390,15 +367,6 @@ def segment_dtype(levels: int) -> np.dtype[np.void]:
 def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     """Plan one launch.
 
-    Parameters
-    ----------
-    segments : sequence of Segment
-        At least one.
-    sms : int
-        Multiprocessors of the GPU.
-
-    Notes
-    -----
     Not collective; touches no device. See BLOCKS_PER_SM for what is left to others.
     """
     # Copies last of what is not taken: nobody waits for them.

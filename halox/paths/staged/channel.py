@@ -34,19 +34,6 @@ def staged_channel(
 ) -> Channel:
     """Return the channel of messages that transport buffers carry for arrays on a GPU.
 
-    Parameters
-    ----------
-    world : World
-    job : Job
-    buffers : TransportBuffers
-        Memory that the GPU reads and writes; its messages cut into fragments, or not.
-    device : int
-        This rank's GPU.
-    path : str
-        Name of the path, for errors.
-
-    Notes
-    -----
     Not collective.
     """
     if max(buffers.stages_out, buffers.stages_in) > 1:

@@ -64,12 +64,6 @@ class Pipeline(Channel):
     `start` returns when all stages have been packed and posted. It waits for this rank's GPU, as far as its packing,
     and for no other rank (but a receiver that sends nothing back and has not read the message before the last). What
     has arrived by then is being unpacked already; `finish` waits for the rest.
-
-    Parameters
-    ----------
-    world : World
-    buffers : TransportBuffers
-    work : Work
     """
 
     def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
@@ -84,13 +78,7 @@ class Pipeline(Channel):
         self._work.check()
 
     def start(self) -> None:
-        """Pack everything, and post each stage as soon as it is packed.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a receiver that sends nothing back does not read its messages in time.
-        """
+        """Pack everything, and post each stage as soon as it is packed."""
         buffers, work = self._buffers, self._work
         epoch = self._epoch + 1
         buffers.open(epoch)

@@ -11,11 +11,6 @@ from halox.runtime.gpu.pools import HOST_WORDS
 class FailureWord:
     """Two 32-bit words in page-locked memory: 0 or the failure's number, and the call in which it happened.
 
-    Parameters
-    ----------
-    device : int
-        The GPU whose kernels write it.
-
     Attributes
     ----------
     words : memoryview
@@ -44,8 +39,6 @@ class FailureWord:
     def close(self, error: Callable[[], Exception]) -> bool:
         """Give the memory back; warn of a failure of which nobody was told, and return whether there was one.
 
-        Notes
-        -----
         Local, and harmless when repeated; no kernel that writes it may run any more.
         """
         if not self._is_open:
