@@ -180,7 +180,7 @@ def _refuse_what_cannot_work(settings: Settings, problem: Problem, used: Weights
     if settings.png is None:
         return
     if find_spec("matplotlib") is None:
-        raise halox.errors.MissingPackageError("--png needs matplotlib: pip install 'halox[plot]'")
+        raise halox.errors.MissingPackageError("--png needs matplotlib: pip install matplotlib")
     if not settings.png.absolute().parent.is_dir():
         raise halox.errors.HaloxError(f"--png {settings.png}: there is no such folder")
 

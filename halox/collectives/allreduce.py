@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose
-from halox.collectives.device.device_arrays import DeviceAllreduce
-from halox.collectives.host.on_host import HOST, HostAlgorithm
+from halox.collectives.device.device_allreduce import DeviceAllreduce
+from halox.collectives.host.host_algorithms import HOST, HostAlgorithm
 from halox.collectives.operations import find_operation
 from halox.errors import FieldError, HaloxError
 from halox.notebook import html_facts
@@ -173,7 +173,7 @@ class Allreduce:
             "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
             valid.
         MismatchError
-            If another rank has called off the last call, because its array did not fit; that result is not valid. Only
+            If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
             with "oneshot" and "reduce_scatter_allgather".
         StateError
             If the current stream is being captured, and the algorithm cannot be (`captures`); if another thread is

@@ -9,6 +9,7 @@ import numpy as np
 from halox.datatypes.arguments import count_of
 from halox.datatypes.bounds import Bounds, check_reach
 from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
+from halox.datatypes.mpi_handles import derived_handle, primitive_handle, with_bounds
 from halox.datatypes.signature import Signature
 from halox.errors import DatatypeError
 from halox.values import shown
@@ -79,7 +80,7 @@ class Datatype:
 
     @property
     def layout(self) -> Layout:
-        """Where the bytes of one item lie."""
+        """Blocks of one item."""
         return self._layout
 
     @property
@@ -140,15 +141,8 @@ class Datatype:
 
     def with_bounds(self, bounds: Bounds) -> Datatype:
         """Copy the datatype with other bounds."""
-        return Datatype(
-            self.constructor,
-            self.arguments,
-            self.olds,
-            self.size,
-            bounds,
-            self._layout,
-            self._signature,
-        )
+        parts = (self.constructor, self.arguments, self.olds, self.size)
+        return Datatype(*parts, bounds, self._layout, self._signature)
 
     def items(self, count: int) -> Layout:
         """Layout of ``count`` consecutive items.
@@ -262,9 +256,20 @@ class Datatype:
         Not collective. Primitives that MPI has no type for (strings, datetimes, other byte orders,
         ``f2`` in most builds) travel as bytes, and :func:`from_mpi` reads them back as such.
         """
-        from halox.datatypes.mpi import to_mpi
+        return self._handle().Commit()
 
-        return to_mpi(self)
+    def _handle(self) -> MPI.Datatype:
+        """Make mpi4py's datatype, not committed."""
+        if self.constructor == "primitive":
+            return primitive_handle(self.arguments[0])
+        olds = [old._handle() for old in self.olds]
+        try:
+            extent = self.olds[0].extent if self.olds else 0
+            made = derived_handle(self.constructor, self.arguments, olds, extent)
+        finally:
+            for old in olds:
+                old.Free()
+        return with_bounds(made, self.lb, self.extent)
 
     def __eq__(self, other: object) -> bool:
         """Whether both mean the same bytes, bounds and primitives."""
@@ -278,7 +283,7 @@ class Datatype:
         )
 
     def __hash__(self) -> int:
-        """Hash of what is quickly compared."""
+        """Hash of the bounds and the signature."""
         return hash((self.lb, self.ub, self._signature.digest))
 
     def __repr__(self) -> str:
@@ -296,13 +301,14 @@ class Datatype:
             arguments.insert(0, self.olds[0].describe())
         else:
             # The order of a subarray alone stands behind the old type.
-            arguments.insert(3, self.olds[0].describe())
+            at = 3 if self.constructor == "subarray" else len(arguments)
+            arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 
 
 def _short(argument: Any) -> str:
     """Text of one argument, lists cut after three entries."""
     if isinstance(argument, (np.ndarray, list)):
-        shown = ", ".join(str(entry) for entry in argument[:3])
-        return f"[{shown}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{shown}]"
+        head = ", ".join(str(entry) for entry in argument[:3])
+        return f"[{head}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{head}]"
     return str(argument)

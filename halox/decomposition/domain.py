@@ -1,4 +1,4 @@
-"""The grid divided among ranks: coordinates, blocks and neighbours of every rank."""
+"""Decomposition of the grid: coordinates, blocks and neighbours of every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halox.errors import DecompositionError
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A rank that touches this one, and the direction in which it lies (-1, 0, +1 per axis)."""
+    """Rank that touches this one, and its direction (-1, 0, +1 per axis)."""
 
     direction: tuple[int, ...]
     rank: int
@@ -30,23 +30,19 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A grid cut along each axis, with one rank on every block.
+    """Grid cut along each axis, with one rank on every block; equal on all ranks.
 
     Parameters
     ----------
     axes : tuple of AxisPartition
-        How each grid axis is cut.
+        Cuts of each grid axis.
     placement : Placement
-        Which rank has which block.
+        Ranks of the blocks.
 
     Raises
     ------
     DecompositionError
         If the placement is for another process grid than the axes.
-
-    Notes
-    -----
-    Not collective; touches no device. Equal on all ranks.
 
     Examples
     --------
@@ -94,25 +90,13 @@ class Decomposition:
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of ``rank`` in the process grid.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if there is no such rank."""
         if not 0 <= rank < self.ranks:
             raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
         return self.placement.coords[rank]
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
-        """Rank at ``coords``, wrapped along periodic axes; None outside the process grid.
-
-        Raises
-        ------
-        DecompositionError
-            If the number of coordinates is not that of the grid axes.
-        """
+        """Rank at ``coords``, wrapped along periodic axes; None outside the process grid."""
         if len(coords) != self.ndim:
             raise DecompositionError(
                 f"coords: expected one per grid axis ({self.ndim}), got {tuple(coords)}"
@@ -128,48 +112,20 @@ class Decomposition:
         return self.placement.rank_of[index]
 
     def owned(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """Half-open global range of the cells that ``rank`` owns, per axis.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Half-open global range of the cells that ``rank`` owns, per axis."""
         coords = self.coords_of(rank)
         return tuple(axis.owned(part) for axis, part in zip(self.axes, coords, strict=True))
 
     def rank_shape(self, rank: int) -> tuple[int, ...]:
-        """Cells that ``rank`` owns, per axis.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Cells that ``rank`` owns, per axis."""
         return tuple(stop - start for start, stop in self.owned(rank))
 
     def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
         """Neighbours of ``rank``, one for each direction in which there is one.
 
-        The order is that of the directions, lexicographic. A rank appears several times where
-        it lies in several directions, and lists itself along a periodic axis of one rank.
-
-        Parameters
-        ----------
-        rank : int
-            Whose neighbours.
-        corners : bool
-            With edges and corners, or faces only.
-
-        Returns
-        -------
-        tuple of Neighbour
-            At most ``3**ndim - 1`` (faces: ``2 * ndim``).
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
+        At most ``3**ndim - 1`` (without ``corners``, edges included, ``2 * ndim``), in lexicographic order of
+        the directions. A rank appears once for each of its directions, and lists itself along a periodic axis of
+        one rank.
 
         Examples
         --------
@@ -188,7 +144,7 @@ class Decomposition:
 
 @cache
 def directions(ndim: int, corners: bool = True) -> tuple[tuple[int, ...], ...]:
-    """Every direction in which a block can have a neighbour, in lexicographic order.
+    """Directions in which a block can have a neighbour, in lexicographic order.
 
     Examples
     --------
@@ -218,7 +174,7 @@ def decompose(
     ranks : int
         Number of ranks.
     halo, periodic
-        As ``normalise_halo`` and ``normalise_periodic`` take them.
+        As for ``normalise_halo`` and ``normalise_periodic``.
     proc_shape : None, int or sequence
         Process grid, 0 or None for axes that are to be chosen (see ``choose_proc_shape``).
     blocks : sequence, optional
@@ -226,21 +182,11 @@ def decompose(
     nodes : sequence of int, optional
         Node of each rank; given, ranks are placed so that little crosses between nodes.
 
-    Returns
-    -------
-    Decomposition
-        The same on every rank that passes the same arguments.
-
     Raises
     ------
     DecompositionError
-        If an argument is malformed.
-        If no process grid, or not the one given, fits ranks, grid and halo.
-        If ``nodes`` does not name one node per rank.
-
-    Notes
-    -----
-    Not collective; touches no device.
+        If an argument is malformed, no process grid, or not the one given, fits ranks, grid and halo, or
+        ``nodes`` does not name one node per rank.
 
     Examples
     --------

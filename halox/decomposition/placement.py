@@ -1,4 +1,4 @@
-"""Which rank has which block: ranks of one node take blocks that touch.
+"""Placement of ranks on blocks: ranks of one node take blocks that touch.
 
 The family searched: ranks in their own order, or node by node, on the blocks in the order of
 any permutation of the process grid's axes; node by node on the blocks in the order of a snake,
@@ -31,7 +31,7 @@ _Blocks: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank has which block of the process grid.
+    """Ranks of the blocks of the process grid.
 
     Attributes
     ----------
@@ -42,22 +42,13 @@ class Placement:
     rank_of : tuple of int
         Rank of each block, blocks in C order of their coordinates.
     method : str
-        How the ranks were laid out, in words.
+        Order in which ranks were laid out, in words.
     nodes : int
         Number of nodes.
     bytes_between_nodes : int
         Bytes through all faces between blocks of different nodes, with this placement.
     bytes_between_nodes_by_rank_order : int
         The same, had ranks taken the blocks in C order.
-
-    Notes
-    -----
-    Not collective; touches no device.
-
-    Examples
-    --------
-    >>> Placement.by_rank((2, 2)).coords
-    ((0, 0), (0, 1), (1, 0), (1, 1))
     """
 
     proc_shape: tuple[int, ...]
@@ -76,7 +67,7 @@ class Placement:
         return cls(shape, coords, tuple(range(len(coords))), _RANK_ORDER, 1, 0, 0)
 
     def summary(self) -> str:
-        """Say in one sentence where ranks are and what that gained.
+        """One sentence on the nodes, the order and the bytes saved.
 
         Examples
         --------
@@ -130,21 +121,12 @@ def place(
     Raises
     ------
     DecompositionError
-        If ``nodes`` does not have one entry per rank of ``proc_shape``.
-        If ``periodic`` or ``axis_bytes`` does not have one entry per axis.
+        If the sequences do not have one entry per rank of ``proc_shape``, or per axis.
 
     Notes
     -----
-    Not collective; touches no device. Deterministic: equal on all ranks for equal arguments.
-    Edges and corners are not counted. Two ranks along a periodic axis share two faces.
-
-    Examples
-    --------
-    >>> placement = place((2, 4), (False, False), (100, 100), [0, 0, 0, 0, 1, 1, 1, 1])
-    >>> placement.coords[:4]
-    ((0, 0), (0, 1), (1, 0), (1, 1))
-    >>> placement.bytes_between_nodes, placement.bytes_between_nodes_by_rank_order
-    (200, 400)
+    Deterministic: equal on all ranks for equal arguments. Edges and corners are not counted. Two ranks
+    along a periodic axis share two faces.
     """
     shape = tuple(proc_shape)
     for name, entries, expected in (
@@ -180,7 +162,7 @@ def place(
 
 
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:
-    """Ways to lay out ranks: a description, and the rank of each block. Rank order first."""
+    """Candidate layouts: a description, and the rank of each block. Rank order first."""
     in_order = np.arange(node_of.size)
     # Stable: nodes come by their number, the ranks of a node keep their order.
     by_node = np.argsort(node_of, kind="stable")
@@ -217,10 +199,7 @@ def _boxes(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
 def _fill(
     shape: tuple[int, ...], tile: tuple[int, ...], axes: Sequence[int], ranks: _Blocks
 ) -> _Blocks:
-    """Ranks laid tile by tile, tiles and blocks of a tile in C order of the permuted axes.
-
-    Returns the rank of each block, an array of shape ``shape``.
-    """
+    """Rank of each block, ranks laid tile by tile, in C order of the permuted axes."""
     ndim = len(shape)
     tiles = [cells // extent for cells, extent in zip(shape, tile, strict=True)]
     laid = ranks.reshape([tiles[a] for a in axes] + [tile[a] for a in axes])

@@ -1,4 +1,4 @@
-"""The packer that leaves the work to the CUDA driver's copies: no kernel of ours runs."""
+"""Packer on the copies of the CUDA driver; it launches no kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from halox.errors import DatatypeError
 from halox.packing.copy_engine_plan import Box, plan
 from halox.packing.device_packer import DevicePacker
-from halox.runtime.gpu.driver import PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -16,34 +16,16 @@ if TYPE_CHECKING:
 class CopyEnginePacker(DevicePacker):
     """Packs by 2D and 3D copies of the driver, and by batches of contiguous ones.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    device : int
-        The GPU whose stream orders the copies.
-    max_blocks : int, optional
-        Without meaning here, as no kernel of ours is launched.
+    Meant for long rows, for packing into page-locked host memory and for GPUs that are busy otherwise:
+    copies between GPUs and to or from the host take no SM. For copies within one GPU that is the
+    driver's choice. A row is moved as a unit, however short: blocks of a few bytes take many times as
+    long as with a kernel. ``max_blocks`` has no effect. A type that takes more than 64 copies of rows
+    and more than 65 536 contiguous ones raises `DatatypeError`.
 
     Attributes
     ----------
     calls : int
-        Copies that the driver is handed in one pack or unpack; a batch counts as one.
-
-    Raises
-    ------
-    DatatypeError
-        If it would take more than 64 copies of rows and more than 65 536 contiguous ones.
-    DeviceError
-        If there is no NVIDIA driver.
-
-    Notes
-    -----
-    Not collective. Meant for long rows, for packing into page-locked host memory and for GPUs that
-    are busy otherwise: copies between GPUs and to or from the host take no SM. For copies within
-    one GPU that is the driver's choice. A row is moved as a unit, however short: blocks of a few
-    bytes take many times as long as with a kernel.
+        Driver calls of one pack or unpack; a batch counts as one.
     """
 
     method: ClassVar[str] = "copy_engine"
@@ -83,8 +65,8 @@ class CopyEnginePacker(DevicePacker):
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory.
 
-        See :meth:`DevicePacker.pack`. On the legacy default stream, in a capture, and with drivers
-        older than CUDA 12.8 a batch is handed over copy by copy.
+        On the legacy default stream, in a capture, and with drivers older than CUDA 12.8 a batch is
+        issued copy by copy.
         """
         for array_offset, packed_offset, copy, _ in self._boxes:
             copy.launch(packed + packed_offset, array + array_offset, stream)
@@ -92,7 +74,7 @@ class CopyEnginePacker(DevicePacker):
             self._batches[0].launch(packed, array, stream)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say; the reverse of :meth:`pack`."""
+        """Copy contiguous bytes to the places of the items."""
         for array_offset, packed_offset, _, copy in self._boxes:
             copy.launch(array + array_offset, packed + packed_offset, stream)
         if self._batches is not None:

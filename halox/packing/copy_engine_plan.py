@@ -1,11 +1,10 @@
 """Plans for the copy engines: the fewest driver copies that pack a datatype.
 
 No GPU is touched here. One copy moves a box: slices of rows of bytes, at one pitch on each side,
-slices a whole number of rows apart. Of the nested strides of a type (see
-:mod:`halox.packing.refine`) any level can be the rows whose strides on both sides are at
-least a row's width, and any other one the slices whose strides are multiples of the rows'. The levels
-that are left cost a copy for each of their steps; blocks that fit no box are left to a batch of
-contiguous copies.
+slices a whole number of rows apart. Of the nested strides of a type (:mod:`halox.packing.refine`) any
+level can be the rows whose strides on both sides are at least a row's width, and any other one the
+slices whose strides are multiples of the rows'. The remaining levels cost a copy for each of their
+steps; blocks that fit no box are copied by a batch of contiguous copies.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Level, Piece, Side, pieces
-from halox.runtime.gpu.driver import MAX_PITCH
+from halox.runtime.gpu.copies import MAX_PITCH
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -33,7 +32,7 @@ MOST_RUNS = 65536
 """Contiguous copies of a plan."""
 
 _MOST_PARTS = 1024
-"""Strided parts of an irregular type beyond which nobody looks for boxes in it."""
+"""Most strided parts of an irregular type that are searched for boxes."""
 
 
 class Box(NamedTuple):
@@ -52,13 +51,10 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The copies that pack a datatype; turned around, they unpack it.
+    """Copies that pack a datatype, and, reversed, unpack it.
 
-    Attributes
-    ----------
-    boxes : tuple of Box
-    array_offsets, packed_offsets, sizes : ndarray of int64, shape (n,)
-        Contiguous copies: displacements from the two addresses, and bytes.
+    The three arrays of shape (n,) are the contiguous copies: displacements from the two addresses,
+    and bytes.
     """
 
     boxes: tuple[Box, ...]
@@ -68,7 +64,7 @@ class Plan:
 
 
 class _Cut(NamedTuple):
-    """A loop nest: levels that a box takes (rows, then slices), and those left to unroll."""
+    """A loop nest: the levels of its boxes (rows, then slices), and those left to unroll."""
 
     piece: Piece
     taken: tuple[Level, ...]
@@ -76,7 +72,7 @@ class _Cut(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Boxes, or where no level fits one, contiguous copies."""
+        """Number of boxes, or where no level fits one, of contiguous copies."""
         return prod(level.steps for level in self.unrolled)
 
 
@@ -89,27 +85,8 @@ def plan(
 ) -> Plan:
     """Plan the copies that pack items of a datatype.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    most_boxes, most_runs : int
-        Most copies of rows, and most contiguous ones.
-
-    Returns
-    -------
-    Plan
-        Boxes where that takes at most ``most_boxes`` of them, else contiguous copies only.
-
-    Raises
-    ------
-    DatatypeError
-        If it takes more copies than allowed; says how many.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    Boxes where that takes at most ``most_boxes`` copies, else contiguous copies only. Raises
+    `DatatypeError` if that takes more than ``most_runs``; says how many.
     """
     layout = datatype.items(count)
     parts = layout.parts(_MOST_PARTS)
@@ -121,7 +98,7 @@ def plan(
         runs = sum(cut.copies for cut in cuts if not cut.taken)
         if 0 < boxes <= most_boxes and runs <= most_runs:
             return _plan(cuts)
-        # Without a list, which can be long: too few if what is together in memory is apart in what is packed.
+        # Counted without a list, which can be long; a lower bound, as neighbours in memory may be packed apart.
         n_blocks = sum(part.memory.n_blocks for part in parts)
     if n_blocks <= most_runs:
         blocks = layout.block_list()

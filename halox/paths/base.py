@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from halox.packing.endpoint import Endpoint
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
     from halox.decomposition import FieldLayout
+    from halox.packing.device import Endpoint
     from halox.paths.build import Build
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
@@ -73,7 +73,7 @@ class Job:
 
     def endpoint(self, part: Part) -> Endpoint:
         """Return the array of a part, with the datatype and count at its first element."""
-        return Endpoint(self.arrays[part.array], part.datatype, part.count)
+        return self.arrays[part.array], part.datatype, part.count
 
 
 class Channel(ABC):

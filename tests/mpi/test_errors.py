@@ -30,6 +30,7 @@ from halox.errors import (
     StateError,
 )
 from halox.runtime.call_guard import alone_in_making
+from tests.mpi.limits import short_waits
 
 World = MPI.Intracomm
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
@@ -567,7 +568,6 @@ def test_a_neighbour_that_does_not_come(
     allocate: str, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that waits in vain raises and names whom it waited for."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "2")
     if allocate == "without shared memory":
         monkeypatch.setenv("HALOX_NODE", "rank")
     group = comm.Dup()
@@ -575,7 +575,8 @@ def test_a_neighbour_that_does_not_come(
     u = np.zeros(g.padded_shape) if allocate == "by the user" else g.zeros()
     g.exchange(u)
     if comm.rank == 0:
-        with pytest.raises(ExchangeTimeoutError, match=r"rank 0 has waited .*rank"):
+        text = r"rank 0 has waited .*rank"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             g.exchange(u)
     comm.Barrier()
 

@@ -31,6 +31,7 @@ from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Op, Work, judge, touched, waits
+from tests.mpi.limits import short_waits
 from tests.mpi.test_typed import TYPES
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -380,20 +381,18 @@ def test_capture_is_refused_before_anything_happens(
 
 
 @pytest.mark.parametrize("way", ["staging", "put", "get"])
-def test_a_rank_that_does_not_come(
-    way: str, rig: Callable[..., Rig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+def test_a_rank_that_does_not_come(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     made = rig(ring(way, comm.size))
     made.step(0)
     comm.Barrier()
     caught = None
     if comm.rank != 1:
-        try:
-            made.step(1)
-        except ExchangeTimeoutError as error:
-            caught = str(error)
-        made.channel.close()
+        with short_waits():
+            try:
+                made.step(1)
+            except ExchangeTimeoutError as error:
+                caught = str(error)
+            made.channel.close()
     named = caught is not None and f"rank {comm.rank} has waited for rank 1" in caught
     assert agree(comm.rank not in (0, 2) or named, comm), caught
     # What peers may still write to is not given back.
@@ -402,14 +401,14 @@ def test_a_rank_that_does_not_come(
 
 
 def test_a_stream_that_does_not_end_keeps_its_memory(
-    rig: Callable[..., Rig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "0.2")
     made = rig(ring("staging", comm.size))
     made.step(0)
     comm.Barrier()
     made.gpu.current.done = False
-    made.channel.close()
+    with short_waits(0.2):
+        made.channel.close()
     assert not made.channel.has_ended and not made.arena.released
     comm.Barrier()
 

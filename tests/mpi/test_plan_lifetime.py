@@ -20,6 +20,7 @@ from halox.runtime import leftovers
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -143,12 +144,8 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
             check_next(grid)
 
 
-def test_left_after_a_timeout(
-    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
     """The other rank comes when this one has given up."""
-    if comm.rank == 0:
-        monkeypatch.setenv("HALOX_TIMEOUT", "5")
     grid = box(comm)
     for components in COMPONENTS[::3]:
         u = own_array(grid, components)
@@ -156,7 +153,7 @@ def test_left_after_a_timeout(
         guarded, right = None, True
         if comm.rank == 0:
             plan.start()
-            with pytest.raises(ExchangeTimeoutError):
+            with short_waits(), pytest.raises(ExchangeTimeoutError):
                 plan.finish()
             del plan
             guarded = Guarded(components)

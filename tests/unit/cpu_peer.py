@@ -198,7 +198,7 @@ class Array:
 
 @dataclass
 class Launch:
-    """What EarlyLaunch is given."""
+    """What PreparedLaunch is given."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
@@ -427,7 +427,9 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(defines: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Launch:
+    def prepared(
+        defines: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
+    ) -> Launch:
         return adapt(defines, blocks, threads, arguments)
 
     with (
@@ -435,7 +437,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         patch.object(failure_word, "HOST_WORDS", Spares(word)),
         patch.object(negotiation, "kernel", lambda name, function, device, defines: defines),
         patch.object(negotiation, "multiprocessors", lambda device: sms),
-        patch.object(negotiation, "EarlyLaunch", prepared),
+        patch.object(negotiation, "PreparedLaunch", prepared),
         patch.object(negotiation, "_Memory", _Memory),
     ):
         yield

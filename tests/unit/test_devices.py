@@ -63,7 +63,7 @@ def test_padding_is_cleared() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [("x", "f4"), (256, "u1"), (np.float64("inf"), "i8"), (object(), "f8"), (None, "u8")],
-    ids=str,
+    ids=["text", "too large", "infinity", "object", "none"],
 )
 def test_what_a_dtype_cannot_hold(value: Any, dtype: str) -> None:
     with pytest.raises(FieldError, match=f"value: .* cannot be held by dtype {np.dtype(dtype)}"):

@@ -94,7 +94,7 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
         assert value.__doc__, f"{module}.{name}"
         if not inspect.isclass(value):
             continue
-        for key, member in vars(value).items():
+        for key, member in inspect.getmembers(value):
             if not key.startswith("_") and (callable(member) or isinstance(member, property)):
                 assert inspect.getdoc(member), f"{module}.{name}.{key}"
 

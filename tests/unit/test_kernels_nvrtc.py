@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halox.collectives.device.table import (
+from halox.collectives.device.kernel_plans import (
     field_row,
     plan_field,
     plan_oneshot,
@@ -212,7 +212,7 @@ class TestKindsOfSegments:
     "name",
     [
         "peer",
-        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "call_off")),
+        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "cancel")),
     ],
 )
 class TestEarlyLaunches:

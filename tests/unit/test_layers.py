@@ -25,6 +25,8 @@ FLOORS: list[list[set[str]]] = [
     [
         {
             "halox.grid",
+            "halox.allocation",
+            "halox.division",
             "halox.xarray",
             "halox.field_layouts",
             "halox.field_options",

@@ -18,9 +18,8 @@ import pytest
 
 from halox.datatypes import contiguous, indexed_block, subarray
 from halox.errors import StateError
-from halox.packing.cutting import cut_parts
 from halox.packing.host import HostPacker
-from halox.packing.refine import Side
+from halox.packing.refine import Side, cut_parts
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
@@ -125,7 +124,7 @@ class FakeGpu:
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
-        monkeypatch.setattr("halox.packing.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr("halox.packing.device.fragment_launches", self.fragment_launches)
         for name in ("pack", "unpack", "add"):
             made = self.launches(name)
             monkeypatch.setattr(f"halox.packing.device.launch_{name}", made)

@@ -218,7 +218,7 @@ def figure(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackageError(
-            "--plot needs Matplotlib, which is not installed; install halox[plot]"
+            "--plot needs Matplotlib, which is not installed: pip install matplotlib"
         ) from error
     # A figure of its own needs no display and no pyplot state.
     figure = Figure(figsize=(9.0, 5.4), dpi=120, layout="constrained")

@@ -30,7 +30,6 @@ from halox.paths.peer.table import (
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
 from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.world import World
@@ -300,7 +299,7 @@ class Negotiation:
 
         def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
             exchange["send_blocks"] = send_blocks
-            return EarlyLaunch(
+            return PreparedLaunch(
                 kernel("peer", "peer_exchange", self.device, planned.defines),
                 blocks,
                 planned.threads,
@@ -309,6 +308,7 @@ class Negotiation:
                     for data in (parameter, exchange)
                 ],
                 device=self.device,
+                dependent=True,
             )
 
         shape = planned.send_blocks, planned.blocks

@@ -139,8 +139,7 @@ class _StagedWork(Work):
     """
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        from halox.packing.device import Launches, launch_add
-        from halox.packing.fragments import fragment_launches
+        from halox.packing.device import Launches, fragment_launches, launch_add
         from halox.runtime.gpu.capture import refuse_capture
         from halox.runtime.gpu.cuda import cupy
 

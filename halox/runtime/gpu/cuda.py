@@ -15,7 +15,13 @@ from halox.errors import DeviceError
 from halox.runtime import dlpack
 
 _cupy_types: set[type] = set()  # seen so far
-_INSTALL = "install halox[cuda13] (driver 580 or newer) or halox[cuda12]"
+INSTALL_BINDINGS = (
+    "install NVIDIA's bindings with `pip install 'cuda-bindings==13.*'` (12.* for CUDA 12)"
+)
+_INSTALL = (
+    "install it with `pip install cupy-cuda13x 'cuda-bindings==13.*'` (driver 580 or newer) or "
+    "`pip install cupy-cuda12x 'cuda-bindings==12.*'`"
+)
 
 
 @cache
@@ -42,7 +48,11 @@ def why_no_gpu() -> str | None:
         return f"CuPy cannot be imported ({str(error).strip().splitlines()[0]}); {_INSTALL}"
     runtime = cupy.cuda.runtime
     if runtime.is_hip:
-        return f"this CuPy is built for ROCm; {_INSTALL}"
+        return f"this CuPy is built for ROCm, not for CUDA; {_INSTALL}"
+    try:
+        import cuda.bindings.driver  # noqa: F401 - whether it is there
+    except ImportError as error:
+        return f"cuda.bindings cannot be imported ({error}); {INSTALL_BINDINGS}"
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "no NVIDIA driver is loaded"
@@ -58,7 +68,7 @@ def _why_not_counted(error: Any, driver: int, needed: int) -> str:
         return (
             f"the NVIDIA driver supports CUDA {_version(driver)}, and this CuPy needs CUDA "
             f"{_version(needed)}; update the driver or install the CuPy of an older CUDA "
-            "(halox[cuda12])"
+            "(`pip install cupy-cuda12x 'cuda-bindings==12.*'`)"
         )
     if "NoDevice" in str(error):
         return _no_device()

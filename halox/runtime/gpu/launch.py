@@ -1,20 +1,24 @@
 """Kernel launches whose arguments are laid out once.
 
-CuPy converts a kernel's arguments on every call, 6 to 9 microseconds of host time; a plan
-launches the same kernel with the same arguments thousands of times, and the driver needs only
-their addresses.
+CuPy converts a kernel's arguments on every call, 6 to 9 microseconds of host time; a plan launches the same kernel with
+the same arguments thousands of times, and the driver needs only their addresses.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from threading import Lock
 from typing import Any
 
 from halox.errors import DeviceError
+from halox.runtime.gpu import driver
+from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
+
+_STREAMS = 16  # for whose launches a configuration is kept
+_CAPABILITY, _DRIVER = 90, 12030  # of programmatic dependent launch, in graphs too
 
 
 class PreparedLaunch:
@@ -28,16 +32,16 @@ class PreparedLaunch:
         Thread blocks, and threads of a block, in one to three dimensions.
     args : sequence of ctypes values
         Arguments of exactly the kernel's parameter types, such as ``c_void_p(pointer)`` or
-        ``c_uint32(n)``. Kept alive; a value changed in place (``args[1].value = n``) holds from the
-        next launch on.
+        ``c_uint32(n)``. Kept alive, unlike the memory they point to; a value changed in place
+        (``args[1].value = n``) holds from the next launch on.
     device : int
         The GPU the function was loaded on.
     shared_bytes : int
         Dynamic shared memory.
-
-    Notes
-    -----
-    Not collective. Memory that arguments point to is the caller's to keep alive.
+    dependent : bool
+        Programmatic dependent launch, where the GPU and its driver have it: blocks are scheduled as soon as those of
+        the kernel ahead in the stream have ended, and there wait until its stores are visible. The kernel must call
+        ``wait_for_earlier`` (``kernels/signals.cu``) before it accesses memory.
     """
 
     def __init__(
@@ -49,97 +53,91 @@ class PreparedLaunch:
         *,
         device: int = 0,
         shared_bytes: int = 0,
+        dependent: bool = False,
     ) -> None:
-        from cupy_backends.cuda.api import driver, runtime
-
         self.args = tuple(args)
         self._function = function
+        self._shape = (*_three(grid), *_three(block), shared_bytes)
         self._device = device
         self._lock = Lock()
         self._addresses = (ctypes.c_void_p * max(1, len(self.args)))(
             *(ctypes.addressof(arg) for arg in self.args)
         )
-        self._call = driver.launchKernel
-        self._current_context = driver.ctxGetCurrent
-        self._runtime = runtime
-        self._before_stream: tuple[Any, ...] = (
-            function.ptr,
-            *_three(grid),
-            *_three(block),
-            shared_bytes,
-        )
-        self._after_stream: tuple[Any, ...] = (ctypes.addressof(self._addresses), 0)
+        self._entry = driver.bindings().cuLaunchKernelEx
+        self._is_dependent = dependent and has_dependent_launch(device)
+        self._on_streams: dict[int, tuple[Any, ...]] = {}
 
     def launch(self, stream_ptr: int) -> None:
-        """Launch on a stream.
+        """Launch on a stream of the function's device, which must be the calling thread's current one.
 
-        Parameters
-        ----------
-        stream_ptr : int
-            Address of a stream of the function's device.
+        Does not block. May be captured into a graph, which keeps the arguments' present values.
 
         Raises
         ------
         DeviceError
             If the driver refuses the launch.
-
-        Notes
-        -----
-        Not collective; does not block; ordered as work of that stream. The function's device must
-        be the calling thread's current one. May be captured into a graph, which keeps the
-        arguments' present values.
         """
-        try:
-            self._call(*self._before_stream, stream_ptr, *self._after_stream)
-        except RuntimeError as error:
-            self._launch_again(stream_ptr, error)
+        given = self._on_streams.get(stream_ptr) or self._on_stream(stream_ptr)
+        (code,) = self._entry(*given)
+        if code:
+            self._launch_again(given, code)
 
     def ready(self, stream_ptr: int) -> Callable[[], None]:
-        """Return what :meth:`launch` does on a stream, with less on the way each time."""
-        return partial(self.launch, stream_ptr)
+        """Return :meth:`launch` on a stream, with the look-up done."""
+        entry, given = self._entry, self._on_stream(stream_ptr)
+
+        def run() -> None:
+            (code,) = entry(*given)
+            if code:
+                self._launch_again(given, code)
+
+        return run
 
     def launch_at(self, stream_ptr: int, first: int, second: int) -> None:
-        """Launch with other addresses as the first two arguments.
+        """Launch with other addresses as the first two arguments, ``c_void_p`` or ``c_uint64``.
 
-        Parameters
-        ----------
-        stream_ptr : int
-            As for :meth:`launch`.
-        first, second : int
-            Values of the first two arguments, which must be ``c_void_p`` or ``c_uint64``.
-
-        Raises
-        ------
-        DeviceError
-            If the driver refuses the launch.
-
-        Notes
-        -----
-        As for :meth:`launch`. May be called by several threads at once.
+        May be called by several threads at once; otherwise as :meth:`launch`.
         """
         args = self.args
         with self._lock:
             args[0].value = first
             args[1].value = second
-            try:
-                self._call(*self._before_stream, stream_ptr, *self._after_stream)
-            except RuntimeError as error:
-                self._launch_again(stream_ptr, error)
+            self.launch(stream_ptr)
 
-    def _launch_again(self, stream_ptr: int, error: RuntimeError) -> None:
+    def _on_stream(self, stream_ptr: int) -> tuple[Any, ...]:
+        """Return the driver's arguments for a launch on a stream."""
+        cu = driver.bindings()
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._shape[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._shape[3:6]
+        config.sharedMemBytes, config.hStream = self._shape[6], stream_ptr
+        if self._is_dependent:
+            attribute = cu.CUlaunchAttribute()
+            kind = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.id = kind
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        if len(self._on_streams) >= _STREAMS:
+            self._on_streams.clear()
+        given = config, cu.CUfunction(self._function.ptr), ctypes.addressof(self._addresses), 0
+        self._on_streams[stream_ptr] = given
+        return given
+
+    def _launch_again(self, given: tuple[Any, ...], code: Any) -> None:
         """Raise for a launch that was refused, unless only the thread's context was missing."""
-        if self._current_context():
-            raise self._refused(error) from error
-        # This thread has not used CUDA yet, and only the runtime makes contexts unasked.
-        self._runtime.setDevice(self._device)
-        self._runtime.free(0)
-        try:
-            self._call(*self._before_stream, stream_ptr, *self._after_stream)
-        except RuntimeError as second:
-            raise self._refused(second) from second
+        if not int(driver.bindings().cuCtxGetCurrent()[1] or 0):
+            driver.make_context(self._device)
+            (code,) = self._entry(*given)
+        if code:
+            raise DeviceError(f"kernel launch on device {self._device}: {code.name}")
 
-    def _refused(self, error: RuntimeError) -> DeviceError:
-        return DeviceError(f"kernel launch on device {self._device}: {error}")
+
+@cache
+def has_dependent_launch(device: int) -> bool:
+    """Whether a GPU and its driver have programmatic dependent launch."""
+    cuda = cupy().cuda
+    capability = int(cuda.Device(device).compute_capability)
+    return capability >= _CAPABILITY and cuda.runtime.driverGetVersion() >= _DRIVER
 
 
 def check_max_blocks(max_blocks: int | None) -> None:

@@ -1,9 +1,9 @@
-"""The algorithms of allreduce for arrays on GPUs: which of them can be had, and the making of one.
+"""Allreduce algorithms for arrays on GPUs: why one is not available, and its construction.
 
-``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another
-(`halox.collectives.device.launching`); ``shared_buffer`` and ``binomial`` are trees of events
-(`halox.collectives.device.tree`). ``host`` goes through page-locked memory, which the ranks share or between which MPI
-carries; ``hierarchical`` goes through it between the nodes, when the GPUs of each node have combined::
+``oneshot`` and ``reduce_scatter_allgather`` are kernels that wait for one another (`kernel_reductions`);
+``shared_buffer`` and ``binomial`` are trees of events (`tree_reduction`). ``host`` uses page-locked memory, which the
+ranks share or between which MPI carries; ``hierarchical`` uses it between nodes, after the GPUs of each node have
+combined::
 
     node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
     node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'
@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
-from halox.collectives.device.launching import Target, make_array_reduction
-from halox.collectives.device.table import plan_oneshot, plan_scattered
-from halox.collectives.device.tree import DeviceMoves, Shape, make_tree_reduction
-from halox.collectives.host.in_shared_memory import SharedReduction, make_shared_reduction
-from halox.collectives.host.on_host import HostAlgorithm, InRankOrder, Leaders
+from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
+from halox.collectives.device.kernel_reductions import Target, make_array_reduction
+from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
+from halox.collectives.host.host_algorithms import HostAlgorithm, InRankOrder, Leaders
+from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.runtime.context import Ground
@@ -60,8 +60,8 @@ class DeviceAlgorithm(Protocol):
         stream : cupy.cuda.Stream
             The current one.
         error : Exception or None
-            Why this rank cannot take part: raised on all ranks where the host takes part in a call. Kernels call the
-            reduction off: it is raised here, and a `MismatchError` on the other ranks at their next call.
+            Why this rank cannot take part: raised on all ranks where the host takes part in a call. Kernels cancel the
+            reduction: it is raised here, and a `MismatchError` on the other ranks at their next call.
 
         Notes
         -----
@@ -102,7 +102,7 @@ class ByKernel:
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
         if error is not None:
-            self._launch.call_off(stream)
+            self._launch.cancel(stream)
             raise error
         self._launch(source, target, stream)
 

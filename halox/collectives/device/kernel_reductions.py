@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.device.table import (
+from halox.collectives.device.kernel_plans import (
     EPOCH_SHIFT,
     FIELD_REDUCTIONS,
     LEAST_THREADS,
@@ -46,7 +46,6 @@ from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, Dev
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import PinnedBuffer
 from halox.runtime.gpu.pools import HOST_WORDS
@@ -54,7 +53,7 @@ from halox.runtime.gpu.streams import StreamOrder
 from halox.runtime.world import World
 
 _MAKING = "the making of a reduction"
-_MEETING = "a reduction after one that was called off"
+_MEETING = "a reduction after one that was cancelled"
 
 Target = int | Callable[[], Any]
 """Address of a result, or what makes a CuPy array for it at each call."""
@@ -135,12 +134,13 @@ class _Meeting:
         self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
-        return EarlyLaunch(
+        return PreparedLaunch(
             kernel(plan.function, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,
             [*leading, self._argument],
             device=self._arena.device,
+            dependent=True,
         )
 
     def _enter(self, stream: Any) -> None:
@@ -168,7 +168,7 @@ class _Meeting:
             try:
                 result = new()
             except Exception:
-                self.call_off(current_stream())
+                self.cancel(current_stream())
                 raise
             # The sources are set again as well: any launch in between has set its own.
             target.value, self._laid_for = result.data.ptr, None
@@ -200,7 +200,7 @@ class _Meeting:
 
         return call
 
-    def call_off(self, stream: Any) -> None:
+    def cancel(self, stream: Any) -> None:
         """Tell all ranks that this one does not take part in its next call, so that none waits for it.
 
         Parameters
@@ -216,15 +216,17 @@ class _Meeting:
         if self._failed[0] or is_capturing(stream):
             return
         self._order.follow(stream)
-        name, device = "allreduce_call_off", self._arena.device
+        name, device = "allreduce_cancel", self._arena.device
         function = kernel(name, name, device, ())
-        launch = EarlyLaunch(function, 1, LEAST_THREADS, [self._argument], device=device)
+        launch = PreparedLaunch(
+            function, 1, LEAST_THREADS, [self._argument], device=device, dependent=True
+        )
         launch.launch(stream.ptr)
         self._failed[0] = MOST_RANKS + self._world.rank + 1
         self._is_told = True
 
     def _meet_again(self) -> None:
-        """Go on after a reduction that was called off, once all ranks have noticed; collective, waits for the GPU."""
+        """Go on after a reduction that was cancelled, once all ranks have noticed; collective, waits for the GPU."""
         assert self._block is not None
         runtime, state = cupy().cuda.runtime, np.zeros(2, np.uint64)  # State of signals.cu
         at, nbytes = self._block.pointer + self.plan.state_offset, state.nbytes
@@ -232,7 +234,7 @@ class _Meeting:
         def ended() -> int:
             if is_capturing():
                 raise StateError(
-                    "the current stream is being captured, and the last reduction was called off; take one before the "
+                    "the current stream is being captured, and the last reduction was cancelled; take one before the "
                     "capture"
                 )
             self._order.synchronize()
@@ -252,7 +254,7 @@ class _Meeting:
         who, number = self._failed[0] - 1, self._failed[1]
         if who >= MOST_RANKS:
             return MismatchError(
-                f"rank {who - MOST_RANKS} has called off reduction {number} of a plan, because what it was given does "
+                f"rank {who - MOST_RANKS} has cancelled reduction {number} of a plan, because what it was given does "
                 "not fit, as its own error says; that result is not valid. The next call begins anew, if all ranks "
                 "make it"
             )
@@ -299,7 +301,7 @@ class KernelReduction(_Meeting):
         ExchangeTimeoutError
             If an earlier call has waited too long for a rank; names it.
         MismatchError
-            If a rank has called off an earlier call; names it.
+            If a rank has cancelled an earlier call; names it.
 
         Notes
         -----
@@ -394,7 +396,7 @@ class FieldReduction(_Meeting):
         ExchangeTimeoutError
             If an earlier call has waited too long for a rank; names it.
         MismatchError
-            If a rank has called off an earlier call; names it.
+            If a rank has cancelled an earlier call; names it.
         FieldError
             On this rank, before the launch: if these are cells that the kernel cannot walk, or two fields' cells are
             not alike.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.host.in_shared_memory import HostMoves, make_shared_reduction
-from halox.collectives.host.ordered import PIECE_BYTES, OrderedReduction
+from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
+from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
 from halox.runtime.context import Ground
 from halox.runtime.world import World

@@ -16,15 +16,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from halox.collectives.device.device_arrays import DeviceAllreduce
-from halox.collectives.device.launching import (
+from halox.collectives.device.device_algorithms import (
+    DeviceAlgorithm,
+    make_algorithm,
+    why_no_kernels,
+)
+from halox.collectives.device.device_allreduce import DeviceAllreduce
+from halox.collectives.device.kernel_plans import FIELD_REDUCTIONS, MOST_RANKS, check_aligned
+from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     Target,
     make_field_reduction,
     make_local_reduction,
 )
-from halox.collectives.device.on_device import DeviceAlgorithm, make_algorithm, why_no_kernels
-from halox.collectives.device.table import FIELD_REDUCTIONS, MOST_RANKS, check_aligned
 from halox.collectives.operations import ELEMENTS, find_operation
 from halox.collectives.reductions import check_numeric, check_ordered, check_out, wide_dtype
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
@@ -286,8 +290,8 @@ class InOneLaunch:
         return self._reduction.bound(first, other, target)
 
     def refuse(self, error: Exception) -> None:
-        """Call the reduction off, and raise."""
-        self._reduction.call_off(self._current_stream())
+        """Cancel the reduction, and raise."""
+        self._reduction.cancel(self._current_stream())
         raise error
 
     def close(self) -> None:

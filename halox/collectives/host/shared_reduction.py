@@ -44,7 +44,7 @@ PIECE_BYTES, DEVICE_PIECE_BYTES = 512 << 10, 1 << 20
 GPU."""
 
 _SLOTS = 3
-_LINE_BYTES = 64  # as of `halox.collectives.host.ordered`
+_LINE_BYTES = 64  # as of `halox.collectives.host.mpi_reduction`
 _HEAD_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _MOST = 1 << 62
 _DOING = "an allreduce"

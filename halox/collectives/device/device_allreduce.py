@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.device.on_device import ByKernel, make_algorithm
+from halox.collectives.device.device_algorithms import ByKernel, make_algorithm
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.array_cache import Seen
 from halox.runtime.arrays import Described, as_ndarray, describe, scalar_array
