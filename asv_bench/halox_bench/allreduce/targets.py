@@ -68,23 +68,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`.
-
-    Notes
-    -----
-    Collective. Every result is checked before it is timed.
-    """
+    """Measure all of them on the GPUs of the ranks at hand; as of `measured`, collective."""
     return measured(Targets(comm).groups(), budget_s, progress, comm)
 
 

@@ -71,30 +71,12 @@ def measure(
     *,
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
-    no_gpu_aware: str | None = None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand.
+    """Measure all of them on the GPUs of the ranks at hand; as of `measured`, collective.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-    no_gpu_aware : str, optional
-        Why MPI is not to be given device memory, empty if it may be; found out where None.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`; the same on all ranks.
-
-    Notes
-    -----
-    Collective. Every result is checked before it is timed.
+    The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
     """
-    why = why_not_gpu_aware(comm, "gpu") if no_gpu_aware is None else no_gpu_aware
-    options = Options("gpu", timing=TIMING, no_gpu_aware=why)
+    options = Options("gpu", timing=TIMING, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
     bench = Targets(Bench(comm, options))
     return measured(bench.groups(), budget_s, progress, comm)
 

@@ -29,24 +29,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them.
-
-    Parameters
-    ----------
-    device : int
-        The GPU.
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`.
-
-    Notes
-    -----
-    Not collective. Every packed result is checked before it is timed.
-    """
+    """Measure all of them on a GPU; as of `measured`."""
     return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
 
 
