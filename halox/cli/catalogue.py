@@ -1,4 +1,4 @@
-"""Finds the mini-apps: beside the library in a checkout, else installed as ``halox_apps``."""
+"""The mini-apps: beside the library in a checkout, else installed as ``halox_apps``."""
 
 from __future__ import annotations
 
