@@ -1,4 +1,4 @@
-"""The mini-apps: beside the library in a checkout, else installed as ``halox_apps``."""
+"""The mini-apps and the benchmarks: beside the library in a checkout, else installed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ import halox
 from halox.errors import MissingPackageError
 
 PACKAGE = "halox_apps"
+BENCHMARKS = "halox_bench"
+
+_FOLDERS = {PACKAGE: ("mini-apps", "apps"), BENCHMARKS: ("benchmarks", "asv_bench/halox_bench")}
+"""Contents of each package, and its folder in a checkout."""
 
 Progress = Callable[[str, int, int], None]
 """Called by an app as ``progress(what, done, total)``, from any rank, as often as it likes."""
@@ -39,43 +43,54 @@ def checkout() -> Path | None:
     return root if is_checkout else None
 
 
-def _package() -> ModuleType:
-    """Import the package of apps that belongs to this very halox.
+def package(name: str) -> ModuleType:
+    """Import the package of apps or of benchmarks that belongs to this very halox.
 
     A checkout comes first: its apps fit its library, an older wheel's may not.
+
+    Parameters
+    ----------
+    name : str
+        `PACKAGE` or `BENCHMARKS`.
+
+    Raises
+    ------
+    MissingPackageError
+        If neither an installed package nor a checkout with such a folder is found.
     """
-    if PACKAGE in sys.modules:
-        return sys.modules[PACKAGE]
+    if name in sys.modules:
+        return sys.modules[name]
+    what, place = _FOLDERS[name]
     root = checkout()
     if root is None:
         try:
-            return importlib.import_module(PACKAGE)
+            return importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise MissingPackageError(
-                f"the mini-apps were not found: neither the package {PACKAGE!r} nor a folder "
-                f"'apps' beside {Path(halox.__file__).parent}; install halox with pip, or put its "
+                f"the {what} were not found: neither the package {name!r} nor a folder "
+                f"{place!r} beside {Path(halox.__file__).parent}; install halox with pip, or put its "
                 "checkout on PYTHONPATH"
             ) from error
-    folder = root / "apps"
+    folder = root / place
     spec = importlib.util.spec_from_file_location(
-        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or not folder.is_dir():
         raise MissingPackageError(f"{folder} cannot be imported")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE] = package
-    spec.loader.exec_module(package)
-    return package
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    return found
 
 
 def names() -> list[str]:
     """Return the names of all apps, sorted; raise `MissingPackageError` if there is no package of apps."""
     return sorted(
-        module.name for module in pkgutil.iter_modules(_package().__path__) if module.ispkg
+        module.name for module in pkgutil.iter_modules(package(PACKAGE).__path__) if module.ispkg
     )
 
 
 def load(name: str) -> App:
     """Import one app of `names`."""
-    module = importlib.import_module(f"{_package().__name__}.{name}")
+    module = importlib.import_module(f"{package(PACKAGE).__name__}.{name}")
     return App(name, module.SUMMARY, module.add_arguments, module.run)
