@@ -1,4 +1,4 @@
-"""Finds the mini-apps and the benchmarks: beside the library in a checkout, else installed."""
+"""The mini-apps and the benchmarks: beside the library in a checkout, else installed."""
 
 from __future__ import annotations
 
