@@ -67,7 +67,7 @@ class HostPacking:
 
 
 class Catalogue:
-    """What must be moved, whatever moves it."""
+    """Bytes that every packer must move."""
 
     params = ([*CASES, *LARGE],)
     param_names = ("case",)

@@ -26,6 +26,7 @@ CLEAN = [
     "CONTRIBUTING.md",
     "docs",
     "apps",
+    "asv_bench",
     "examples",
 ]
 

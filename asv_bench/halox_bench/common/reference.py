@@ -1,4 +1,4 @@
-"""What a benchmark's memory is filled with, and which bytes packing must therefore give.
+"""Contents of a benchmark's memory, and the bytes that packing must therefore give.
 
 Every eight-byte word of memory holds a mixture of its own place, so that the packed bytes follow
 from the block list alone: no copy of the array is needed to check them.

@@ -45,7 +45,7 @@ class Placed:
     Raises
     ------
     DeviceError
-        If the memory cannot be had.
+        If there is not enough memory.
     """
 
     def __init__(self, rig: Rig, case: Case) -> None:
