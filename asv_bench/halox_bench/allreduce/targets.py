@@ -73,12 +73,12 @@ def measure(
     ----------
     comm : mpi4py.MPI.Intracomm
     budget_s, progress
-        As of `halox_bench.common.targets.measured`.
+        The same as for `halox_bench.common.targets.measured`.
 
     Returns
     -------
     list of dict
-        As of `halox_bench.common.targets.measured`.
+        The same as for `halox_bench.common.targets.measured`.
 
     Notes
     -----

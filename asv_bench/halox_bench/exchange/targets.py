@@ -79,14 +79,14 @@ def measure(
     comm : mpi4py.MPI.Intracomm
         The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
     budget_s, progress
-        As of `halox_bench.common.targets.measured`.
+        The same as for `halox_bench.common.targets.measured`.
     no_gpu_aware : str, optional
         Why MPI is not to be given device memory, empty if it may be; found out where None.
 
     Returns
     -------
     list of dict
-        As of `halox_bench.common.targets.measured`; the same on all ranks.
+        The result of `halox_bench.common.targets.measured`, the same on all ranks.
 
     Notes
     -----

@@ -33,12 +33,12 @@ def measure(
     device : int
         The GPU.
     budget_s, progress
-        As of `halox_bench.common.targets.measured`.
+        The same as for `halox_bench.common.targets.measured`.
 
     Returns
     -------
     list of dict
-        As of `halox_bench.common.targets.measured`.
+        The same as for `halox_bench.common.targets.measured`.
 
     Notes
     -----
