@@ -51,7 +51,7 @@ class Transpose:
         Axis ``k`` of ``grid_b`` is axis ``axes[k]`` of ``grid_a``, as in `numpy.transpose`; the same order by default.
         With ``axes=(0, 2, 1)``, grids of shapes (nx, ny, nz) and (nx, nz, ny) hold the same cells, and a C-ordered
         array of ``grid_b`` has y contiguous.
-    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
+    path : str, optional
         The data path of all messages to other ranks; that of ``grid_a`` by default.
 
     Raises

@@ -68,7 +68,7 @@ def space_left() -> int:
     return status.f_bavail * status.f_frsize
 
 
-class Segment:
+class SharedSegment:
     """A mapped file of shared memory, as an array ``memory`` of bytes.
 
     The mapping ends with the last view of it; the memory is free once no rank maps it and it has no name.
@@ -102,7 +102,7 @@ class Segment:
                     raise
 
 
-def create(name: str, nbytes: int) -> Segment:
+def create(name: str, nbytes: int) -> SharedSegment:
     """Make a file of shared memory, all of its pages taken from the system, and map it.
 
     Raises OSError, and leaves no file, if there is too little shared memory or none.
@@ -114,14 +114,14 @@ def create(name: str, nbytes: int) -> Segment:
         size = rounded(nbytes)
         os.ftruncate(handle, size)
         if size >= _HUGE_BYTES and _has_huge_pages():
-            segment = Segment(mmap.mmap(handle, size))
+            segment = SharedSegment(mmap.mmap(handle, size))
             assert segment._mapping is not None
             with suppress(OSError):
                 segment._mapping.madvise(_MADV_HUGEPAGE)
                 segment._mapping.madvise(_MADV_POPULATE_WRITE)
                 return segment
         os.posix_fallocate(handle, 0, size)
-        return Segment(mmap.mmap(handle, size))
+        return SharedSegment(mmap.mmap(handle, size))
     except BaseException:
         unlink(name)
         raise
@@ -129,11 +129,11 @@ def create(name: str, nbytes: int) -> Segment:
         os.close(handle)
 
 
-def attach(name: str) -> Segment:
+def attach(name: str) -> SharedSegment:
     """Map a file that another rank has made; raise OSError if it is missing or may not be mapped."""
     handle = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return Segment(mmap.mmap(handle, os.fstat(handle).st_size))
+        return SharedSegment(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:
         os.close(handle)
 

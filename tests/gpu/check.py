@@ -1,4 +1,4 @@
-"""The GPU check: the whole GPU suite and the headline benchmarks, written to docs/performance/gpu-check.json.
+"""The GPU check: the whole GPU suite and the target benchmarks, written to docs/performance/gpu-check.json.
 
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.

@@ -215,7 +215,7 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from halox.collectives.device import device_algorithms
         from halox.collectives.device import kernel_reductions as allreduce
-        from halox.runtime import context as surroundings
+        from halox.runtime import context
         from halox.runtime.gpu import capture, cuda, memory
 
         module = self._cupy()
@@ -223,8 +223,8 @@ class Machine:
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
         capture._query.cache_clear()
-        monkeypatch.setattr(surroundings, "DeviceArena", FakeArena)
-        monkeypatch.setattr(surroundings, "EventPool", FakeEvents)
+        monkeypatch.setattr(context, "DeviceArena", FakeArena)
+        monkeypatch.setattr(context, "EventPool", FakeEvents)
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", _pinned)
         monkeypatch.setattr(memory, "register", self._register)

@@ -15,7 +15,7 @@ from halox import Recv, Send
 from halox.errors import ExchangeTimeoutError, MismatchError
 from halox.exchange.plan import Plan
 from halox.paths.base import Channel
-from halox.paths.buffers import RequestCarrier
+from halox.paths.buffers import RequestBuffers
 from halox.runtime import leftovers
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
@@ -240,7 +240,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
 def test_many_times(node: str, comm: MPI.Intracomm) -> None:
     """Nothing grows where both ranks leave their plans, at once or one after the other."""
     with box(comm) as grid:
-        left = grid._surroundings.leftovers
+        left = grid._context.leftovers
         u = own_array(grid, 300)
 
         def leave_some(count: int) -> None:
@@ -256,7 +256,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
         def count() -> tuple[int, int]:
             progress(comm)
             left.reclaim(grid._world.gather(left.closed, "a test"))
-            return len(left._active) + len(left._shared), grid._surroundings.arena.segments
+            return len(left._active) + len(left._shared), grid._context.arena.segments
 
         leave_some(4)
         before = count()
@@ -318,7 +318,7 @@ def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
 def test_memory_outlives_the_interpreter(comm: MPI.Intracomm) -> None:
     """At exit MPI ends later than Python, which must not free buffers of requests until then."""
     world = World(comm)
-    carrier = RequestCarrier(world, [], [], lambda message: 20)
+    carrier = RequestBuffers(world, [], [], lambda message: 20)
     before = sys.getrefcount(carrier)
     leftovers._hold_all()
     assert sys.getrefcount(carrier) == before + 1

@@ -146,7 +146,7 @@ def test_an_allreduce_and_an_exchange_in_two_threads(comm: World) -> None:
             if first:
                 refused(lambda: reduce(ones), "another thread is inside")
                 refused(reduce.close, "another thread is inside")
-        world = exchange._surroundings.world
+        world = exchange._context.world
         with inside(comm, exchange, lambda: world.guard.user != 0) as first:
             if first:
                 refused(exchange, "another thread is inside")

@@ -10,7 +10,7 @@ import numpy as np
 
 from halox._version import __version__
 from halox.errors import DeviceError
-from halox.paths.cuda_aware import find_out
+from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World, load_mpi
 

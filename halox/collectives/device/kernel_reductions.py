@@ -42,7 +42,7 @@ from halox.errors import (
 )
 from halox.packing.strided_plan import Row, fill_region, region_dtype
 from halox.runtime.arrays import Described
-from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
@@ -66,7 +66,7 @@ _Laid = tuple[Any, Any, PreparedLaunch]
 class _Offer:
     """What a rank tells the others: its memory, and how it planned."""
 
-    handles: Mapping[Segment, bytes]
+    handles: Mapping[Allocation, bytes]
     place: DevicePlace
     signature: tuple[object, ...]
 

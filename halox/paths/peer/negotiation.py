@@ -1,4 +1,4 @@
-"""The making of a channel of the peer path: its memory, what is agreed with the peers, the legs and the launch."""
+"""Negotiation of a peer channel: its memory, ready-to-send and clear-to-send records, the segments and the launch."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halox.errors import ExchangeTimeoutError
 from halox.packing.device import launch_add, launch_pack, launch_unpack
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
-from halox.paths.base import Job
-from halox.paths.peer.ends import Announced, End, Tag, direct_ends, end_of, whole
+from halox.paths.base import Job, Key
+from halox.paths.peer.endpoints import PeerEndpoint, Rts, Tag, direct_endpoints, endpoint_of, whole
 from halox.paths.peer.exported import Exported
 from halox.paths.peer.table import (
     Kind,
-    Leg,
     PeerPlan,
+    Segment,
     in_packets,
     in_tiles,
     plan,
+    runs,
     staged,
-    stretches,
 )
-from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.memory import PinnedBuffer
-from halox.runtime.gpu.pools import HOST_WORDS
 from halox.runtime.world import World
 
 _NOTHING = Row(0, 0, 16, ())
@@ -40,10 +40,10 @@ _ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Granted:
-    """What a receiver answers its peers: where to put what they send."""
+class Cts:
+    """Clear to send: the receiver's reply to a peer, with its staging and flag addresses."""
 
-    handles: Mapping[Segment, bytes]
+    handles: Mapping[Allocation, bytes]
     begun: DevicePlace
     staging: Mapping[int, tuple[DevicePlace, int, bool]]
     """By tag: where, bytes of a slot, and whether in wide packets."""
@@ -62,8 +62,8 @@ class _Memory:
         self.size += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
 
 
-class Draft:
-    """A channel in the making, step by step; steps that fail on one rank alone must fail on all."""
+class Negotiation:
+    """A channel under construction, round by round; see `halox.runtime.handshake`."""
 
     def __init__(
         self,
@@ -71,51 +71,56 @@ class Draft:
         arena: DeviceArena,
         job: Job,
         copies: Job,
-        ways: Mapping[tuple[str, int, int], str],
+        protocols: Mapping[Key, str],
         exported: Mapping[Tag, Exported | None],
     ) -> None:
         self.world, self.arena, self.device, self.job = world, arena, arena.device, job
         self._copies = copies
-        self._takes = [end_of(job, message, ways[message.key]) for message in job.receives]
-        self._sends = self._sent(ways, exported)
+        self._takes = [
+            endpoint_of(job, message, protocols[message.key]) for message in job.receives
+        ]
+        self._sends = self._sent(protocols, exported)
         self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
         self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
         self._own: DeviceBlock | None = None
-        self.failure: PinnedBuffer | None = None
+        self.failure: FailureWord | None = None
         self._memory = _Memory()
 
     def _sent(
-        self, ways: Mapping[tuple[str, int, int], str], exported: Mapping[Tag, Exported | None]
-    ) -> list[End]:
+        self, protocols: Mapping[Key, str], exported: Mapping[Tag, Exported | None]
+    ) -> list[PeerEndpoint]:
         job, targets = self.job, []
         for message in job.sends:
-            if ways[message.key] == "direct":
+            if protocols[message.key] == "direct":
                 there = exported[message.peer, message.tag]
                 assert there is not None
                 self.arena.open(there.handles)
                 places = zip(there.places, there.layouts, strict=True)
                 sides = [Side(self.arena.pointer(place), layout) for place, layout in places]
                 targets.append((message, sides))
-        direct = {end.tag: end for end in direct_ends(job, targets, multiprocessors(self.device))}
+        direct = {
+            end.tag: end for end in direct_endpoints(job, targets, multiprocessors(self.device))
+        }
         return [
-            direct.get((message.peer, message.tag)) or end_of(job, message, ways[message.key])
+            direct.get((message.peer, message.tag))
+            or endpoint_of(job, message, protocols[message.key])
             for message in job.sends
         ]
 
-    def announced(self) -> dict[int, dict[int, Announced]]:
-        """Return what each peer must know of the messages it gets."""
-        found: dict[int, dict[int, Announced]] = {peer: {} for peer in self.peers}
+    def request(self, _: object) -> dict[int, dict[int, Rts]]:
+        """Return what each peer must know of the messages it gets, by tag."""
+        found: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
         for end in self._sends:
-            chunks = sum(stretch.chunks for stretch in end.stretches)
-            found[end.message.peer][end.message.tag] = Announced(end.signature, chunks)
+            chunks = sum(run.chunks for run in end.runs)
+            found[end.message.peer][end.message.tag] = Rts(end.signature, chunks)
         return found
 
-    def grant(self, announced: Mapping[int, Mapping[int, Announced]]) -> dict[int, Granted]:
+    def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
         """Allocate this rank's memory, and return where each peer puts what it sends."""
         memory, ends = self._memory, {end.tag: end for end in self._takes}
         self._incoming = {
-            end.tag: announced[end.message.peer][end.message.tag] for end in self._takes
+            end.tag: requests[end.message.peer][end.message.tag] for end in self._takes
         }
         memory.reserve("state", 16)
         for peer in self.peers:
@@ -132,14 +137,13 @@ class Draft:
         with cupy().cuda.Device(self.device):
             cupy().cuda.runtime.memset(self._block.pointer, 0, memory.size)
             cupy().cuda.runtime.deviceSynchronize()
-        self.failure = HOST_WORDS.take(self.device)
-        self.failure.array[:] = 0
+        self.failure = FailureWord(self.device)
         for end in (*self._sends, *self._takes):
             if end.buffered:
                 end.buffer = self._pointer(("buffer", *end.message.key))
         handles = self.arena.handles([self._block.place])
         return {
-            peer: Granted(
+            peer: Cts(
                 handles,
                 self._place(("begun", peer)),
                 {
@@ -156,109 +160,113 @@ class Draft:
             for peer in self.peers
         }
 
-    def open(self, granted: Mapping[int, Granted]) -> None:
+    def open(self, replies: Mapping[int, Cts]) -> None:
         """Map the peers' memory."""
-        self._granted = granted
-        for answer in granted.values():
-            self.arena.open(answer.handles)
+        self._cts = replies
+        for reply in replies.values():
+            self.arena.open(reply.handles)
 
     def prepared(self) -> tuple[PreparedLaunch, PreparedLaunch]:
         """Return the launch, and that for beside other work; memory that its table needs is allocated here."""
-        legs = [*self._copy_legs(), *self._send_legs(), *self._take_legs()]
-        planned = plan(legs, sms=multiprocessors(self.device))
+        segments = [*self._copy_segments(), *self._send_segments(), *self._take_segments()]
+        planned = plan(segments, sms=multiprocessors(self.device))
         return self._prepare(planned)
 
-    def _copy_legs(self) -> list[Leg]:
+    def _copy_segments(self) -> list[Segment]:
         copies = []
         for send, take in zip(self._copies.sends, self._copies.receives, strict=True):
             for a, b in zip(send.parts, take.parts, strict=True):
                 copies.append(Copy(whole(self.job, a), whole(self.job, b)))
-        return [Leg(Kind.COPY, s.row, 0) for s in stretches(copies, packed=1)]
+        return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1)]
 
-    def _send_legs(self) -> list[Leg]:
-        legs = []
+    def _send_segments(self) -> list[Segment]:
+        segments = []
         for number, end in enumerate(self._sends):
             peer, tag = end.tag
-            answer = self._granted[peer]
+            cts = self._cts[peer]
             begun = self._pointer(("begun", peer))
             waits = {"begun": begun, "lag": 1} if peer not in self._of else {}
-            place, slot_bytes, end.is_wide = answer.staging[tag]
+            place, slot_bytes, end.is_wide = cts.staging[tag]
             base = self.arena.pointer(place)
-            if end.way == "direct":
+            if end.protocol == "direct":
                 waits = {"begun": begun, "lag": 0}
                 base = 0  # these rows hold the peer's addresses already
-            flags = self.arena.pointer(answer.flags[tag])
-            for stretch in end.stretches:
-                row = stretch.row
+            flags = self.arena.pointer(cts.flags[tag])
+            for run in end.runs:
+                row = run.row
                 if end.buffered:
                     row = row._replace(source=row.source + end.buffer)
                 if end.is_wide:
                     row = in_tiles(row, 1, base)
-                    legs.append(Leg(Kind.SEND_WIDE, row, number, slot_bytes=slot_bytes, **waits))
-                    base += stretch.tile_bytes
+                    segments.append(
+                        Segment(Kind.SEND_WIDE, row, number, slot_bytes=slot_bytes, **waits)
+                    )
+                    base += run.tile_bytes
                     continue
-                if end.way == "ll":
+                if end.protocol == "ll":
                     row = in_packets(row, 1, base)
-                    legs.append(Leg(Kind.SEND_LL, row, number, slot_bytes=slot_bytes, **waits))
+                    segments.append(
+                        Segment(Kind.SEND_LL, row, number, slot_bytes=slot_bytes, **waits)
+                    )
                     continue
-                kind = Kind.SEND_STAGED if end.way == "staging" else Kind.SEND_DIRECT
+                kind = Kind.SEND_STAGED if end.protocol == "staging" else Kind.SEND_DIRECT
                 row = staged(row, 1, base)
-                legs.append(
-                    Leg(
+                segments.append(
+                    Segment(
                         kind,
                         row,
                         number,
-                        stretch.chunk_words,
+                        run.chunk_words,
                         flags,
                         slot_bytes=slot_bytes,
                         **waits,
                     )
                 )
-                flags += 4 * stretch.chunks
-        return legs
+                flags += 4 * run.chunks
+        return segments
 
-    def _take_legs(self) -> list[Leg]:
-        legs = []
+    def _take_segments(self) -> list[Segment]:
+        segments = []
         for number, end in enumerate(self._takes, len(self._sends)):
-            announced = self._incoming[end.tag]
+            rts = self._incoming[end.tag]
             flags = self._pointer(("flags", *end.tag))
-            if end.way == "direct":
-                legs.append(
-                    Leg(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=announced.chunks)
+            if end.protocol == "direct":
+                segments.append(
+                    Segment(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=rts.chunks)
                 )
                 continue
             base, slot_bytes = self._pointer(("staging", *end.tag)), end.staging_bytes
-            mine, theirs = ([s[:3] for s in both] for both in (end.signature, announced.signature))
+            mine, theirs = ([s[:3] for s in both] for both in (end.signature, rts.signature))
             matching = mine == theirs and all(s[0] >= 0 for s in mine)
-            for stretch in end.stretches:
-                row = stretch.row
+            for run in end.runs:
+                row = run.row
                 if end.buffered:
                     row = row._replace(target=row.target + end.buffer)
                 if end.is_wide:
                     row = in_tiles(row, 0, base)
-                    legs.append(Leg(Kind.TAKE_WIDE, row, number, slot_bytes=slot_bytes))
-                    base += stretch.tile_bytes
+                    segments.append(Segment(Kind.TAKE_WIDE, row, number, slot_bytes=slot_bytes))
+                    base += run.tile_bytes
                     continue
-                if end.way == "ll":
+                if end.protocol == "ll":
                     row = in_packets(row, 0, base)
-                    legs.append(Leg(Kind.TAKE_LL, row, number, slot_bytes=slot_bytes))
+                    segments.append(Segment(Kind.TAKE_LL, row, number, slot_bytes=slot_bytes))
                     continue
                 row = staged(row, 0, base)
-                count = 0 if matching else announced.chunks
-                legs.append(
-                    Leg(
+                count = 0 if matching else rts.chunks
+                segments.append(
+                    Segment(
                         Kind.TAKE_STAGED,
                         row,
                         number,
-                        stretch.chunk_words,
+                        run.chunk_words,
                         flags,
                         slot_bytes=slot_bytes,
                         flag_count=count,
                     )
                 )
                 if matching:
-                    flags += 4 * stretch.chunks
-        return legs
+                    flags += 4 * run.chunks
+        return segments
 
     def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
         runtime = cupy().cuda.runtime
@@ -271,22 +279,23 @@ class Draft:
             runtime.memset(own, 0, self._own.nbytes)
             if table_bytes:
                 self._upload(own, parameter)
-                parameter = np.array([own, own + planned.legs.nbytes], np.uint64)
+                parameter = np.array([own, own + planned.segments.nbytes], np.uint64)
             # Those who wait for this rank to begin: whoever stores straight into its arrays, or gets nothing back.
             waiting = sorted(
-                {s.message.peer for s in self._takes if s.way == "direct"} | (self._of - self._to)
+                {s.message.peer for s in self._takes if s.protocol == "direct"}
+                | (self._of - self._to)
             )
-            addresses = [self.arena.pointer(self._granted[peer].begun) for peer in waiting]
+            addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
             self._upload(self._pointer("peers"), np.array(addresses, np.uint64))
             runtime.deviceSynchronize()
         exchange = np.zeros(1, EXCHANGE)
         exchange["state"], exchange["begun_chunk"] = self._pointer("state"), own + table_bytes
         exchange["peers"], exchange["peer_count"] = self._pointer("peers"), len(addresses)
         assert self.failure is not None
-        exchange["failure"] = self.failure.device_pointer
+        exchange["failure"] = self.failure.pointer
         exchange["limit_ns"] = int(self.world.limit_s * 1e9)
         exchange["send_chunks"], exchange["chunks"] = planned.send_chunks, planned.chunks
-        exchange["legs"] = len(planned.legs)
+        exchange["segments"] = len(planned.segments)
 
         def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
             exchange["send_blocks"] = send_blocks
@@ -303,8 +312,8 @@ class Draft:
             )
 
         shape = planned.send_blocks, planned.blocks
-        at_once = launch(*shape)
-        return at_once, at_once if planned.aside == shape else launch(*planned.aside)
+        first = launch(*shape)
+        return first, first if planned.aside == shape else launch(*planned.aside)
 
     @staticmethod
     def _upload(pointer: int, data: npt.NDArray[Any]) -> None:
@@ -314,9 +323,9 @@ class Draft:
     def around(self) -> tuple[list[Any], list[Any]]:
         """Return the launches before and after the kernel: of types that it does not walk, and of additions."""
 
-        def moves(ends: Sequence[End]) -> list[Any]:
+        def moves(ends: Sequence[PeerEndpoint]) -> list[Any]:
             return [
-                ((self.job.arrays[part.array], part.datatype, part.count), end.buffer + offset)
+                (self.job.endpoint(part), end.buffer + offset)
                 for end in ends
                 if end.buffered
                 for part, offset in zip(end.message.parts, end.message.offsets, strict=True)
@@ -329,19 +338,25 @@ class Draft:
             [unpack(incoming, self.device)] if incoming else [],
         )
 
-    def peer_of(self, number: int) -> int:
-        """Return the other rank of a message by its number."""
-        return [*self._sends, *self._takes][number].message.peer
+    def error(self) -> ExchangeTimeoutError:
+        """Return the failure that the kernel has reported."""
+        assert self.failure is not None
+        number, exchange = self.failure.words[:2]
+        peer = [*self._sends, *self._takes][number - 1].message.peer
+        return ExchangeTimeoutError(
+            f"rank {self.world.rank} has waited for rank {peer} in exchange {exchange} of a plan for "
+            f"{self.world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not "
+            "valid. A rank has failed, is far behind, or has made another sequence of calls"
+        )
 
-    def release(self) -> None:
+    def abandon(self) -> None:
         """Give the memory back; no rank may use it any more."""
         for block in (self._block, self._own):
             if block is not None:
                 self.arena.release(block)
         self._block = self._own = None
         if self.failure is not None:
-            HOST_WORDS.give_back(self.device, self.failure)
-            self.failure = None
+            self.failure.close(self.error)
 
     def _pointer(self, key: Any) -> int:
         assert self._block is not None
@@ -360,7 +375,7 @@ EXCHANGE = np.dtype(
         ("failure", "u8"),
         ("limit_ns", "u8"),
         ("peer_count", "u4"),
-        ("legs", "u4"),
+        ("segments", "u4"),
         ("send_chunks", "u4"),
         ("chunks", "u4"),
         ("send_blocks", "u4"),

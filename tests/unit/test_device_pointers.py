@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from halox.errors import HaloxError
-from halox.paths import cuda_aware
-from halox.paths.cuda_aware import Verdict, ask_child, asked_before, environment
-from halox.paths.cuda_probe import SIZES, YES, why_wrong
+from halox.runtime import device_pointers
+from halox.runtime.device_pointers import Verdict, ask_child, asked_before, environment
+from halox.runtime.device_pointers_probe import SIZES, YES, why_wrong
 from tests.support import require
 
 require("mpi")
@@ -150,7 +150,7 @@ def test_the_child_is_no_rank_of_the_job() -> None:
             "PYTHONPATH": "/mine",
         }
     )
-    root = str(Path(cuda_aware.__file__).resolve().parents[2])
+    root = str(Path(device_pointers.__file__).resolve().parents[2])
     assert found == {
         "OMPI_MCA_pml": "ucx",
         "UCX_TLS": "cuda",
@@ -174,8 +174,8 @@ class Asked:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Whatever this machine's library says of itself, the child is to be asked.
-    monkeypatch.setattr(cuda_aware, "_query_library", lambda: 1)
-    return tmp_path / "halox" / "cuda_aware.json"
+    monkeypatch.setattr(device_pointers, "_query_library", lambda: 1)
+    return tmp_path / "halox" / "device_pointers.json"
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -212,29 +212,29 @@ def test_what_cannot_be_kept_is_asked_again(cache: Path) -> None:
 
 def test_a_library_that_denies_it_is_believed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Asked(Verdict(True, "asked"))
-    monkeypatch.setattr(cuda_aware, "_query_library", lambda: 0)
+    monkeypatch.setattr(device_pointers, "_query_library", lambda: 0)
     found = asked_before(0, ask=ask, key="a")
     assert not found.takes and "MPIX_Query_cuda_support" in found.reason and not ask.times
-    monkeypatch.setattr(cuda_aware, "_query_library", lambda: None)
+    monkeypatch.setattr(device_pointers, "_query_library", lambda: None)
     assert asked_before(0, ask=ask, key="a").takes and ask.times == 1
 
 
 def test_this_library_is_queried() -> None:
     """Open MPI has the function; the wheel of the tests is built without CUDA."""
     if MPI.get_vendor()[0] == "Open MPI":
-        assert cuda_aware._query_library() in (0, 1)
+        assert device_pointers._query_library() in (0, 1)
     else:
-        assert cuda_aware._query_library() in (None, 0, 1)
+        assert device_pointers._query_library() in (None, 0, 1)
 
 
 @pytest.mark.parametrize(("text", "takes"), [("0", False), ("1", True), ("", None)])
 def test_the_user_decides(text: str, takes: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_CUDA_AWARE", text)
-    found = cuda_aware.decided_by_user()
+    found = device_pointers.decided_by_user()
     assert (found and found.takes) is takes
 
 
 def test_anything_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_CUDA_AWARE", "yes")
     with pytest.raises(HaloxError, match="HALOX_CUDA_AWARE='yes': expected 1"):
-        cuda_aware.decided_by_user()
+        device_pointers.decided_by_user()

@@ -1,4 +1,4 @@
-"""A process that hands device pointers to MPI, and lives or dies by it: ``python -m halox.paths.cuda_probe``.
+"""Trial process that hands device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
 
 An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So the question is put
 to a process of its own, which sends itself some messages between two device buffers and looks at what arrived. It
@@ -63,21 +63,7 @@ class DeviceMemory:
 
 
 def why_wrong(comm: Any, span: Any, memory: Memory) -> str | None:
-    """Send messages of several sizes from this rank to itself, and return what was wrong with them.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Of one rank.
-    span : callable
-        Makes what mpi4py takes of an address and a number of bytes.
-    memory : Memory
-
-    Returns
-    -------
-    str or None
-        None if all bytes have arrived, and no others were written.
-    """
+    """Send messages of several sizes from this rank to itself, and return what was wrong with them."""
     guard = 64
     for nbytes in SIZES:
         sent = (np.arange(nbytes, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The ends of the messages that go the peer path: what this rank's kernel walks, and what its peers must know of it."""
+"""Endpoints of the messages of the peer path: the runs that this rank's kernel walks, and their signatures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from halox.paths.messages import ALIGNMENT, Message, Part
 from halox.paths.peer.table import (
     PACKET_EXPANSION,
     WIDE_WORDS,
-    Stretch,
+    Run,
     in_even_chunks,
     least_word,
-    stretches,
+    runs,
 )
 
 WIDE_BYTES = 1 << 17
@@ -29,17 +29,17 @@ Tag = tuple[int, int]
 
 
 @dataclass
-class End:
-    """One message on this rank: its stretches against a packed message at address 0, or the peer's array."""
+class PeerEndpoint:
+    """One message on this rank: its runs against a packed message at address 0, or the peer's array."""
 
     message: Message
-    way: str
-    stretches: list[Stretch]
+    protocol: str
+    runs: list[Run]
     buffered: bool
     """Whether its packed bytes are collected in a buffer of this rank, for types that no kernel walks in one go."""
     buffer: int = 0
     is_wide: bool = False
-    """Whether it goes in wide packets, as both ends' stretches are alike."""
+    """Whether it goes in wide packets, as both ends' runs are alike."""
 
     @property
     def tag(self) -> Tag:
@@ -48,73 +48,68 @@ class End:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What its stretches have in common with those of the other end, if they match."""
-        return tuple(stretch.signature for stretch in self.stretches)
+        """Signatures of its runs, equal to those of the other end if they match."""
+        return tuple(run.signature for run in self.runs)
 
     def widen(self, signature: tuple[Any, ...]) -> None:
-        """Choose wide packets if the other end's stretches are alike, and the message is not too small."""
-        words = {stretch.row.word_bytes for stretch in self.stretches}
+        """Choose wide packets if the other end's runs are alike, and the message is not too small."""
+        words = {run.row.word_bytes for run in self.runs}
         self.is_wide = (
-            self.way == "ll"
+            self.protocol == "ll"
             and self.message.nbytes >= WIDE_BYTES
             and self.signature == signature
             and words <= set(WIDE_WORDS)
-            and all(stretch.packed >= 0 for stretch in self.stretches)
+            and all(run.packed >= 0 for run in self.runs)
         )
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of a slot of its staging memory."""
-        if self.way == "direct":
+        if self.protocol == "direct":
             return 0
         if self.is_wide:
-            return sum(stretch.tile_bytes for stretch in self.stretches)
-        return self.message.packed_bytes * (PACKET_EXPANSION if self.way == "ll" else 1)
+            return sum(run.tile_bytes for run in self.runs)
+        return self.message.packed_bytes * (PACKET_EXPANSION if self.protocol == "ll" else 1)
 
 
 @dataclass(frozen=True)
-class Announced:
-    """What a sender tells the receiver of a message first: its chunks."""
+class Rts:
+    """Ready to send: the chunks of a message, which its sender tells the receiver first."""
 
     signature: tuple[Any, ...]
     chunks: int
 
 
-def end_of(job: Job, message: Message, way: str) -> End:
-    """Return this rank's end of a message that goes packed, or in packets; of a direct one, the receiver's."""
-    if way == "direct":
-        return End(message, way, [], False)
+def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
+    """Return this rank's endpoint of a message that goes packed, or in packets; of a direct one, the receiver's."""
+    if protocol == "direct":
+        return PeerEndpoint(message, protocol, [], False)
     is_send = message.direction == "send"
     pairs = _paired(message, job.arrays)
     buffered = pairs is None or (not is_send and job.operation == "add")
     copies = [Copy(a, b) if is_send else Copy(b, a) for a, b in pairs or ()]
     if buffered:
-        runs = [(0, message.packed_bytes)] if is_send else _waited_for(message)
-        sides = [contiguous_side(start, nbytes) for start, nbytes in runs]
+        blocks = [(0, message.packed_bytes)] if is_send else _waited_for(message)
+        sides = [contiguous_side(start, nbytes) for start, nbytes in blocks]
         copies = [Copy(side, side) for side in sides]
     # Packets hold 8 bytes of a word at most.
-    max_word = 8 if way == "ll" else 16
-    return End(message, way, stretches(copies, packed=int(is_send), max_word=max_word), buffered)
+    max_word = 8 if protocol == "ll" else 16
+    return PeerEndpoint(
+        message, protocol, runs(copies, packed=int(is_send), max_word=max_word), buffered
+    )
 
 
-def direct_ends(job: Job, targets: Sequence[tuple[Message, Sequence[Side]]], sms: int) -> list[End]:
-    """Return this rank's ends of messages that it sends direct.
-
-    Parameters
-    ----------
-    job : Job
-    targets : sequence of (Message, sequence of Side)
-        All such messages of a plan; for each of their parts, where the peer's array lies.
-    sms : int
-        Multiprocessors of the GPU.
-    """
+def direct_endpoints(
+    job: Job, targets: Sequence[tuple[Message, Sequence[Side]]], sms: int
+) -> list[PeerEndpoint]:
+    """Return this rank's endpoints of messages that it sends direct."""
     ends = []
     for message, sides in targets:
         copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
-        ends.append(End(message, "direct", stretches(copies, packed=1), False))
-    total = sum(stretch.row.nbytes for end in ends for stretch in end.stretches)
+        ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1), False))
+    total = sum(run.row.nbytes for end in ends for run in end.runs)
     for end in ends:
-        end.stretches = [in_even_chunks(stretch, total, sms) for stretch in end.stretches]
+        end.runs = [in_even_chunks(run, total, sms) for run in end.runs]
     return ends
 
 
@@ -131,14 +126,14 @@ def _waited_for(message: Message) -> list[tuple[int, int]]:
     A sender that packs straight from its arrays does not send what lies between the parts. A part that ends within a
     PACKET_WORD goes in packets only if its sender sends a packed message as a whole.
     """
-    runs: list[tuple[int, int]] = []
+    blocks: list[tuple[int, int]] = []
     for part, start in zip(message.parts, message.offsets, strict=True):
         padded = -(-part.nbytes // ALIGNMENT) * ALIGNMENT
         nbytes = padded if part.nbytes % PACKET_WORD else part.nbytes
-        if runs and sum(runs[-1]) == start:
-            start, nbytes = runs[-1][0], runs.pop()[1] + nbytes
-        runs.append((start, nbytes))
-    return runs
+        if blocks and sum(blocks[-1]) == start:
+            start, nbytes = blocks[-1][0], blocks.pop()[1] + nbytes
+        blocks.append((start, nbytes))
+    return blocks
 
 
 def shortest_word(message: Message, arrays: Sequence[Any]) -> int:
@@ -146,7 +141,7 @@ def shortest_word(message: Message, arrays: Sequence[Any]) -> int:
     pairs = _paired(message, arrays)
     if pairs is None:
         return ALIGNMENT  # packed by itself first
-    return least_word(stretches([Copy(a, b) for a, b in pairs], packed=1))
+    return least_word(runs([Copy(a, b) for a, b in pairs], packed=1))
 
 
 def _paired(message: Message, arrays: Sequence[Any]) -> list[tuple[Side, Side]] | None:
