@@ -157,7 +157,7 @@ def line_of(error: BaseException) -> str:
     try:
         text = str(error).strip().partition("\n")[0]
     except Exception:
-        text = "(its text cannot be had)"
+        text = "(its text cannot be read)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

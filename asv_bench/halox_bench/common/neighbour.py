@@ -29,10 +29,6 @@ _COPY_BYTES = 256 * MIB
 class Neighbour:
     """Work of somebody else's on the same GPU, on streams of its own.
 
-    Parameters
-    ----------
-    rig : Rig
-
     Notes
     -----
     Not collective. All memory is allocated, and all kernels are loaded, here: nothing that waits

@@ -59,7 +59,6 @@ class Rig:
 
     Parameters
     ----------
-    device : int
     repeats : int
         Samples of each measurement.
     """

@@ -42,7 +42,6 @@ class Timed:
         In a replayed graph, where that can be made.
     host_us : float or None
         Host time of one call.
-    note : str
     """
 
     us: float

@@ -28,7 +28,6 @@ class Oracle:
 
     Parameters
     ----------
-    near : Neighbourhood
     xp : module
         ``numpy`` or ``cupy``.
 

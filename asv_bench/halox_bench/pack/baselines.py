@@ -64,7 +64,6 @@ def moves(
 
     Parameters
     ----------
-    case : Case
     blocks : BlockList
         The blocks, relative to the slab.
     direction : {"pack", "unpack"}

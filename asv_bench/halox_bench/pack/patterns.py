@@ -86,7 +86,6 @@ class Pattern:
 
     Attributes
     ----------
-    name, summary : str
     make : callable
         Returns all cases.
     quick : tuple of str

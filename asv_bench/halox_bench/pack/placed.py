@@ -29,14 +29,8 @@ _CACHES = 4
 class Placed:
     """A case in the memory of a rig's GPU.
 
-    Parameters
-    ----------
-    rig : Rig
-    case : Case
-
     Attributes
     ----------
-    datatype : Datatype
     addresses : tuple of int
         Buffer address of each turn; the first alone for warm measurements.
     slabs : tuple of int

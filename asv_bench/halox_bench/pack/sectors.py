@@ -16,7 +16,6 @@ def sectors(datatype: Datatype, count: int = 1, origin: int = 0) -> int:
 
     Parameters
     ----------
-    datatype : Datatype
     count : int
         Items, one extent apart.
     origin : int

@@ -109,12 +109,6 @@ class Stage:
 class RanksClock:
     """Measures calls that all ranks of a communicator make.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    stage : Stage
-    timing : Timing, optional
-
     Notes
     -----
     A figure is wall time: all ranks begin together, make a batch of calls back to back, and wait for their streams at

@@ -28,7 +28,6 @@ class Baseline(ABC):
 
     Attributes
     ----------
-    name : str
     capturable : bool
         Whether it may be tried to capture it in a CUDA graph.
     """
@@ -78,7 +77,6 @@ class Methods(ABC, Generic[Row]):
 
     Parameters
     ----------
-    bench : RanksBench
     arrays : sequence of array
         What baselines work on.
     graph_calls : int
@@ -86,7 +84,6 @@ class Methods(ABC, Generic[Row]):
 
     Attributes
     ----------
-    made : list of Method
     refused : list of MethodRow
         Rows of those that are impossible, or wrong.
 
@@ -127,7 +124,6 @@ class Methods(ABC, Generic[Row]):
 
         Parameters
         ----------
-        method : Method
         call : callable
             The method's own, or the replay of a graph of it.
 
