@@ -67,7 +67,7 @@ class HostPacking:
 
 
 class Catalogue:
-    """Bytes that every packer must move."""
+    """Bytes that must be moved, independently of the packer."""
 
     params = ([*CASES, *LARGE],)
     param_names = ("case",)

@@ -253,7 +253,7 @@ def _prime_factors(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Selection of cases by the command line; an empty tuple leaves the choice to the benchmark.
+    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark.
 
     Attributes
     ----------

@@ -117,7 +117,7 @@ class Prepared(Methods[ExchangeRow]):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Give everything back, unless an error is on its way: other ranks may not take part then."""
+        """Release everything, unless an exception propagates: other ranks may not take part then."""
         self._stack.__exit__(*error)
 
     def _leave(self, kind: object, *_: object) -> None:

@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """Length of measurements.
+    """Length of a measurement.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Timing:
 
 
 class Stage:
-    """Place of a benchmark's calls: this process's CPU, or one GPU with a stream for them.
+    """Processor of a benchmark's calls: this process's CPU, or one GPU with a stream for them.
 
     Parameters
     ----------

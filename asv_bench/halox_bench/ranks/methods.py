@@ -39,8 +39,8 @@ class Baseline(ABC):
     def __call__(self) -> None:
         """Do it once; all ranks call."""
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Release what it holds; collective."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release its resources; collective."""
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Method:
     Attributes
     ----------
     kind, name : str
-        The same as for `MethodRow`.
+        The same as in `MethodRow`.
     call : callable
         Does it once.
     close : callable
-        Releases what it holds; collective.
+        Releases its resources; collective.
     capturable : bool
         Whether it may be tried to capture it in a CUDA graph.
     arrays : sequence of array
@@ -85,7 +85,7 @@ class Methods(ABC, Generic[Row]):
     Attributes
     ----------
     refused : list of MethodRow
-        Rows of those that are impossible here, or wrong.
+        Rows of those that are impossible, or wrong.
 
     Notes
     -----
@@ -113,9 +113,9 @@ class Methods(ABC, Generic[Row]):
 
     @abstractmethod
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
-        """Return what makes each baseline, by name.
+        """Return the factory of each baseline, by name.
 
-        Each raises `PathError` if it is impossible here.
+        Each raises `PathError` if its baseline is impossible here.
         """
 
     @abstractmethod
