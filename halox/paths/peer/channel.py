@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halox.packing.device import Zeroing
 from halox.paths.base import Channel, Job, Key
+from halox.paths.launches import clearing_of
 from halox.paths.peer.endpoints import Tag
 from halox.paths.peer.exported import Exported
 from halox.paths.peer.negotiation import Negotiation
@@ -51,11 +51,8 @@ class PeerChannel(Channel):
         self._launch, self._launch_aside = agreed.prepared()
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
-        job = agreed.job
         self._before, self._after = agreed.around()
-        cleared = [job.endpoint(part) for part in job.cleared]
-        if cleared:
-            self._after.append(Zeroing(cleared, device))
+        self._after += clearing_of(agreed.job, device)
         self._side: SideStream | None = SIDE_STREAMS.take(device)
         self._is_aside = False
 
