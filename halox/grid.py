@@ -28,7 +28,6 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
 from halox.gathering import gather
-from halox.notebook import html_facts
 from halox.paths.base import Operation
 from halox.runtime.arrays import describe
 from halox.runtime.call_guard import one_thread
@@ -37,6 +36,7 @@ from halox.runtime.gpu.devices import (
     array_module,
 )
 from halox.runtime.world import World
+from halox.tables import html_facts
 from halox.values import as_bool, check_bool
 
 if TYPE_CHECKING:

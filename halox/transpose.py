@@ -22,9 +22,9 @@ from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
 from halox.grid import Grid
-from halox.notebook import html_table
 from halox.runtime.arrays import describe
 from halox.runtime.call_guard import one_thread
+from halox.tables import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"

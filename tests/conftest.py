@@ -11,7 +11,7 @@ import pytest
 from halox.cli.launcher import running_ranks
 from tests import support
 
-LAUNCHES = ("tests/test_ranks.py", "tests/test_nodes.py", "tests/faults/")
+LAUNCHES = ("tests/test_", "tests/faults/")
 """Tests that start ranks and mostly wait for them: first, so that one process has them while others compute."""
 
 

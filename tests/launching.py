@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ QUIET_S = 900.0
 
 _STACK_S = 300
 _DUMPING_S = 5.0
+_LIBC = ctypes.CDLL(None)
 
 PYTEST = [
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
@@ -47,6 +49,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float =
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             status = _wait(process, output.fileno(), quiet_s)
@@ -54,6 +57,11 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float =
             _end(process)
         output.seek(0)
         return Ended(status, output.read().decode(errors="replace"))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the one that tests, however that ends."""
+    _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _wait(process: subprocess.Popen[bytes], output: int, quiet_s: float) -> int | None:
@@ -70,12 +78,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a launcher and its ranks, each of which prints its stacks at SIGABRT."""
     if process.poll() is not None:
         return
-    ranks = descendants(process.pid)
-    _signal(ranks, signal.SIGABRT)
+    started = descendants(process.pid)
+    # Launchers pass on what their ranks print, so they go last.
+    _signal([pid for pid in started if _is_python(pid)], signal.SIGABRT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DUMPING_S)
-    _signal([*ranks, process.pid], signal.SIGKILL)
+    _signal([*started, process.pid], signal.SIGKILL)
     process.wait()
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return "python" in Path(f"/proc/{pid}/comm").read_text()
+    return False
 
 
 def _signal(processes: Sequence[int], number: signal.Signals) -> None:

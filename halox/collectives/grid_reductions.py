@@ -25,7 +25,7 @@ from halox.collectives.reductions import (
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import as_ndarray, describe
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 from halox.runtime.world import World
@@ -42,7 +42,7 @@ class GridReductions:
         """Return the layout of a field; the grid's."""
         raise NotImplementedError
 
-    def _make_reductions(self, context: Ground, device: int | None) -> None:
+    def _make_reductions(self, context: Context, device: int | None) -> None:
         """Prepare for reductions of arrays on a device."""
         self._device = device
         self._numbers = None if device is None else DeviceNumbers(context, device)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,11 @@ from halox.values import LARGEST, as_int, as_list, shown
 Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
 
-IntegerList = Sequence[int] | npt.NDArray[Any]
+IntegerList = Sequence[int] | npt.NDArray[np.integer]
 """What the constructors take as a list of integers."""
 
 
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: object) -> int:
     """Python int of an integer argument of any sign; bools and more than 64 bits raise."""
     number = as_int(value)
     if number is None:
@@ -28,7 +27,7 @@ def integer(name: str, value: Any) -> int:
     return number
 
 
-def count_of(name: str, value: Any) -> int:
+def count_of(name: str, value: object) -> int:
     """Python int of an argument that counts something; less than 0 raises."""
     number = integer(name, value)
     if number < 0:
@@ -36,7 +35,7 @@ def count_of(name: str, value: Any) -> int:
     return number
 
 
-def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
+def integer_tuple(name: str, values: object) -> tuple[int, ...]:
     """Tuple of Python ints, for the short lists that have one entry an axis."""
     if type(values) is tuple and all(type(n) is int and -LARGEST <= n <= LARGEST for n in values):
         return values
@@ -46,7 +45,7 @@ def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
     return tuple(integer(f"{name}[{axis}]", value) for axis, value in enumerate(items))
 
 
-def integer_array(name: str, values: Any) -> Int64Array:
+def integer_array(name: str, values: object) -> Int64Array:
     """Read-only one-dimensional int64 copy of a list of integers."""
     try:
         given = np.asarray(values)
@@ -63,7 +62,7 @@ def integer_array(name: str, values: Any) -> Int64Array:
     return frozen(np.array(given, dtype=np.int64))
 
 
-def count_array(name: str, values: Any) -> Int64Array:
+def count_array(name: str, values: object) -> Int64Array:
     """Read-only one-dimensional int64 copy of a list of counts."""
     counts = integer_array(name, values)
     if counts.size and int(counts.min()) < 0:
@@ -72,7 +71,7 @@ def count_array(name: str, values: Any) -> Int64Array:
     return counts
 
 
-def same_lengths(**lists: Any) -> None:
+def same_lengths(**lists: Sized) -> None:
     """Raise unless lists that go together have one length."""
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:

@@ -45,7 +45,7 @@ def subarray(
     ------
     DatatypeError
         If the lists differ in length or are empty.
-        If a size or subsize is below 1, or the box does not lie within the array.
+        If a size or subsize is below 1, or the box is not within the array.
         If ``order`` is neither ``"C"`` nor ``"F"``.
 
     Examples
@@ -100,13 +100,13 @@ def slab(
     Returns
     -------
     Datatype
-        Displacements are relative to the array's element ``[0, ..., 0]``; elements stand in C
+        Displacements are relative to the array's element ``[0, ..., 0]``; elements are in C
         order of their indices whatever the strides.
 
     Raises
     ------
     DatatypeError
-        If the lists differ in length, or the box does not lie within the array.
+        If the lists differ in length, or the box is not within the array.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Datatype constructors, by MPI's names and in MPI's argument orders.
 
-The old type stands last, as a datatype or anything ``numpy.dtype`` takes; ``resized`` alone has it
-first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
-stands in :mod:`halox.datatypes.boxes`.
+The old type is the last argument, a datatype or anything ``numpy.dtype`` takes; for ``resized`` alone
+it is the first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
+is in :mod:`halox.datatypes.boxes`.
 """
 
 from __future__ import annotations
@@ -181,12 +181,8 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
     starts = integer_array("displacements", displacements)
     same_lengths(blocklengths=lengths, displacements=starts)
     inner = as_datatype(old)
-    return indexed_of(
-        ("indexed", (lengths, starts)),
-        inner,
-        lengths,
-        scaled("displacements", starts, inner.extent),
-    )
+    offsets = scaled("displacements", starts, inner.extent)
+    return indexed_of(("indexed", (lengths, starts)), inner, lengths, offsets)
 
 
 def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -249,13 +245,9 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
     """
     blocklength = count_of("blocklength", blocklength)
     starts = integer_array("displacements", displacements)
-    inner = as_datatype(old)
-    return indexed_of(
-        ("indexed_block", (blocklength, starts)),
-        inner,
-        np.full(starts.size, blocklength, dtype=np.int64),
-        scaled("displacements", starts, inner.extent),
-    )
+    lengths, inner = np.full(starts.size, blocklength, np.int64), as_datatype(old)
+    offsets = scaled("displacements", starts, inner.extent)
+    return indexed_of(("indexed_block", (blocklength, starts)), inner, lengths, offsets)
 
 
 def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -286,12 +278,8 @@ def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeL
     """
     blocklength = count_of("blocklength", blocklength)
     starts = integer_array("byte_displacements", byte_displacements)
-    return indexed_of(
-        ("hindexed_block", (blocklength, starts)),
-        as_datatype(old),
-        np.full(starts.size, blocklength, dtype=np.int64),
-        starts,
-    )
+    lengths, inner = np.full(starts.size, blocklength, np.int64), as_datatype(old)
+    return indexed_of(("hindexed_block", (blocklength, starts)), inner, lengths, starts)
 
 
 def struct(

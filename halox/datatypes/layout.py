@@ -345,7 +345,7 @@ class _Irregular(Layout):
 
     def repeated(self, count: int, stride: int) -> Layout:
         """``count`` copies, ``stride`` bytes apart."""
-        return self if count == 1 else _Repeated(self, count, stride)
+        return self if count == 1 else _Indexed(self, _one(0), _one(count), stride)
 
     def _find_strided(self) -> StridedBlocks | None:
         return self._blocks.strided()
@@ -414,38 +414,13 @@ class Chained(_Irregular):
         ).merged()
 
 
-class _Repeated(_Irregular):
-    """Copies of a layout at one stride.
+class _Indexed(_Irregular):
+    """Copies of a layout, ``lengths[i]`` of them from each displacement on.
 
     An irregular sequence of blocks does not become regular by being repeated: the first change of
     step inside the copies would fall on multiples of one run length in every copy, which makes the
-    part itself regular. So the strided form follows from the part's, here and below.
+    part itself regular. So the strided form follows from the part's.
     """
-
-    def __init__(self, part: Layout, count: int, stride: int) -> None:
-        self._part, self._count, self._stride = part, count, stride
-
-    def _find_strided(self) -> StridedBlocks | None:
-        part = self._part.strided
-        return None if part is None else part.repeated(self._count, self._stride)
-
-    def _count_blocks(self) -> int:
-        return self._count * self._part.most_blocks
-
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        parts = self._part.parts(limit)
-        if parts is None:
-            return None
-        nbytes = _nbytes(parts)
-        return tuple(part.repeated(self._count, self._stride, nbytes) for part in parts)
-
-    def _expand(self) -> BlockList:
-        _check_listable(self._count)
-        return self._part.block_list().at(np.arange(self._count, dtype=np.int64) * self._stride)
-
-
-class _Indexed(_Irregular):
-    """Copies of a layout, ``lengths[i]`` of them from each displacement on."""
 
     def __init__(
         self, part: Layout, displacements: Int64Array, lengths: Int64Array, stride: int

@@ -32,17 +32,7 @@ class Neighbour:
 class Decomposition:
     """Grid cut along each axis, with one rank on every block; equal on all ranks.
 
-    Parameters
-    ----------
-    axes : tuple of AxisPartition
-        Cuts of each grid axis.
-    placement : Placement
-        Ranks of the blocks.
-
-    Raises
-    ------
-    DecompositionError
-        If the placement is for another process grid than the axes.
+    Raises `DecompositionError` if the placement is for another process grid than the axes.
 
     Examples
     --------
@@ -53,8 +43,8 @@ class Decomposition:
     (0, None)
     """
 
-    axes: tuple[AxisPartition, ...]
-    placement: Placement
+    axes: tuple[AxisPartition, ...]  # cuts of each grid axis
+    placement: Placement  # ranks of the blocks
 
     def __post_init__(self) -> None:
         """Refuse a placement for another process grid."""
@@ -167,26 +157,9 @@ def decompose(
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
-    Parameters
-    ----------
-    grid_shape : int or sequence of int
-        Cells of the global grid per axis.
-    ranks : int
-        Number of ranks.
-    halo, periodic
-        As for ``normalise_halo`` and ``normalise_periodic``.
-    proc_shape : None, int or sequence
-        Process grid, 0 or None for axes that are to be chosen (see ``choose_proc_shape``).
-    blocks : sequence, optional
-        Per axis None, or the cells of each part, where an even division is not wanted.
-    nodes : sequence of int, optional
-        Node of each rank; given, ranks are placed so that little crosses between nodes.
-
-    Raises
-    ------
-    DecompositionError
-        If an argument is malformed, no process grid, or not the one given, fits ranks, grid and halo, or
-        ``nodes`` does not name one node per rank.
+    Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
+    little crosses between nodes. Raises `DecompositionError` if an argument is malformed, or if no process
+    grid, or not the one given, fits ranks, grid and halo.
 
     Examples
     --------

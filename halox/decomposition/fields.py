@@ -28,7 +28,7 @@ from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError, FieldError
-from halox.notebook import html_facts
+from halox.tables import html_facts
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class FieldLayout:
         self.decomposition.coords_of(self.rank)
 
     def __repr__(self) -> str:
-        """Return the shape of the rank's array, and which of its axes are which."""
+        """Return the shape of the rank's array, and the properties of its axes."""
         facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
         return f"<halox field layout: {facts}>"
 
@@ -305,10 +305,22 @@ class FieldLayout:
     def regions(self, corners: bool = True) -> tuple[Region, ...]:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
-        In the order of ``Decomposition.neighbours``; also those with nothing to move. Along an axis on which
-        the direction is 0, boxes cover the owned points; so every halo point is filled by the rank that owns
-        it, corners by the diagonal neighbour, in any order of the messages. Meaningful only where
-        ``check_widths`` passes.
+        Along an axis on which the direction is 0, boxes cover the owned points; so every halo point is
+        filled by the rank that owns it, corners by the diagonal neighbour, in any order of the messages.
+
+        Parameters
+        ----------
+        corners : bool
+            With edges and corners, or faces only.
+
+        Returns
+        -------
+        tuple of Region
+            In the order of ``Decomposition.neighbours``; also those with nothing to move.
+
+        Notes
+        -----
+        Not collective; touches no device. Meaningful only where ``check_widths`` passes.
         """
         sent = [axis.sent() for axis in self._axes]
         received = [axis.received() for axis in self._axes]

@@ -100,12 +100,6 @@ class AxisPartition:
             stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
         )
 
-    @cached_property
-    def smallest(self) -> tuple[int, int]:
-        """Cells of the smallest part, and the first part of that size."""
-        size = min(self.sizes)
-        return size, self.sizes.index(size)
-
     def owned(self, part: int) -> tuple[int, int]:
         """Half-open range of the cells that ``part`` owns."""
         return self.bounds[part], self.bounds[part + 1]

@@ -31,33 +31,15 @@ _Blocks: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Placement:
-    """Ranks of the blocks of the process grid.
-
-    Attributes
-    ----------
-    proc_shape : tuple of int
-        Ranks per axis.
-    coords : tuple of tuple of int
-        Block of each rank.
-    rank_of : tuple of int
-        Rank of each block, blocks in C order of their coordinates.
-    method : str
-        Order in which ranks were laid out, in words.
-    nodes : int
-        Number of nodes.
-    bytes_between_nodes : int
-        Bytes through all faces between blocks of different nodes, with this placement.
-    bytes_between_nodes_by_rank_order : int
-        The same, had ranks taken the blocks in C order.
-    """
+    """Ranks of the blocks of the process grid."""
 
     proc_shape: tuple[int, ...]
-    coords: tuple[tuple[int, ...], ...]
-    rank_of: tuple[int, ...]
-    method: str
+    coords: tuple[tuple[int, ...], ...]  # block of each rank
+    rank_of: tuple[int, ...]  # of each block, blocks in C order of their coordinates
+    method: str  # order in which ranks were laid out, in words
     nodes: int
-    bytes_between_nodes: int
-    bytes_between_nodes_by_rank_order: int
+    bytes_between_nodes: int  # through all faces between blocks of different nodes
+    bytes_between_nodes_by_rank_order: int  # the same, had ranks taken the blocks in C order
 
     @classmethod
     def by_rank(cls, proc_shape: Sequence[int]) -> Placement:
@@ -102,31 +84,11 @@ def place(
 ) -> Placement:
     """Put ranks on blocks so that few bytes cross between nodes.
 
-    Parameters
-    ----------
-    proc_shape : sequence of int
-        Ranks per axis.
-    periodic : sequence of bool
-        Per axis, whether the last block touches the first.
-    axis_bytes : sequence of int
-        Per axis, bytes that two ranks exchange through a face normal to it.
-    nodes : sequence of int
-        Node of each rank: any integers, equal for ranks of one node.
-
-    Returns
-    -------
-    Placement
-        The best of the family that the module describes; rank order if nothing beats it.
-
-    Raises
-    ------
-    DecompositionError
-        If the sequences do not have one entry per rank of ``proc_shape``, or per axis.
-
-    Notes
-    -----
-    Deterministic: equal on all ranks for equal arguments. Edges and corners are not counted. Two ranks
-    along a periodic axis share two faces.
+    ``axis_bytes`` are the bytes that two ranks exchange through a face normal to each axis, ``nodes`` the
+    node of each rank: any integers, equal for ranks of one node. Returns the best of the family that the
+    module describes, rank order if nothing beats it; equal on all ranks for equal arguments. Edges and
+    corners are not counted; two ranks along a periodic axis share two faces. Raises `DecompositionError`
+    if a sequence does not have one entry per rank, or per axis.
     """
     shape = tuple(proc_shape)
     for name, entries, expected in (
@@ -164,7 +126,7 @@ def place(
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:
     """Candidate layouts: a description, and the rank of each block. Rank order first."""
     in_order = np.arange(node_of.size)
-    # Stable: nodes come by their number, the ranks of a node keep their order.
+    # Stable: nodes in the order of their numbers, the ranks of a node in their own.
     by_node = np.argsort(node_of, kind="stable")
     c_order = tuple(range(len(shape)))
     orders = list(permutations(c_order))

@@ -45,23 +45,11 @@ def choose_proc_shape(
 ) -> tuple[int, ...]:
     """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
-    Ties go to fewer cells copied within a rank, then to more ranks along the outermost axes, whose faces
-    are the longest runs of memory. Deterministic. A halo of 0 everywhere counts as 1 when process grids
-    are compared: fields may bring halos of their own. Other arguments are those of ``decompose``.
-
-    Returns
-    -------
-    tuple of int
-        Ranks per axis; they multiply up to ``ranks``, and every block is at least as wide as
-        the halos that it fills.
-
-    Raises
-    ------
-    DecompositionError
-        If ``ranks`` is less than one, or an argument is malformed.
-        If ``proc_shape`` does not multiply up to ``ranks``; lists workable process grids.
-        If a block would be empty, or narrower than a halo that it fills; lists workable process
-        grids near the one given, or workable numbers of ranks near ``ranks``.
+    They multiply up to ``ranks``, and every block is at least as wide as the halos that it fills. Ties go
+    to fewer cells copied within a rank, then to more ranks along the outermost axes, whose faces are the
+    longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are compared: fields
+    may bring halos of their own. Raises `DecompositionError`, which lists workable process grids, or
+    workable numbers of ranks, if nothing fits.
 
     Examples
     --------

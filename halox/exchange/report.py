@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from halox.notebook import html_table
 from halox.paths.base import Key, Route
 from halox.paths.messages import Message
+from halox.tables import html_table, text_table
 
 _HEAD = (
     *("peer", "direction", "bytes", "types", "blocks", "block bytes", "path"),
@@ -136,18 +136,8 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table with a line a message."""
-        head, lines = _HEAD, self._lines()
-        widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-        left = {1, 6, 9}
-
-        def render(line: tuple[str, ...]) -> str:
-            cells = [
-                cell.ljust(width) if i in left else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            return "  ".join(cells).rstrip()
-
-        body = [render(head), *map(render, lines)] if lines else ["no messages: no neighbour"]
+        lines = self._lines()
+        body = text_table([_HEAD, *lines], {1, 6, 9}) if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):
             body.append("measured us: of an exchange of all messages that go one path together")
         return "\n".join([self._title, *body])

@@ -141,7 +141,7 @@ def _pinned_bytes(array: npt.NDArray[np.generic], name: str, nbytes: int, writab
     kind = memory_kind(array.ctypes.data)
     if kind.kind != "pinned" or kind.device_pointer is None:
         raise FieldError(
-            f"{name}: lies in host memory that is not page-locked, which the GPU cannot reach; give "
+            f"{name}: is in host memory that is not page-locked, which the GPU cannot reach; give "
             "an array of device memory, or page-locked memory such as cupyx.empty_pinned makes"
         )
     return kind.device_pointer
@@ -153,7 +153,7 @@ def reach(device: int, other: int, name: str = "array") -> None:
     runtime = cupy().cuda.runtime
     if not runtime.deviceCanAccessPeer(device, other):
         raise DeviceError(
-            f"{name}: lies on device {other}, which device {device} cannot reach; put both on one "
+            f"{name}: is on device {other}, which device {device} cannot reach; put both on one "
             "device, or go through page-locked host memory"
         )
     with cupy().cuda.Device(device):

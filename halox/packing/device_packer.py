@@ -40,16 +40,10 @@ class DevicePacker(ABC):
     `DeviceError` if there is no GPU or ``max_blocks``, the most thread blocks of a launch, is less than
     1. The first call may compile, build and upload tables, and block; later calls only launch, so
     that they can be captured into a graph.
-
-    Attributes
-    ----------
-    method : str
-        Name of the strategy, as in ``halox.pack(..., method=...)``.
-    nbytes : int
-        Bytes that a call moves.
     """
 
     method: ClassVar[str]
+    """Name of the strategy, as in ``halox.pack(..., method=...)``."""
 
     def __init__(
         self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None

@@ -7,7 +7,6 @@ disjoint, and overlapping additions keep the order in which they were given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from halox.packing.refine import Copy, Piece, Side, pieces
 MAX_ROUNDS = 4096
 """Most launches of one addition."""
 
-# For NumPy's exact overlap search, some milliseconds. Any, because the stubs know only 0 and -1.
-_SEARCH_STEPS: Any = 100_000
+# For NumPy's exact overlap search, some milliseconds.
+_SEARCH_STEPS = 100_000
 
 
 def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
@@ -55,7 +54,7 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
 def _view(side: Side) -> np.ndarray:
     """Make an array that has a side's addresses, for arithmetic only: it must not be read."""
     blocks = side.strided
-    interface: dict[str, Any] = {
+    interface = {
         "version": 3,
         "data": (side.pointer + blocks.offset, True),
         "shape": (*blocks.counts, blocks.block_bytes),
@@ -67,7 +66,7 @@ def _view(side: Side) -> np.ndarray:
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
     try:
-        return bool(np.shares_memory(first, second, max_work=_SEARCH_STEPS))
+        return bool(np.shares_memory(first, second, max_work=_SEARCH_STEPS))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

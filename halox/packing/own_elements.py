@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import Datatype, StridedBlocks
 from halox.errors import FieldError
+
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,16 @@ class _Elements:
         """Bytes from the lowest one to the highest."""
         return self.run + sum((n - 1) * step for n, step in self.axes)
 
-    def places(self, offset: Any) -> tuple[list[Any], Any]:
+    def places(self, offset: Int64 | int) -> tuple[list[Int64], Int64]:
         """Return for bytes from the first element the run's number along each axis, and the byte in it."""
-        rest, numbers = offset + self.first, []
+        rest, numbers = np.asarray(offset + self.first), []
         for n, step in self.axes:
             number = np.clip(rest // step, 0, n - 1)
             numbers.append(number)
             rest = rest - number * step
         return numbers, rest
 
-    def hold(self, offsets: npt.NDArray[np.int64], lengths: Any) -> bool:
+    def hold(self, offsets: Int64, lengths: Int64 | int) -> bool:
         """Whether each block is in one run."""
         _, rest = self.places(offsets)
         return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
@@ -115,7 +116,7 @@ def check_own_elements(
         if strided is not None:
             if elements.hold_box(strided):
                 return
-            lengths: Any = strided.block_bytes
+            lengths: Int64 | int = strided.block_bytes
             offsets = _distinct(strided).offsets()
         else:
             blocks = layout.block_list()

@@ -1,4 +1,4 @@
-"""Strided copies and additions on a GPU, a kernel launch each, and the packer that stands on them.
+"""Strided copies and additions on a GPU, a kernel launch each, and the packer built on them.
 
 :mod:`halox.packing.strided_plan` makes the tables; they are uploaded and launched here.
 """

@@ -119,31 +119,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Tables and shape of one launch of a strided kernel; see :func:`plan`.
+    """Tables and shape of one launch of a strided kernel; see :func:`plan`."""
 
-    Attributes
-    ----------
-    regions : ndarray of :func:`region_dtype`, shape (n,)
-    chunks, chunk_words : int
-        Chunks of all regions; words of a chunk, of which the last one of a region may have fewer.
-    threads, blocks : int
-        Launch shape.
-    word_bytes : int
-        Bytes of a word, 0 if regions differ in that.
-    in_flight : int
-        Words a thread loads before it stores the first.
-    nbytes : int
-        Bytes moved.
-    """
-
-    regions: npt.NDArray[np.void]
-    chunks: int
-    chunk_words: int
-    threads: int
+    regions: npt.NDArray[np.void]  # of region_dtype
+    chunks: int  # of all regions
+    chunk_words: int  # of each chunk but the last one of a region
+    threads: int  # of a block
     blocks: int
-    word_bytes: int
-    in_flight: int
-    nbytes: int
+    word_bytes: int  # 0 if regions differ in that
+    in_flight: int  # words a thread loads before it stores the first
+    nbytes: int  # moved
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
@@ -196,21 +181,10 @@ def plan(
 ) -> Plan:
     """Plan one launch that performs all copies, with no chunks if there is nothing to move.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        Empty copies are left out.
-    sms : int
-        Multiprocessors of the GPU, over which the words are spread.
-    max_blocks : int, optional
-        Most thread blocks of the launch; by default a block for each chunk.
-    element_bytes : int
-        Words hold whole elements of this size; 1 for plain copies.
-    max_words : int
-        Most words of a region; larger ones are cut.
-    max_word : int
-        Widest word in bytes; for copies whose addresses are relative to ones that are only known
-        to be multiples of it.
+    The words are spread over ``sms`` multiprocessors, a thread block for each chunk unless ``max_blocks``
+    limits them. Words hold whole elements of ``element_bytes``, 1 for plain copies, and have at most
+    ``max_word`` bytes, for copies whose addresses are relative to ones that are only known to be multiples
+    of it. Regions of more than ``max_words`` words are cut.
 
     Raises
     ------

@@ -114,36 +114,19 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class TraversalPlan:
-    """Tables and shape of one launch of a traversal kernel; see :func:`plan`.
-
-    Attributes
-    ----------
-    word_bytes, index_bits : int
-        Bytes that a thread moves at once, and bits of its canonical number.
-    entry : str
-        Suffix of the kernel: ``"_regular"`` for strides alone, ``"_chain"`` for a tree without
-        branches, both with their records as a parameter; ``""`` for any tree.
-    nodes : ndarray of node_dtype
-    numbers : ndarray of uint32 or uint64
-        Lookaside: prefix sums in words, guides, numbers of child records.
-    displacements : ndarray of int64
-        Lookaside: displacements of entries in bytes.
-    words : int
-        Words in all.
-    shape : Shape
-    inline : bool
-        Whether the lists are a kernel parameter.
-    """
+    """Tables and shape of one launch of a traversal kernel; see :func:`plan`."""
 
     word_bytes: int
-    index_bits: int
+    index_bits: int  # of canonical numbers
+    # Suffix of the kernel: "_regular" for strides alone, "_chain" for a tree without branches, both
+    # with their records as a parameter; "" for any tree.
     entry: str
-    nodes: npt.NDArray[np.void]
-    numbers: npt.NDArray[np.generic]
-    displacements: npt.NDArray[np.generic]
-    words: int
+    nodes: npt.NDArray[np.void]  # of node_dtype
+    numbers: npt.NDArray[np.generic]  # lookaside: prefix sums in words, guides, child records
+    displacements: npt.NDArray[np.generic]  # lookaside: of entries, in bytes
+    words: int  # in all
     shape: Shape
-    inline: bool
+    inline: bool  # whether the lists are a kernel parameter
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:

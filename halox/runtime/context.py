@@ -111,9 +111,6 @@ class Context:
             self.close()
 
 
-Ground = Context
-
-
 def _why_no_device_pointers(context: Context) -> str | None:
     verdict = find_out(context.world, context.device)
     return None if verdict.takes else verdict.reason

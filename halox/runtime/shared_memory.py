@@ -69,16 +69,9 @@ def space_left() -> int:
 
 
 class SharedSegment:
-    """A mapped file of shared memory.
+    """A mapped file of shared memory, as an array ``memory`` of bytes.
 
-    Attributes
-    ----------
-    memory : ndarray of uint8
-    nbytes : int
-
-    Notes
-    -----
-    The mapping ends with the last view of ``memory``; the memory is free once no rank maps it and it has no name.
+    The mapping ends with the last view of it; the memory is free once no rank maps it and it has no name.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
@@ -92,19 +85,13 @@ class SharedSegment:
         return int(self.memory.ctypes.data)
 
     def trim(self) -> None:
-        """Give the pages back to the system; the contents are zeros afterwards."""
+        """Return the pages to the system; the contents are zeros afterwards."""
         if self._mapping is not None:
             with suppress(OSError, AttributeError):
                 self._mapping.madvise(mmap.MADV_REMOVE)
 
     def fill(self) -> None:
-        """Take all pages from the system.
-
-        Raises
-        ------
-        OSError
-            If there is too little shared memory.
-        """
+        """Take all pages from the system; raise OSError if there is too little shared memory."""
         if self._mapping is not None:
             try:
                 self._mapping.madvise(_MADV_POPULATE_WRITE)
@@ -118,10 +105,7 @@ class SharedSegment:
 def create(name: str, nbytes: int) -> SharedSegment:
     """Make a file of shared memory, all of its pages taken from the system, and map it.
 
-    Raises
-    ------
-    OSError
-        If there is too little shared memory, or none; no file is left then.
+    Raises OSError, and leaves no file, if there is too little shared memory or none.
     """
     path = os.path.join(FOLDER, name)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -146,13 +130,7 @@ def create(name: str, nbytes: int) -> SharedSegment:
 
 
 def attach(name: str) -> SharedSegment:
-    """Map a file that another rank has made.
-
-    Raises
-    ------
-    OSError
-        If it is not there, or may not be mapped.
-    """
+    """Map a file that another rank has made; raise OSError if it is missing or may not be mapped."""
     handle = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return SharedSegment(mmap.mmap(handle, os.fstat(handle).st_size))
@@ -161,7 +139,7 @@ def attach(name: str) -> SharedSegment:
 
 
 def unlink(name: str) -> None:
-    """Take a file's name away; harmless when repeated."""
+    """Remove a file's name; harmless when repeated."""
     with suppress(OSError):
         os.unlink(os.path.join(FOLDER, name))
 

@@ -230,7 +230,7 @@ class TestDestinations:
 
     def test_pageable_host_memory_is_refused(self):
         out = np.full(64, 0xA5, np.uint8)
-        with pytest.raises(FieldError, match="out: lies in host memory that is not page-locked"):
+        with pytest.raises(FieldError, match="out: is in host memory that is not page-locked"):
             pack(cp.zeros(8), dt.contiguous(8, "f8"), 1, out)
         assert (out == 0xA5).all()
 

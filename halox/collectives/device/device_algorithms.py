@@ -27,7 +27,7 @@ from halox.collectives.host.host_algorithms import HostAlgorithm, InRankOrder, L
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import pinned
@@ -92,7 +92,7 @@ class ByKernel:
     captures = True
 
     def __init__(
-        self, ground: Ground, name: str, op: str, dtype: np.dtype[Any], elements: int
+        self, ground: Context, name: str, op: str, dtype: np.dtype[Any], elements: int
     ) -> None:
         assert ground.device_arena is not None
         planner = plan_oneshot if name == "oneshot" else plan_scattered
@@ -121,7 +121,7 @@ class ByTree:
     captures = False
 
     def __init__(
-        self, ground: Ground, name: Shape, op: str, dtype: np.dtype[Any], elements: int
+        self, ground: Context, name: Shape, op: str, dtype: np.dtype[Any], elements: int
     ) -> None:
         arena, events = ground.device_arena, ground.events
         assert arena is not None and events is not None
@@ -205,7 +205,7 @@ class ThroughHost:
     captures = False
 
     def __init__(
-        self, ground: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
         world, what = ground.world, (operation, dtype, elements)
         self._order = StreamOrder()
@@ -243,18 +243,23 @@ class AcrossNodes:
     captures = False
 
     def __init__(
-        self, ground: Ground, operation: Operation, dtype: np.dtype[Any], elements: int, device: int
+        self,
+        ground: Context,
+        operation: Operation,
+        dtype: np.dtype[Any],
+        elements: int,
+        device: int,
     ) -> None:
         world = self._world = ground.world
         self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
         self._nodes = len(set(world.nodes))
-        self._node: Ground | None = None
+        self._node: Context | None = None
         self._within: DeviceAlgorithm | None = None
 
         def make() -> None:
             if world.node_size == 1:
                 return
-            self._node = Ground(World(world.node_comm))
+            self._node = Context(World(world.node_comm))
             self._within, self.within, _ = make_algorithm(
                 self._node,
                 device,
@@ -355,7 +360,7 @@ def why_not(
 
 
 def make_algorithm(
-    ground: Ground,
+    ground: Context,
     device: int,
     what: tuple[str, np.dtype[Any], int],
     wish: str | None = None,
@@ -365,7 +370,7 @@ def make_algorithm(
 
     Parameters
     ----------
-    ground : Ground
+    ground : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -437,7 +442,7 @@ def make_algorithm(
 
 
 def _made(
-    ground: Ground, device: int, name: str, what: tuple[str, np.dtype[Any], int]
+    ground: Context, device: int, name: str, what: tuple[str, np.dtype[Any], int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what
     if name in ("oneshot", "reduce_scatter_allgather"):

@@ -13,7 +13,7 @@ from halox.collectives.device.device_algorithms import ByKernel, make_algorithm
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.array_cache import Seen
 from halox.runtime.arrays import Described, as_ndarray, describe, scalar_array
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -24,7 +24,7 @@ class DeviceAllreduce:
 
     Parameters
     ----------
-    ground : Ground
+    ground : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -53,7 +53,7 @@ class DeviceAllreduce:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: Context,
         device: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],

@@ -34,7 +34,7 @@ from halox.collectives.reductions import check_numeric, check_ordered, check_out
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.array_cache import Seen
 from halox.runtime.arrays import Described, describe
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
@@ -99,7 +99,7 @@ class DeviceNumbers:
 
     Parameters
     ----------
-    ground : Ground
+    ground : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -112,7 +112,7 @@ class DeviceNumbers:
         Launches by an allreduce's operation, its array, and ``out``.
     """
 
-    def __init__(self, ground: Ground, device: int) -> None:
+    def __init__(self, ground: Context, device: int) -> None:
         self._ground, self._world, self._device = ground, ground.world, device
         self._numbers: dict[tuple[str, ...], Number] = {}
         self._arrays: dict[tuple[Any, ...], DeviceAllreduce] = {}
@@ -309,7 +309,7 @@ class InTwoSteps:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: Context,
         device: int,
         name: str,
         dtypes: Sequence[np.dtype[Any]],

@@ -14,7 +14,7 @@ from typing import Any
 from halox.errors import DeviceError
 from halox.runtime import dlpack
 
-_cupy_types: set[type] = set()  # seen so far
+_cupy_types: set[type] = set()  # known so far
 INSTALL_BINDINGS = (
     "install NVIDIA's bindings with `pip install 'cuda-bindings==13.*'` (12.* for CUDA 12)"
 )
@@ -26,17 +26,10 @@ _INSTALL = (
 
 @cache
 def why_no_gpu() -> str | None:
-    """Why no GPU can be used by this process, or None if one can.
+    """Return why no GPU can be used by this process, None if one can; creates no CUDA context.
 
-    Returns
-    -------
-    str or None
-        One short sentence without a full stop that names what is missing and, where there is one,
-        the remedy.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context. The first answer is kept.
+    The text is one short sentence without a full stop that names what is missing and, where there is one, the remedy.
+    The first answer is kept.
     """
     try:
         import cupy
@@ -86,21 +79,7 @@ def _version(number: int) -> str:
 
 
 def cupy() -> Any:
-    """CuPy, with at least one GPU behind it.
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    DeviceError
-        If CuPy or a GPU is missing; the text is that of :func:`why_no_gpu`.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context.
-    """
+    """Return CuPy, with a GPU behind it; raise `DeviceError` without. Creates no CUDA context."""
     reason = why_no_gpu()
     if reason is not None:
         raise DeviceError(f"no GPU can be used: {reason}")
@@ -115,8 +94,8 @@ def gpu_count() -> int:
 
 
 def is_cupy_array(x: object) -> bool:
-    """Whether an object is an array of CuPy, which is not imported to find out."""
-    # The types seen before are asked first: this is in the way of every call.
+    """Whether an object is an array of CuPy; does not import it."""
+    # Known types first: every call passes here.
     if type(x) in _cupy_types:
         return True
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
