@@ -55,7 +55,7 @@ from halox.paths.base import (
     Path,
     Protocol,
     SelectionContext,
-    numpy_ends,
+    why_not_gpus,
 )
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
@@ -67,6 +67,7 @@ from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.handshake import handshake
+from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -127,12 +128,7 @@ class IpcPath(Path):
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
         """Offer to go by staging memory, or straight to or from a contiguous array."""
-        topology = selection.topology
-        why = numpy_ends(sender, receiver)
-        if why is None and topology is None:
-            why = "the ranks' GPUs are not known"
-        elif why is None and topology is not None:
-            why = topology.why_no_events(sender.rank, receiver.rank)
+        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
         if why is not None:
             return why
         found = [self.offer("staging", "mapped memory, streams ordered by events")]
@@ -205,7 +201,7 @@ class IpcRecord:
     Attributes
     ----------
     places : mapping
-        For each message whose packed bytes lie in this rank's memory, by slot, where those of each part do.
+        For each message whose packed bytes are in this rank's memory, by slot, where those of each part do.
     segments : mapping
         Handles of the memory named there.
     events : mapping

@@ -53,7 +53,7 @@ class Message:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each part starts in the packed message; parts are aligned to 16 bytes."""
+        """Start of each part in the packed message; parts are aligned to 16 bytes."""
         offsets, end = [], 0
         for part in self.parts:
             offsets.append(end)

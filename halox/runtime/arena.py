@@ -1,6 +1,6 @@
 """Memory that the ranks of a node share, handed out in blocks and used again.
 
-Blocks lie in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
+Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
 a grid allocates and the staging memory of plans come from here. Releasing a block is a local act, which may happen at
 another time on every rank; so allocation asks all ranks of the node whether each has room, and only then do those that
 have none make a segment.
@@ -36,7 +36,7 @@ _CLOSING = "the closing of a grid"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block lies, in terms that mean the same to every rank of the node."""
+    """Place of a block, in terms that mean the same to every rank of the node."""
 
     window: int
     node_rank: int
@@ -59,7 +59,7 @@ class _Own:
         self.segment, self.free = segment, FreeList(segment.nbytes)
         self.idle = 0
         self.is_trimmed = False
-        """Whether its pages were given back to the system."""
+        """Whether its pages were returned to the system."""
 
 
 def arena_of(world: World) -> SharedArena:
@@ -145,7 +145,7 @@ class SharedArena:
         return block
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
-        """Take room in an own segment, the smallest that has it; pages that were given back are taken again."""
+        """Take room in an own segment, the smallest that has it; pages returned to the system are taken again."""
         by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
         for number, own in by_size:
             # Not one that is far too large: a plan's flags must not hold a field's memory.
@@ -250,7 +250,7 @@ class SharedArena:
         return array
 
     def locate(self, start: int, end: int) -> Place | None:
-        """Return the place of memory [start, end) of this rank if it lies in the arena."""
+        """Return the place of memory [start, end) of this rank if it is in the arena."""
         for number, own in self._own.items():
             first = own.segment.start
             if first <= start and end <= first + own.segment.nbytes:

@@ -29,7 +29,7 @@ _LARGE_GRANULE = 2 << 20
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Where memory lies, in terms that mean the same to every rank of the node.
+    """Address of memory, in terms that mean the same to every rank of the node.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class DeviceArena:
         return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
-        """Return the place of memory [start, end) of this GPU if it lies in this arena, or another of the process."""
+        """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
         others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
         for arena in (self, *others):
             for number, segment in arena._segments.items():
@@ -197,7 +197,7 @@ def _rounded(nbytes: int) -> int:
 
 
 class _Root:
-    """What an array's memory belongs to: keeps the segment's memory, and is watched for its end."""
+    """Owner of an array's memory: keeps the segment's memory, and is watched for its end."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory

@@ -39,7 +39,7 @@ WORDS = {
     r"narrow packets?|wide packets?": "LL packet, LL128-like packet",
     r"legs?|stretch(es)?": "segment, run",
     r"carriers?": "transport buffer",
-    r"Context|Surroundings|surroundings": "Context",
+    r"Ground|Surroundings|surroundings": "Context",
     r"Judge": "SelectionContext",
     r"announced|granted": "rts, cts",
     r"settled|drained": "ready, consumed",

@@ -55,7 +55,7 @@ class HostPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context
     ) -> Window | None:
-        """Return where the message lies in shared memory, if it does."""
+        """Return the window of the message in shared memory, if it has one."""
         if arrays[message.parts[0].array].device is not None:
             return None
         return window_of(message, arrays, context.arena)
@@ -94,7 +94,7 @@ class HostPath(Path):
         return [self.offer("shared", why)]
 
     def _in_windows(self, sender: EndpointInfo, receiver: EndpointInfo) -> bool:
-        """Whether both ends lie in windows, block by block the same."""
+        """Whether both ends have windows, block by block the same."""
         windows: list[Window | None] = [end.paths.get(self.name) for end in (sender, receiver)]
         shapes = [
             window and [(w.counts, w.block_bytes) for w in window.layouts] for window in windows

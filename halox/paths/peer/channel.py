@@ -8,7 +8,7 @@ the peers' memory, signals there, waits for what the peers send, and unpacks. Th
 
 There are three protocols. ``ll``: in packets of data and epoch, which need no flag, for small ones.
 ``staging``: packed, a flag a chunk. ``direct``: straight into the receiver's array, where both sides have long runs
-and the array lies in memory that the receiver has exported.
+and the array is in memory that the receiver has exported.
 
 Double buffers. A rank's launch for epoch e + 2 writes the slot of epoch e in its peer's memory. It comes after its
 launch for e + 1, which took what the peer sent in its launch for e + 1; and that began when the peer's launch for e

@@ -47,7 +47,7 @@ class Cts:
     handles: Mapping[Allocation, bytes]
     begun: DevicePlace
     staging: Mapping[int, tuple[DevicePlace, int, bool]]
-    """By tag: where, bytes of a slot, and whether in wide packets."""
+    """By tag: where, bytes of a slot, and whether in LL128-like packets."""
     flags: Mapping[int, DevicePlace]
 
 
