@@ -61,7 +61,7 @@ from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
 from halox.paths.launches import clearing_of, fragmented, moves_of
-from halox.paths.messages import Message
+from halox.paths.messages import Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
@@ -162,22 +162,15 @@ def _packed(fragment: int) -> SignalKey:
 def contiguous_places(
     message: Message, arrays: Sequence[Any], arena: DeviceArena
 ) -> tuple[DevicePlace, ...] | None:
-    """Return where the parts of a message lie, None unless each is contiguous and in the arena.
+    """Return the addresses of a message's parts, None unless each is contiguous and in the arena.
 
-    Not collective. Where the receiver has places a message may go "put" them, where the sender has, "get" them;
-    not in accumulations.
+    Where the receiver has places a message may be put there, where the sender has, it may be got from there; not in
+    accumulations.
     """
-    places = []
-    for part in message.parts:
-        strided = part.datatype.items(part.count).strided
-        if strided is None or strided.counts:
-            return None
-        start = arrays[part.array].pointer + strided.offset
-        place = arena.locate(start, start + strided.nbytes)
-        if place is None:
-            return None
-        places.append(place)
-    return tuple(places)
+    found = located(message, arrays, arena.locate)
+    if found is None or any(layout.counts for layout in found[1]):
+        return None
+    return tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
 
 
 def one_way_cutter(

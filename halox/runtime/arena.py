@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class Place:
     window: int
     node_rank: int
     offset: int = 0
+
+    def at(self, offset: int) -> Place:
+        """Return the place some bytes further on."""
+        return replace(self, offset=self.offset + offset)
 
 
 @dataclass(eq=False)
