@@ -85,11 +85,11 @@ class HostPath(Path):
         if selection.operation == "add":
             why = "same node, packed: accumulate needs a copy"
         elif run < DIRECT_BYTES:
-            why = f"same node, packed: runs of {run} B on average < {DIRECT_BYTES} B"
+            why = f"same node, packed: blocks of {run} B on average < {DIRECT_BYTES} B"
         elif not self._in_windows(sender, receiver):
             why = "same node, packed: arrays not in the grid's shared memory"
         else:
-            why = f"same node, read in place: runs of {run} B on average"
+            why = f"same node, read in place: blocks of {run} B on average"
             return [self.offer("direct", why)]
         return [self.offer("shared", why)]
 
