@@ -104,6 +104,43 @@ def box_of(
     return _items_of(written, old, items, bounds, layout.shifted(offset))
 
 
+def slab_of(
+    written: Written,
+    old: Datatype,
+    subsizes: tuple[int, ...],
+    strides_bytes: tuple[int, ...],
+    offset: int,
+) -> Datatype:
+    """Box of an array of any strides, of an old type whose layout is strided; bounds as of nested hvectors."""
+    items = prod(subsizes)
+    if not items:
+        return nothing(written, old)
+    bounds, blocks = old.bounds, old.layout
+    assert isinstance(blocks, StridedBlocks)
+    low, high, pad = offset, offset, 0
+    for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
+        reach = (count - 1) * stride
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+        if not bounds.marked:
+            pad += -(bounds.ub - bounds.lb + high - low + pad) % bounds.alignment
+    layout = StridedBlocks.canonical(
+        blocks.offset + offset,
+        (*subsizes, *blocks.counts),
+        (*strides_bytes, *blocks.strides),
+        blocks.block_bytes,
+    )
+    around = Bounds(
+        bounds.lb + low,
+        bounds.ub + high + pad,
+        bounds.true_lb + low,
+        bounds.true_ub + high,
+        bounds.alignment,
+        bounds.marked,
+        bounds.empty,
+    )
+    return _items_of(written, old, items, around, layout)
+
+
 def nothing(written: Written, old: Datatype) -> Datatype:
     """Describe no items at all."""
     return Datatype(*written, (old,), 0, Bounds(), EMPTY, Signature())

@@ -37,6 +37,8 @@ def count_of(name: str, value: object) -> int:
 
 def integer_tuple(name: str, values: object) -> tuple[int, ...]:
     """Tuple of Python ints, for the short lists that have one entry an axis."""
+    if type(values) is tuple and all(type(n) is int and -LARGEST <= n <= LARGEST for n in values):
+        return values
     items = as_list(values)
     if items is None:
         raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")

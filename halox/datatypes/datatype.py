@@ -292,7 +292,8 @@ class Datatype:
             arguments.insert(0, self.olds[0].describe())
         else:
             # Only the order of a subarray follows the old type.
-            arguments.insert(3, self.olds[0].describe())
+            at = 3 if self.constructor == "subarray" else len(arguments)
+            arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
 
 

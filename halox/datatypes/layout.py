@@ -103,11 +103,23 @@ class StridedBlocks(Layout):
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
     ) -> StridedBlocks:
         """Reduce nested strides, outermost first, to the unique form."""
-        form = StridedBlocks(offset, (), (), block_bytes) if block_bytes else EMPTY
-        levels = list(zip(counts, strides, strict=True))
-        for count, stride in reversed(levels):
-            form = form.repeated(count, stride)
-        return form
+        levels: list[tuple[int, int]] = []  # innermost first
+        for count, stride in zip(reversed((*counts,)), reversed((*strides,)), strict=True):
+            if count == 1:
+                continue
+            if count == 0 or not block_bytes:
+                return EMPTY
+            if not levels and stride == block_bytes:
+                block_bytes *= count
+            elif levels and stride == levels[-1][0] * levels[-1][1]:
+                levels[-1] = count * levels[-1][0], levels[-1][1]
+            else:
+                levels.append((count, stride))
+        if not block_bytes:
+            return EMPTY
+        levels.reverse()
+        found = tuple(count for count, _ in levels)
+        return StridedBlocks(offset, found, tuple(stride for _, stride in levels), block_bytes)
 
     @property
     def n_blocks(self) -> int:

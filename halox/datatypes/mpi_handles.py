@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,17 +53,39 @@ def derived_handle(
         return made
     if constructor == "dup":
         return olds[0].Dup()
+    if constructor == "slab":
+        _, strides, starts, subsizes = given
+        return _slab(strides, starts, subsizes, olds[0])
     if constructor in ("vector", "hvector"):
         count, blocklength, stride = given
-        if stride * (old_extent if constructor == "vector" else 1) == -1:
-            # Open MPI up to 5.0 reads a stride of -1 byte as "one extent of the old type".
-            row = olds[0].Create_contiguous(blocklength)
-            made = row.Create_hindexed_block(1, list(range(0, -count, -1)))
-            row.Free()
-            return made
+        return _hvector(
+            count, blocklength, stride * (old_extent if constructor == "vector" else 1), olds[0]
+        )
     if constructor == "subarray":
         given[3] = {"C": mpi.ORDER_C, "F": mpi.ORDER_FORTRAN}[given[3]]
     made = getattr(olds[0], f"Create_{constructor}")(*given)
+    return made
+
+
+def _hvector(count: int, blocklength: int, stride: int, old: MPI.Datatype) -> MPI.Datatype:
+    if stride != -1:
+        return old.Create_hvector(count, blocklength, stride)
+    # Open MPI up to 5.0 reads a stride of -1 byte as "one extent of the old type".
+    row = old.Create_contiguous(blocklength)
+    made = row.Create_hindexed_block(1, list(range(0, -count, -1)))
+    row.Free()
+    return made
+
+
+def _slab(
+    strides: tuple[int, ...], starts: tuple[int, ...], subsizes: tuple[int, ...], old: MPI.Datatype
+) -> MPI.Datatype:
+    made = old.Dup()
+    for stride, subsize in zip(reversed(strides), reversed(subsizes), strict=True):
+        row, made = made, _hvector(subsize, 1, stride, made)
+        row.Free()
+    row, made = made, made.Create_hindexed_block(1, [sum(map(mul, starts, strides))])
+    row.Free()
     return made
 
 

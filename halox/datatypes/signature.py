@@ -87,6 +87,11 @@ class Signature:
             whole = whole + part
         return whole
 
+    def __reduce__(self) -> tuple[type[Signature], tuple[object, ...]]:
+        """Pickle the fields alone: plans send many."""
+        fields = (self.elements, self.digest, self.n_runs, self.head, self.last, self.power)
+        return Signature, fields
+
     def __add__(self, other: Signature) -> Signature:
         """Signature of this sequence followed by the other."""
         if not self.elements:
@@ -105,6 +110,8 @@ class Signature:
 
     def __mul__(self, count: int) -> Signature:
         """Signature of this sequence repeated ``count`` times."""
+        if count == 1:
+            return self
         if self.n_runs == 1 and count > 0:
             return self._longer_run(count)
         whole, doubled = Signature(), self

@@ -28,7 +28,7 @@ from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError, FieldError
-from halox.notebook import html_facts
+from halox.tables import html_facts
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from halox.errors import DatatypeError
-from halox.notebook import html_facts
 from halox.packing.refine import MAX_PARTS, paired
+from halox.tables import html_facts
 from halox.values import shown
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from halox.errors import DatatypeError
 from halox.packing.device_packer import DevicePacker
 from halox.packing.refine import Copy, Level, Piece, Side, pieces
-from halox.runtime.gpu.driver import MAX_PITCH, PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

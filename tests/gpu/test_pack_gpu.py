@@ -358,6 +358,7 @@ class TestBadInput:
         if method == "strided":
             triangle, out = dt.vector(20, 1, 20, "f8"), cp.zeros(160, np.uint8)
         stream = cp.cuda.Stream(non_blocking=True)
+        cp.cuda.runtime.deviceSynchronize()  # the arrays are filled on another stream
         with stream:
             expected = pack(array, triangle, method=method).get().view("f8")
             stream.begin_capture()

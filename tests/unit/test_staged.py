@@ -28,7 +28,7 @@ from tests.support import require
 
 require("mpi")
 
-from halox.paths.buffers import RequestCarrier  # noqa: E402
+from halox.paths.buffers import RequestBuffers  # noqa: E402
 from halox.paths.cuda_aware import DeviceBuffer  # noqa: E402
 from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
 from halox.paths.staged.pipeline import Pipeline  # noqa: E402
@@ -186,7 +186,7 @@ def _copying(source: Side, target: Side) -> Callable[[], None]:
 MEMORY: dict[int, np.ndarray] = {}
 
 
-class Carrier(RequestCarrier):
+class Carrier(RequestBuffers):
     """Buffers whose addresses on the "GPU" are those on the host."""
 
     def _buffer(self, nbytes: int) -> Any:
