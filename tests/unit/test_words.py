@@ -27,6 +27,8 @@ CLEAN = [
     "docs",
     "apps",
     "examples",
+    "halox/datatypes",
+    "halox/decomposition",
 ]
 
 # A log of experiments, which stays as it was written, and the built pages.
