@@ -173,7 +173,7 @@ class Grid(GridAllocation, GridReductions):
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
         self.xp: Any = array_module(self.device_id)
-        self._make_reductions(self._surroundings, self.device_id)
+        self._make_reductions(self._surroundings, self.device_id, self._layouts.find)
 
     # Fields
 
@@ -208,7 +208,7 @@ class Grid(GridAllocation, GridReductions):
         """
         self._world.check_open()
         self._layouts.declare(array, self._layout_of(layout))
-        self._forget_layouts()
+        self._reductions.forget()
         return array
 
     def layout(self, field: Any) -> FieldLayout:
@@ -445,7 +445,7 @@ class Grid(GridAllocation, GridReductions):
             self._plans.clear()
             for plan in list(self._all_plans):
                 plan.close()
-            self._close_reductions()
+            self._reductions.close()
             self._surroundings.close()
 
     def __enter__(self) -> Grid:

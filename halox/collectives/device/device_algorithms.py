@@ -106,9 +106,9 @@ class ByKernel:
             raise error
         self._launch(source, target, stream)
 
-    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+    def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
-        return self._launch.bound(source, target)
+        return self._launch.bind(source, target)
 
     def close(self) -> None:
         """Wait for the last launch; local."""

@@ -153,15 +153,15 @@ class _Meeting:
         self._laid_for = None
         self._order.follow(stream)
 
-    def _bound(
+    def _bind(
         self, launch: PreparedLaunch, sources: Sequence[tuple[Any, int]], target: Target
     ) -> Callable[[], Any]:
         """Launch with fixed addresses on CuPy's current stream; returns the array if the target is a new one."""
         if callable(target):
-            return self._bound_to_new(self._bound_at(launch, sources), target)
-        return self._bound_at(launch, (*sources, (self._target, target)))
+            return self._bind_to_new(self._bind_at(launch, sources), target)
+        return self._bind_at(launch, (*sources, (self._target, target)))
 
-    def _bound_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
+    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
         target, current_stream = self._target, cupy().cuda.get_current_stream
 
         def call() -> Any:
@@ -177,7 +177,7 @@ class _Meeting:
 
         return call
 
-    def _bound_at(
+    def _bind_at(
         self, launch: PreparedLaunch, values: Sequence[tuple[Any, int]]
     ) -> Callable[[], None]:
         """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
@@ -309,9 +309,9 @@ class KernelReduction(_Meeting):
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
-    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+    def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
-        return self._bound(self._launch, ((self._source, source),), target)
+        return self._bind(self._launch, ((self._source, source),), target)
 
 
 class FieldReduction(_Meeting):
@@ -408,11 +408,11 @@ class FieldReduction(_Meeting):
         found = self._find(cells, other)
         self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
 
-    def bound(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
+    def bind(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
         """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
         first, second, launch = self._find(cells, other)
         sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
-        return self._bound(launch, sources, target)
+        return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Any) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
