@@ -10,10 +10,10 @@ import numpy as np
 from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
-from halox.exchange.surroundings import Surroundings
 from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
 from halox.runtime.call_guard import one_thread
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, fill, fill_value
 from halox.runtime.world import World
 
@@ -27,7 +27,7 @@ class GridAllocation:
 
     device_id: int | None
     _world: World
-    _surroundings: Surroundings
+    _context: Context
     _layout: FieldLayout
     _layouts: FieldLayouts
     _made = 0
@@ -106,7 +106,7 @@ class GridAllocation:
         self, dtype: Any, options: dict[str, Any], contents: Contents = "zeros", value: Any = None
     ) -> Any:
         array, layout = _allocate(
-            self._surroundings,
+            self._context,
             self.device_id,
             lambda: self._layout_of(options),
             dtype,
@@ -119,7 +119,7 @@ class GridAllocation:
 
 
 def _allocate(
-    context: Surroundings,
+    context: Context,
     device: int | None,
     find_layout: Callable[[], FieldLayout],
     dtype: Any,

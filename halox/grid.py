@@ -26,17 +26,17 @@ from halox.exchange.halo import check_apart, halo_draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
-from halox.exchange.surroundings import Surroundings
 from halox.field_layouts import FieldLayouts
 from halox.gathering import gather
-from halox.notebook import html_facts
 from halox.paths.base import Operation
 from halox.runtime.arrays import describe
 from halox.runtime.call_guard import one_thread
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import (
     array_module,
 )
 from halox.runtime.world import World
+from halox.tables import html_facts
 from halox.values import as_bool, check_bool
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class Grid(GridAllocation, GridReductions):
         machine take its GPUs in turn; a rank alone takes the current one.
     placement : bool
         Whether blocks are given to ranks so that the largest faces stay within nodes.
-    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
-        The data path of all messages to other ranks; by default that of HALOX_PATH, or else the fastest.
+    path : str, optional
+        The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
+        HALOX_PATH, or else the fastest.
 
     Attributes
     ----------
@@ -135,7 +136,7 @@ class Grid(GridAllocation, GridReductions):
         path: str | None = None,
     ) -> None:
         self._world = world = World(comm, "making a grid")
-        self._surroundings = Surroundings(world)
+        self._context = Context(world)
         self._plan_number = 0
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
@@ -152,7 +153,7 @@ class Grid(GridAllocation, GridReductions):
                 path=path,
             )
         except HaloxError as error:
-            self._surroundings.close_after(error)
+            self._context.close_after(error)
             raise
         self._division, self._layout = division, division.layout
         self._decomposition = decomposition = division.decomposition
@@ -173,7 +174,7 @@ class Grid(GridAllocation, GridReductions):
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
         self.xp: Any = array_module(self.device_id)
-        self._make_reductions(self._surroundings, self.device_id, self._layouts.find)
+        self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields
 
@@ -429,7 +430,7 @@ class Grid(GridAllocation, GridReductions):
         self._plans.sweep()
         self._plan_number += 1
         path = self._path if path is None else path
-        plan = make_plan(self._surroundings, draft, keep=keep, path=path, call=call)
+        plan = make_plan(self._context, draft, keep=keep, path=path, call=call)
         self._all_plans.add(plan)
         return plan
 
@@ -446,7 +447,7 @@ class Grid(GridAllocation, GridReductions):
             for plan in list(self._all_plans):
                 plan.close()
             self._reductions.close()
-            self._surroundings.close()
+            self._context.close()
 
     def __enter__(self) -> Grid:
         """Return the grid."""

@@ -15,11 +15,11 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
-from halox.notebook import html_facts
 from halox.runtime.call_guard import one_thread
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
+from halox.tables import html_facts
 from halox.values import LARGEST, as_int, as_list, shortened, shown
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Allreduce:
         device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
         self._world = world = World(comm, "making an Allreduce")
-        self._context = Ground(world)
+        self._context = Context(world)
 
         def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)

@@ -13,7 +13,7 @@ from halox.collectives.cells import FindLayout
 from halox.collectives.device.device_fields import DeviceReductions
 from halox.collectives.host.host_fields import HostReductions
 from halox.collectives.prepared import Launch, Shape
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 
 
 class GridReductions:
@@ -24,7 +24,7 @@ class GridReductions:
     _of_arrays: dict[Hashable, tuple[Launch, Shape]]
 
     def _make_reductions(
-        self, context: Ground, device: int | None, find_layout: FindLayout
+        self, context: Context, device: int | None, find_layout: FindLayout
     ) -> None:
         """Begin with reductions of arrays on a device; local."""
         if device is None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from halox.errors import MismatchError, PathError, StateError
-from halox.exchange.building import Builder
+from halox.exchange.building import build_channels
+from halox.exchange.calibration import costs_of
+from halox.exchange.costs import Costs
 from halox.exchange.draft import Draft, checked
-from halox.exchange.measuring import Stopwatch
+from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
-from halox.exchange.report import Key, Report, Row
-from halox.exchange.selection import (
-    End,
-    Judge,
-    Route,
-    choose_route,
-    describe_end,
-    wished_path,
-)
-from halox.exchange.surroundings import Surroundings
+from halox.exchange.report import Report, Row
+from halox.exchange.selection import choose_route, describe_end, wished_path
+from halox.paths.base import EndpointInfo, Job, Key, Route, SelectionContext
+from halox.paths.build import Build
 from halox.paths.messages import check_match
 from halox.runtime.arrays import borrow, describe
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.world import World
 
@@ -63,7 +60,7 @@ class _Said:
 
 
 def make_plan(
-    surroundings: Surroundings,
+    context: Context,
     draft: Callable[[], Draft],
     *,
     keep: bool = True,
@@ -74,7 +71,7 @@ def make_plan(
 
     Parameters
     ----------
-    surroundings : Surroundings
+    context : Context
         The ranks and their shared memory.
     draft : callable
         Returns this rank's `Draft`; may raise a `HaloxError`, which is then raised on all ranks.
@@ -96,7 +93,7 @@ def make_plan(
     -----
     Collective. Arrays on a GPU are made idle.
     """
-    world = surroundings.world
+    world = context.world
     wish: str | None = None
 
     drafted: Draft | None = None
@@ -118,7 +115,7 @@ def make_plan(
             found.operation,
             found.numbers,
             found.specs,
-            surroundings.leftovers.closed,
+            context.leftovers.closed,
             world.ranks.plans,
         )
 
@@ -131,50 +128,43 @@ def make_plan(
     if drafted.device is not None:
         from halox.runtime.gpu.cuda import cupy
 
-        surroundings.use_device(drafted.device)
+        context.use_device(drafted.device)
         cupy().cuda.Device(drafted.device).synchronize()
     _check_counts(world, drafted, said)
-    if surroundings.device_arena is not None:
+    if context.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
-        surroundings.device_arena.reclaim()
-    surroundings.leftovers.reclaim([one.closed for one in said])
-    judge = _judge(surroundings, drafted, any(one.on_gpu for one in said), wish)
-    ends = {
-        m.key: describe_end(
-            m,
-            described,
-            surroundings.arena,
-            world.nodes[world.rank],
-            world.rank,
-            surroundings.device_arena,
-        )
-        for m in (*drafted.sends, *drafted.receives)
-    }
-    routes = _agree_routes(surroundings, drafted, ends, judge)
+        context.device_arena.reclaim()
+    context.leftovers.reclaim([one.closed for one in said])
+    on_gpu = any(one.on_gpu for one in said)
+    selection = _selection(context, drafted, on_gpu)
+    costs = context.once(costs_of) if on_gpu else Costs.default()
+    ends = {m.key: describe_end(m, described, context) for m in (*drafted.sends, *drafted.receives)}
+    choose = partial(choose_route, selection=selection, costs=costs, wish=wish)
+    routes = _agree_routes(world, drafted, ends, choose)
     # Views must not keep the arrays alive, or a grid could never let go of a plan.
     arrays = [
         borrow(a) if d.device is None else d for a, d in zip(drafted.arrays, described, strict=True)
     ]
-    build = Builder(surroundings, drafted, arrays, routes, number)
-    made = build.channels()
-    messages = (*drafted.sends, *drafted.receives)
-    rows = [Row.of(m, route, route.why_not) for m in messages for route, _ in [build.routes[m.key]]]
+    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    build = Build(context, whole, drafted.device, routes, number)
+    made = build_channels(build)
+    rows = [Row.of(m, build.routes[m.key][0]) for m in whole.messages]
     operation = "exchange" if drafted.operation == "copy" else "accumulation"
     names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in described)
     report = Report(world.rank, operation, names, tuple(rows))
-    channels, cargoes = [c for c, _ in made], [cargo for _, cargo in made]
-    stopwatch = Stopwatch(world, drafted.device, cargoes)
+    channels = [one.channel for one in made]
+    timer = Timer(world, drafted.device, made)
     # A run that is a launch and no more is not counted, on any rank.
     by_host = world.any_rank(any(channel.needs_host for channel in channels), _MAKING)
     tick = world.ticker(call, number) if by_host else None
-    let_go = partial(surroundings.leftovers.add, number)
+    let_go = partial(context.leftovers.add, number)
     plan = Plan(
         channels,
         report,
         drafted.sends,
         world.check_open,
         let_go,
-        stopwatch,
+        timer,
         tick,
         guard=world.guard,
     )
@@ -182,18 +172,12 @@ def make_plan(
     return plan
 
 
-def _judge(surroundings: Surroundings, draft: Draft, on_gpu: bool, wish: str | None) -> Judge:
-    """Return what both ends of every message choose by; collective if any rank's arrays are on a GPU."""
+def _selection(context: Context, draft: Draft, on_gpu: bool) -> SelectionContext:
+    """Return the selection inputs; collective if any rank's arrays are on a GPU."""
     if not on_gpu:
-        return Judge(draft.operation, wish=wish)
-    surroundings.look_around()
-    return Judge(
-        draft.operation,
-        surroundings.topology,
-        surroundings.costs,
-        wish,
-        surroundings.no_cuda_aware,
-    )
+        return SelectionContext(draft.operation)
+    topology = context.find_gpus()
+    return SelectionContext(draft.operation, topology, context.why_no_device_pointers())
 
 
 def _check_alike(said: Sequence[_Said]) -> None:
@@ -240,16 +224,18 @@ def _check_counts(world: World, draft: Draft, said: Sequence[_Said]) -> None:
 
 
 def _agree_routes(
-    surroundings: Surroundings, draft: Draft, ends: dict[Key, End], judge: Judge
-) -> dict[Key, tuple[Route, End]]:
+    world: World,
+    draft: Draft,
+    ends: Mapping[Key, EndpointInfo],
+    choose: Callable[..., Route],
+) -> dict[Key, tuple[Route, EndpointInfo]]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route."""
-    world = surroundings.world
     peers = sorted({m.peer for m in (*draft.sends, *draft.receives)})
-    records: dict[int, dict[tuple[str, int], End]] = {peer: {} for peer in peers}
+    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {peer: {} for peer in peers}
     for (direction, peer, tag), end in ends.items():
         records[peer][direction, tag] = end
     theirs = world.swap(records, peers, _MAKING)
-    routes: dict[Key, tuple[Route, End]] = {}
+    routes: dict[Key, tuple[Route, EndpointInfo]] = {}
     error: MismatchError | PathError | None = None
     opposite = {"send": "receive", "receive": "send"}
     try:
@@ -265,7 +251,7 @@ def _agree_routes(
             if message.direction == "receive":
                 check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
             to_self = message.peer == world.rank
-            route = choose_route(sender, receiver, to_self=to_self, judge=judge)
+            route = choose(sender, receiver, to_self=to_self)
             routes[message.key] = (route, other)
     except (MismatchError, PathError) as caught:
         error = caught

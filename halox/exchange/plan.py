@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from halox.errors import ClosedError, StateError
-from halox.exchange.measuring import Stopwatch
+from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
@@ -80,7 +80,7 @@ class Plan:
         messages: Sequence[Message],
         check_open: Callable[[], None],
         let_go: LetGo,
-        stopwatch: Stopwatch | None = None,
+        timer: Timer | None = None,
         tick: Callable[[], None] | None = None,
         *,
         guard: CallGuard,
@@ -93,10 +93,10 @@ class Plan:
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
         self._starts = (*counted, *(channel.start for channel in channels))
-        self._starts_at_once = (*counted, *(channel.start_at_once for channel in channels))
-        self._finishes = tuple(channel.finish for channel in channels)
+        self._runs = (*counted, *(channel.run for channel in channels))
+        self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         self._report = report
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._check_open = check_open
         self._guard = guard
         self.arrays: tuple[Any, ...] = ()
@@ -114,7 +114,7 @@ class Plan:
         if self._checks:
             self._check(_READY)
         try:
-            for start in self._starts_at_once:
+            for start in self._runs:
                 start()
             for finish in self._finishes:
                 finish()
@@ -274,16 +274,16 @@ class Plan:
         as in normal calls, some hundred times: cells that are received and sent on travel on each time.
         """
         self._check_open()
-        if self._stopwatch is None:
-            raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        stopwatch = self._stopwatch
+        if self._timer is None:
+            raise StateError("this plan was made without a timer; make it with grid.plan()")
+        timer = self._timer
 
         def measure() -> None:
-            found = stopwatch.measure(self._channels, number)
+            found = timer.measure(self._channels, number)
             self._report = self._report.measured(found)
 
         with self._guard:
-            number = stopwatch.check(repeats)
+            number = timer.check(repeats)
         self._advance(
             (_READY, _READY),
             (measure,),
@@ -305,7 +305,7 @@ class Plan:
             self._refuse(_RUNNING, "")
         self._release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
+        self._channels = self._checks = self._starts = self._runs = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:

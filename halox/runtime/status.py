@@ -1,4 +1,4 @@
-"""Status of the ranks of a communicator: which collective call each has come to, and whom it waits for.
+"""Status of the ranks of a communicator: the latest collective call of each, and the rank it waits for.
 
 Each rank of a node has a block in memory that they share, written by itself alone::
 
@@ -9,7 +9,7 @@ number of a call and its code. Numbers count the collective calls of one grid, s
 calls have the same words. Nobody reads them while all goes well. A rank that has waited long compares: words of one
 number that differ are calls that differ, and no wait for them can end.
 
-Ranks of other nodes are asked by messages, sent after a second of waiting, at most one on its way to each.
+Ranks of other nodes are asked by messages, sent after a second of waiting, at most one pending to each.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ _HEAD_BYTES = 16
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
-_FIELDS = ("waiting", "rank", "broken", "broken_rank", "broken_mine", "broken_other", "told")
+# Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, and of whom; whether it has
+# printed it.
+_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD = _FIELDS = range(6)
 _NOTICE_S = 10.0
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
@@ -82,10 +84,10 @@ def code_of(name: str, plan: int = 0) -> int:
     return CALLS.index(name) << _PLAN_BITS | plan % (1 << _PLAN_BITS)
 
 
-def name_of(code: int) -> str:
-    """Return the name of a call."""
-    number = code >> _PLAN_BITS
-    return CALLS[number] if 0 <= number < len(CALLS) else CALLS[0]
+def name_of(word: int) -> str:
+    """Return the name of the call of a word."""
+    number = (word & ((1 << CODE_BITS) - 1)) >> _PLAN_BITS
+    return CALLS[number] if number < len(CALLS) else CALLS[0]
 
 
 def word_text(word: int, *, with_plan: bool = False) -> str:
@@ -98,14 +100,13 @@ def word_text(word: int, *, with_plan: bool = False) -> str:
     >>> word_text(42 << 20 | code_of("exchange", 3), with_plan=True)
     'exchange by plan 3 (call 42)'
     """
-    code, number = word & ((1 << CODE_BITS) - 1), word >> CODE_BITS
-    plan = code & ((1 << _PLAN_BITS) - 1)
+    plan = word & ((1 << _PLAN_BITS) - 1)
     by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
-    return f"{name_of(code)}{by} (call {number})"
+    return f"{name_of(word)}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
-    """Return which rank has come to which call; those of one call together.
+    """Return the call of each rank as errors show it; ranks in one call together.
 
     Examples
     --------
@@ -145,19 +146,7 @@ def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
 
 
 class Block:
-    """Status of one rank of the node, in memory that all of them map.
-
-    Attributes
-    ----------
-    count : memoryview of int64
-        One element: rounds of gathering that the rank has come to.
-    wait : memoryview of int64
-        Whether it waits, for whom, and what it has found.
-    ring : memoryview of int64
-        Its latest calls.
-    heads, slots : list of memoryview
-        Of the objects that it gathers.
-    """
+    """Status of one rank of the node, as views (int64) of memory that all of them map; see the module's head."""
 
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
@@ -180,22 +169,9 @@ class Block:
 class CallWatch:
     """Position of this rank among the collective calls of one communicator, and the view of the others'.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    blocks : mapping from rank to Block
-        Of the ranks of this node; this rank's own at least.
-    pids : mapping from rank to int
-        Processes of the node's ranks, where they can be looked up.
-
-    Attributes
-    ----------
-    number : int
-        Of this rank's latest call.
-    note_after_s : float
-        Seconds of a wait after which ranks of other nodes are asked.
-    failed : str
-        Why no further call can be made, empty while all is well.
+    ``blocks`` are those of the ranks of this node, ``pids`` their processes where they can be looked up.
+    ``note_after_s`` is the wait in seconds after which ranks of other nodes are asked; ``failed`` the reason why no
+    further call can be made, empty while all is well.
     """
 
     def __init__(
@@ -219,7 +195,7 @@ class CallWatch:
         self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
 
     def ticker(self, code: int) -> Callable[[], None]:
-        """Return what counts and publishes calls of one kind, with the least on the way."""
+        """Return a function that counts and publishes calls of one kind, as fast as can be."""
         ring = self._own.ring
         mask = _RING_WORDS - 1
 
@@ -239,26 +215,17 @@ class CallWatch:
 
     # Waits
 
-    def begin(self, ranks: Sequence[int]) -> None:
+    def begin(self) -> None:
         """Publish that this rank waits."""
         self._is_told = False
-        self._own.wait[1] = ranks[0] + 1 if ranks else 0
-        self._own.wait[0] = 1
+        self._own.wait[_WAITING] = 1
 
     def end(self) -> None:
         """Publish that it waits no more."""
-        self._own.wait[0] = 0
+        self._own.wait[_WAITING] = 0
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
-        """Raise if the wait cannot end.
-
-        Raises
-        ------
-        MismatchError
-            If another rank has made another call.
-        ExchangeTimeoutError
-            If a rank that is waited for has ended.
-        """
+        """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""
         for rank, block in self.blocks.items():
             if rank != self.rank:
                 self._compare(rank, block)
@@ -270,9 +237,9 @@ class CallWatch:
             self._tell(ranks, waited_s)
 
     def _compare(self, rank: int, block: Block) -> None:
-        broken = block.wait[2]
+        broken = block.wait[_BROKEN]
         if broken == self.word and broken:
-            found = (rank, block.wait[4]), (block.wait[3], block.wait[5])
+            found = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
             raise self._fails(found)
         theirs = block.call(self.number)
         mine: int | None = self.word
@@ -286,17 +253,12 @@ class CallWatch:
     def _check(self, rank: int, mine: int | None, theirs: int) -> None:
         if not mine or not theirs or mine == theirs:
             return
-        starts = code_of("start of a plan") >> _PLAN_BITS
-        if all(name_of(w & ((1 << CODE_BITS) - 1)) == CALLS[starts] for w in (mine, theirs)):
+        if name_of(mine) == name_of(theirs) == "start of a plan":
             return  # started in another order, which may still end well
-        self.breaks(rank, mine, theirs)
-        raise self._fails([(self.rank, mine), (rank, theirs)])
-
-    def breaks(self, rank: int, mine: int, theirs: int) -> None:
-        """Publish that this rank's call and another's differ."""
         wait = self._own.wait
-        wait[3], wait[4], wait[5] = rank, mine, theirs
-        wait[2] = self.word
+        wait[_OTHER_RANK], wait[_MINE], wait[_THEIRS] = rank, mine, theirs
+        wait[_BROKEN] = self.word  # last: it publishes the others
+        raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
         """Return the error, after which the ranks are not in step any more."""
@@ -314,7 +276,7 @@ class CallWatch:
                 )
 
     def report(self, ranks: Sequence[int]) -> str:
-        """Return where this rank is and where those are that it waits for."""
+        """Return this rank's place and those of the ranks that it waits for."""
         if not self.word:
             return ""
         if len(self.blocks) < self._comm.size:
@@ -324,7 +286,7 @@ class CallWatch:
         return f" in {word_text(self.word)}{there}"
 
     def _behind(self) -> list[int]:
-        """Return the ranks that have not come to this rank's call, as far as it knows."""
+        """Return the ranks that have not reached this rank's call, as far as it knows."""
         number = self.number
         near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
         far = set(range(self._comm.size)) - set(self.blocks)
@@ -336,26 +298,26 @@ class CallWatch:
         if block is None:
             heard = self._heard.get(rank)
             if not heard or heard >> CODE_BITS < self.number:
-                return f"rank {rank} has not come"
+                return f"rank {rank} has not arrived"
             return f"rank {rank} waits in {word_text(heard)}"
         last = block.last()
         if not last:
             return f"rank {rank} has made no call yet"
-        if block.wait[0]:
+        if block.wait[_WAITING]:
             return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
     def _tell(self, ranks: Sequence[int], waited_s: float) -> None:
         """Print who is waited for, on the first rank that waits."""
         for rank, block in self.blocks.items():
-            if rank < self.rank and block.wait[0]:
+            if rank < self.rank and block.wait[_WAITING]:
                 return
-            if rank != self.rank and block.wait[6] == self.word:
-                return  # told by another rank
+            if rank != self.rank and block.wait[_TOLD] == self.word:
+                return  # another rank has printed it
         if any(rank < self.rank and heard == self.word for rank, heard in self._heard.items()):
             return
         self._is_told = True
-        self._own.wait[6] = self.word
+        self._own.wait[_TOLD] = self.word
         waited_for = list(ranks) or self._behind()
         whom = ranks_text(waited_for) if waited_for else "another rank"
         print(
@@ -368,7 +330,7 @@ class CallWatch:
     # Ranks of other nodes
 
     def _exchange_notes(self, ranks: Sequence[int]) -> None:
-        """Tell ranks of other nodes which call this one waits in, and hear it of them."""
+        """Tell ranks of other nodes which call this one waits in, and receive their notes."""
         for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
             del self._notes[rank]
         far = [rank for rank in ranks or range(self._comm.size) if rank not in self.blocks]
@@ -406,17 +368,12 @@ class CallWatch:
                 self._notes[-1 - len(self._notes)] = request, note
 
     def drain(self) -> None:
-        """Take the notes that have come and nobody reads any more."""
+        """Receive the notes that nobody reads any more."""
         status, note = self._mpi.Status(), np.zeros(4, "i8")
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)
         for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
             del self._notes[rank]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message of this object is on its way."""
-        return not self._notes
 
 
 def has_ended(pid: int) -> bool:

@@ -24,8 +24,9 @@ from halox.errors import (
     MismatchError,
 )
 from halox.runtime import shared_memory
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
@@ -294,14 +295,12 @@ def test_the_documentation_lists_what_they_say(comm: World) -> None:
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 4000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_that_does_not_come(
-    algorithm: str, elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+def test_a_rank_that_does_not_come(algorithm: str, elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
     reduce(np.ones(elements))
     if comm.rank:
-        with pytest.raises(ExchangeTimeoutError, match="has waited in an allreduce"):
+        text = "has waited in an allreduce"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             reduce(np.ones(elements))
     comm.Barrier()
 
@@ -402,7 +401,7 @@ class LateMoves:
 @pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
 def test_moves_that_end_late(elements: int, comm: World) -> None:
     """A slot is written again only when what was on its way out of it has ended."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
     made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
     assert made is not None
@@ -426,7 +425,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_memory_that_was_used_before(first: str, comm: World) -> None:
     """By another reduction, by fields, after errors: flags count on from what they find."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):
         field = ground.arena.array((40000,), np.dtype("u1"))
@@ -454,15 +453,13 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 5000])
-def test_the_rank_that_does_not_come_is_named(
-    elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+def test_the_rank_that_does_not_come_is_named(elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", "host")
     last = comm.size - 1
     reduce(np.ones(elements))
     if comm.rank != last:
-        with pytest.raises(ExchangeTimeoutError, match=f"waited in an allreduce for rank {last} "):
+        text = f"waited in an allreduce for rank {last} "
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             reduce(np.ones(elements))
         with pytest.raises(ExchangeTimeoutError, match="an earlier call of this"):
             reduce(np.ones(elements))

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+from tests.mpi.limits import short_waits
 
 LARGE = np.finfo("f8").max
 
@@ -33,7 +34,7 @@ def raised_by_all(grid: halox.Grid, kind: type, text: str, call: Callable[[], An
     start = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
         call()
-    assert time.monotonic() - start < 30, "by the time limit"
+    assert time.monotonic() - start < 55, "by the time limit"
     assert set(grid.comm.allgather(type(caught.value))) == {kind}
     u = grid.ones()
     grid.exchange(u)
@@ -122,7 +123,7 @@ def test_no_memory_on_one_rank(
         start = time.monotonic()
         with pytest.raises(HaloxError, match=text):
             getattr(grid, factory)()
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 55
     raised_by_all(grid, FieldError, "dtype", lambda: grid.zeros(bad_on_last(grid, object, "f8")))
 
 
@@ -192,11 +193,8 @@ def test_unlike_allreduces(grid: halox.Grid) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_an_allreduce_that_a_rank_does_not_come_to(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allreduce_that_a_rank_does_not_come_to(comm: MPI.Intracomm) -> None:
     """Also where it stops after the first of the steps."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")
     assert g.allreduce(np.ones(4)).tolist() == [comm.size] * 4
     comm.Barrier()
@@ -204,7 +202,7 @@ def test_an_allreduce_that_a_rank_does_not_come_to(
         g._world.begin("allreduce")
         g._world.gather(((4,), "<f8", "sum"), "an allreduce")
     else:
-        with pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
             g.allreduce(np.ones(4))
     comm.Barrier()
 

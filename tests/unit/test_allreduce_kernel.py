@@ -152,7 +152,7 @@ class TestArrays:
         reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 3)
         there = [ranks[i] for i in (0, 1, 3)]
         for rank in there:
-            rank.limit(0.3)
+            rank.limit(1.0)
         found = [contents(i, 4) for i in range(n)]
         streams = [Stream(i, order, 1, 0, 0) for i in range(n)]
 
@@ -164,7 +164,7 @@ class TestArrays:
         with without_gpu():
             start = time.monotonic()
             at_once(3, launch)
-            assert time.monotonic() - start >= 0.3
+            assert time.monotonic() - start >= 1.0
             assert [rank.failure for rank in there] == [(3, 4)] * 3
             for _ in range(2):
                 with pytest.raises(
@@ -433,7 +433,7 @@ class TestFields:
     def test_a_rank_that_never_comes_is_named(self):
         ranks = connect_fields("sum", fields("f8", UNEVEN))
         for rank in ranks[:2]:
-            rank.limit(0.2)
+            rank.limit(1.0)
         out = np.full(2, -1.0)
         with without_gpu():
             streams = [Stream(i, "random", 1, 0, 0) for i in range(2)]

@@ -13,7 +13,7 @@ from halox.collectives.device.device_algorithms import ByKernel, make_algorithm
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Described, as_ndarray, describe, scalar_array
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -24,7 +24,7 @@ class DeviceAllreduce(ArrayReduction):
 
     Parameters
     ----------
-    context : Ground
+    context : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -43,7 +43,7 @@ class DeviceAllreduce(ArrayReduction):
 
     def __init__(
         self,
-        context: Ground,
+        context: Context,
         device: int,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],

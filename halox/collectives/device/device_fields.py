@@ -40,7 +40,7 @@ from halox.collectives.operations import (
 from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import Described, describe
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -69,7 +69,7 @@ class DeviceReductions:
 
     Parameters
     ----------
-    context : Ground
+    context : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -84,7 +84,7 @@ class DeviceReductions:
         By operation, shape and dtype.
     """
 
-    def __init__(self, context: Ground, device: int, find_layout: FindLayout) -> None:
+    def __init__(self, context: Context, device: int, find_layout: FindLayout) -> None:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
         self._of_host = HostReductions(context, device, find_layout)
@@ -246,7 +246,7 @@ class InTwoSteps:
 
     def __init__(
         self,
-        context: Ground,
+        context: Context,
         device: int,
         name: str,
         dtypes: Sequence[np.dtype[Any]],

@@ -42,11 +42,10 @@ from halox.errors import (
 )
 from halox.packing.strided_plan import Row, fill_region, region_dtype
 from halox.runtime.arrays import Described
-from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import PinnedBuffer
 from halox.runtime.gpu.pools import HOST_WORDS
@@ -67,7 +66,7 @@ _Laid = tuple[Any, Any, PreparedLaunch]
 class _Offer:
     """What a rank tells the others: its memory, and how it planned."""
 
-    handles: Mapping[Segment, bytes]
+    handles: Mapping[Allocation, bytes]
     place: DevicePlace
     signature: tuple[object, ...]
 
@@ -135,12 +134,13 @@ class _Meeting:
         self._partials = memory[place] + self.plan.partials_offset
 
     def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
-        return EarlyLaunch(
+        return PreparedLaunch(
             kernel(plan.function, plan.function, self._arena.device, plan.defines),
             plan.blocks,
             plan.threads,
             [*leading, self._argument],
             device=self._arena.device,
+            dependent=True,
         )
 
     def _enter(self, stream: Any) -> None:
@@ -218,7 +218,9 @@ class _Meeting:
         self._order.follow(stream)
         name, device = "allreduce_cancel", self._arena.device
         function = kernel(name, name, device, ())
-        launch = EarlyLaunch(function, 1, LEAST_THREADS, [self._argument], device=device)
+        launch = PreparedLaunch(
+            function, 1, LEAST_THREADS, [self._argument], device=device, dependent=True
+        )
         launch.launch(stream.ptr)
         self._failed[0] = MOST_RANKS + self._world.rank + 1
         self._is_told = True

@@ -36,7 +36,7 @@ from halox.collectives.operations import ELEMENTS, find_operation
 from halox.errors import HaloxError
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
-from halox.runtime.device_arena import DeviceArena, DeviceBlock, DevicePlace, Segment
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
@@ -130,7 +130,7 @@ class DeviceMoves:
 class _Offer:
     """What a rank tells the others: its memory, and the two events that it records."""
 
-    handles: Mapping[Segment, bytes]
+    handles: Mapping[Allocation, bytes]
     place: DevicePlace
     events: Mapping[int, bytes]
     signature: tuple[object, ...]
@@ -196,9 +196,9 @@ class TreeReduction:
             other: self._pool.opened(other, numbers[other])
             for other in {*tree[rank], *({0} - {rank})}
         }
-        self._packed = {child: self._link.gate("ipc_packed", [child]) for child in tree[rank]}
-        self._own_packed = self._link.gate("ipc_packed", [])
-        self._drained = self._link.gate("ipc_drained", [0] if rank else [])
+        self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
+        self._own_packed = self._link.flag("packed", [])
+        self._drained = self._link.flag("consumed", [0] if rank else [])
 
     def __call__(self, source: int, target: int) -> None:
         """Put a call on the current stream.
@@ -234,11 +234,11 @@ class TreeReduction:
             moves.combine(total, buffer, at)
         if self._to_parent is None:
             record(self._event, at)
-            self._drained.raise_to(self._epoch)
+            self._drained.signal(self._epoch)
         else:
             moves.copy(self._to_parent, total, at)
             record(self._event, at)
-            self._own_packed.raise_to(self._epoch)
+            self._own_packed.signal(self._epoch)
             self._drained.wait(self._epoch)
             wait(at, self._event_of[0])
         moves.copy(target, result, at)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
 from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class InRankOrder:
     """``host``: see the module. Collective to make."""
 
     def __init__(
-        self, context: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
         world = self._world = context.world
         what = operation, dtype, elements
@@ -149,7 +149,7 @@ class Hierarchical:
     """``hierarchical``: see the module. Collective to make."""
 
     def __init__(
-        self, context: Ground, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
         world = self._world = context.world
         what = operation, dtype, elements

@@ -16,7 +16,7 @@ from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch
 from halox.errors import as_halox_error
 from halox.runtime.arrays import as_ndarray, describe, scalar_array
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 
@@ -25,7 +25,7 @@ class HostAllreduce(ArrayReduction):
 
     Parameters
     ----------
-    context : Ground
+    context : Context
         The ranks.
     shape, dtype, op
         The same on all ranks; the operation has a meaning for the dtype.
@@ -34,7 +34,7 @@ class HostAllreduce(ArrayReduction):
 
     def __init__(
         self,
-        context: Ground,
+        context: Context,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         op: str,

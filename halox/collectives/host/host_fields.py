@@ -20,7 +20,7 @@ from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, 
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError, HaloxError, MismatchError, as_halox_error
 from halox.runtime.arrays import as_ndarray, describe
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, to_host
 from halox.values import shortened, shown
 
@@ -41,7 +41,7 @@ class HostFieldReduction:
 
     Parameters
     ----------
-    context : Ground
+    context : Context
         The ranks.
     name : {"sum", "min", "max", "norm", "dot"}
     dtypes : sequence of numpy.dtype
@@ -61,7 +61,7 @@ class HostFieldReduction:
     """
 
     def __init__(
-        self, context: Ground, name: str, dtypes: Sequence[np.dtype[Any]], layout: FieldLayout
+        self, context: Context, name: str, dtypes: Sequence[np.dtype[Any]], layout: FieldLayout
     ) -> None:
         self._world, self._name, self._layout = context.world, name, layout
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
@@ -131,7 +131,7 @@ class HostReductions:
 
     Parameters
     ----------
-    context : Ground
+    context : Context
         The ranks.
     device : int or None
         The grid's GPU, on which it returns results of what is no array.
@@ -146,7 +146,7 @@ class HostReductions:
         By shape, dtype and operation.
     """
 
-    def __init__(self, context: Ground, device: int | None, find_layout: FindLayout) -> None:
+    def __init__(self, context: Context, device: int | None, find_layout: FindLayout) -> None:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
         self._field_again, self._array_again = weak_call(self.field), weak_call(self.array)

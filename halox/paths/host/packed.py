@@ -1,4 +1,4 @@
-"""The ``host`` path, packed: NumPy arrays, packed into a carrier's buffers and unpacked from them."""
+"""Packed protocols of NumPy arrays: packed into transport buffers, and unpacked from them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from halox.packing.host import HostPacker
-from halox.paths.base import Channel, Job
-from halox.paths.buffers import Carrier
+from halox.paths.base import Carried, Channel, Job, Path
+from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
+from halox.paths.build import Build
+from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
+from halox.paths.node import NodeLink
 from halox.runtime.shared_memory import Bytes
 
 Move = tuple[Any, Any]
@@ -26,34 +29,74 @@ Moves = tuple[list[Move], list[Callable[[], None]]]
 
 
 class HostChannel(Channel):
-    """Moves NumPy arrays through a carrier's buffers."""
+    """Moves NumPy arrays through transport buffers."""
 
-    def __init__(self, job: Job, carrier: Carrier) -> None:
-        self._carrier = carrier
+    def __init__(self, job: Job, buffers: TransportBuffers) -> None:
+        self._buffers = buffers
         self._epoch = 0
-        self._pack = [_packing(job, row) for row in carrier.outgoing]
-        self._unpack = [_unpacking(job, row) for row in carrier.incoming]
+        self._pack = [_packing(job, row) for row in buffers.outgoing]
+        self._unpack = [_unpacking(job, row) for row in buffers.incoming]
         self._clear = clearing(job)
 
     def start(self) -> None:
         """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
-        self._carrier.open(epoch)
-        _make(self._pack[epoch % self._carrier.slots])
+        self._buffers.open(epoch)
+        _make(self._pack[epoch % self._buffers.slots])
         for call in self._clear:
             call()
-        self._carrier.post(epoch)
+        self._buffers.post(epoch)
 
     def finish(self) -> None:
         """Wait for what comes in and unpack it."""
         epoch = self._epoch
-        self._carrier.collect(epoch)
-        _make(self._unpack[epoch % self._carrier.slots])
-        self._carrier.release(epoch)
+        self._buffers.collect(epoch)
+        _make(self._unpack[epoch % self._buffers.slots])
+        self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the carrier."""
-        self._carrier.close()
+        """Close the buffers."""
+        self._buffers.close()
+
+    def free(self) -> None:
+        """Free the buffers."""
+        self._buffers.free()
+
+
+def packed_channels(
+    build: Build, path: Path, link: NodeLink | None, cut: Cutter = whole
+) -> list[Carried]:
+    """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
+
+    The peers' arrays may lie in another kind of memory than this rank's.
+    """
+    made = []
+    for protocol in ("shared", "mpi"):
+        job = build.job(path, protocol)
+        if not job.messages:
+            continue
+        buffers: TransportBuffers
+        if protocol == "shared" and link is not None:
+            buffers = SharedBuffers(build.context.arena, link, job.sends, job.receives, cut)
+        else:
+            buffers = RequestBuffers(
+                build.world,
+                job.sends,
+                job.receives,
+                build.mpi_tag,
+                pinned=build.device is not None,
+                cut=cut,
+                leftovers=build.context.leftovers,
+            )
+        channel: Channel
+        if build.device is None:
+            channel = HostChannel(job, buffers)
+        else:
+            from halox.paths.staged.channel import staged_channel
+
+            channel = staged_channel(build.world, job, buffers, build.device)
+        made.append(Carried(f"{path.name}/{protocol}", channel, job.messages))
+    return made
 
 
 def _make(moves: Moves) -> None:
@@ -116,14 +159,6 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
     The runs at both ends of a row lie in the same cache lines as the next row's: the low halo beside the cells that
     are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
     again; backwards, so are those of the last blocks of the copies before.
-
-    Parameters
-    ----------
-    copies : list of (target, source)
-    side : int
-        Which of the two is the array: the other is a packed buffer.
-    backwards : bool
-        Whether the last block comes first.
     """
     large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
     if len({len(copy[side]) for copy in large}) != 1:

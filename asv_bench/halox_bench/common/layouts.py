@@ -1,0 +1,181 @@
+"""Layouts as one would write them down for hand-written code, and their packing by NumPy slicing.
+
+They say the same as the datatype of a benchmark case, without the datatype engine: the baselines
+"by hand" work from them, and the tests hold the datatypes against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+RECORD = np.dtype({"names": list("dabc"), "formats": ["f8", "i4", "i4", "i1"], "itemsize": 24})
+"""A double, two ints and a char, as C lays them out: the 24-byte struct of Jenkins et al. 4.1."""
+
+PACKED_RECORD = np.dtype([("d", "f8"), ("a", "i4"), ("b", "i4"), ("c", "i1")])
+
+
+def _word_type(nbytes: int) -> str:
+    """Return a dtype of that many bytes which NumPy copies fast, where there is one."""
+    return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(nbytes, f"V{nbytes}")
+
+
+@dataclass(frozen=True)
+class Box:
+    """Equal runs at nested equal strides in one of a case's arrays.
+
+    Attributes
+    ----------
+    block_bytes : int
+        Contiguous bytes a run.
+    counts, strides : tuple of int
+        Runs and bytes a step at each level, outermost first; at most three levels.
+    offset : int
+        Bytes from the array's start to the first run.
+    array : int
+        Number of the array.
+    """
+
+    block_bytes: int
+    counts: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    array: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs."""
+        return prod(self.counts) * self.block_bytes
+
+    def word(self, *offsets: int) -> int:
+        """Widest word of up to 16 bytes for runs that also begin at these packed offsets."""
+        return gcd(16, self.block_bytes, self.offset, *self.strides, *offsets)
+
+    def view(self, memory: Bytes) -> npt.NDArray[np.generic]:
+        """View the runs as an array of words, shape ``counts + (words,)``."""
+        word = self.word()
+        shape = (*self.counts, self.block_bytes // word)
+        dtype = _word_type(word)
+        return np.ndarray(shape, dtype, memory.data, self.offset, (*self.strides, word))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes of one or several arrays, packed one after another."""
+
+    boxes: tuple[Box, ...]
+
+    @property
+    def word(self) -> int:
+        """Widest word of up to 16 bytes that all of them, packed, can be moved in."""
+        return gcd(16, *(box.word(at) for at, box in self.placed()))
+
+    def placed(self) -> Iterator[tuple[int, Box]]:
+        """Each box with its offset in the packed bytes."""
+        at = 0
+        for box in self.boxes:
+            yield at, box
+            at += box.nbytes
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy the runs into a packed buffer, by slicing."""
+        for at, box in self.placed():
+            view = box.view(arrays[box.array])
+            np.copyto(out[at : at + box.nbytes].view(view.dtype).reshape(view.shape), view)
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """The lower or upper triangle, diagonal included, of an n x n float64 matrix by columns."""
+
+    n: int
+    lower: bool
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy one column after another."""
+        columns = arrays[0][: 8 * self.n**2].view("f8").reshape(self.n, self.n)
+        packed, at = out.view("f8"), 0
+        for j in range(self.n):
+            part = columns[j, j:] if self.lower else columns[j, : j + 1]
+            packed[at : at + part.size] = part
+            at += part.size
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """Elements of one array by a list of their numbers, the list repeated ``count`` times.
+
+    Attributes
+    ----------
+    count : int
+        Repetitions, ``extent`` bytes apart.
+    array : int
+        Number of the array.
+    """
+
+    index: Int64Array
+    element_bytes: int
+    count: int = 1
+    extent: int = 0
+    array: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.index.size * self.element_bytes
+
+    @property
+    def word(self) -> int:
+        """Widest word of up to 8 bytes that the elements are made of."""
+        return gcd(8, self.element_bytes, self.extent)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathers:
+    """Gathers from one or several arrays, packed one after another."""
+
+    parts: tuple[Gather, ...]
+
+    def placed(self) -> Iterator[tuple[int, Gather]]:
+        """Each gather with its offset in the packed bytes."""
+        at = 0
+        for part in self.parts:
+            yield at, part
+            at += part.nbytes
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy the elements by NumPy's fancy indexing."""
+        for at, part in self.placed():
+            memory = arrays[part.array]
+            each = part.index.size * part.element_bytes
+            for item in range(part.count):
+                elements = memory[item * part.extent :]
+                elements = elements[: elements.size // part.element_bytes * part.element_bytes]
+                target = out[at + item * each : at + (item + 1) * each]
+                dtype = _word_type(part.element_bytes)
+                target.view(dtype)[...] = elements.view(dtype)[part.index]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Consecutive 24-byte structs, packed without their padding to 17 bytes each."""
+
+    count: int
+
+    def pack(self, arrays: Sequence[Bytes], out: Bytes) -> None:
+        """Copy field by field."""
+        records = arrays[0][: 24 * self.count].view(RECORD)
+        packed = out.view(PACKED_RECORD)
+        for name in PACKED_RECORD.names or ():
+            packed[name] = records[name]
+
+
+ByHand = Boxes | Triangle | Gathers | Records
+"""Whatever a hand-written packing routine exists for."""
