@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """How long to measure.
+    """Length of a measurement.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Timing:
 
 
 class Stage:
-    """Where a benchmark's calls run: this process's CPU, or one GPU with a stream for them.
+    """Processor of a benchmark's calls: this process's CPU, or one GPU with a stream for them.
 
     Parameters
     ----------
@@ -108,12 +108,6 @@ class Stage:
 
 class RanksClock:
     """Measures calls that all ranks of a communicator make.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    stage : Stage
-    timing : Timing, optional
 
     Notes
     -----
