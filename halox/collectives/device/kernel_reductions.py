@@ -272,7 +272,7 @@ class _Meeting:
             if self._failed[0] and not self._is_told:
                 warnings.warn(str(self._error()), stacklevel=2)
             self._failed.release()
-            HOST_WORDS.give_back(self._arena.device, self._failure)
+            HOST_WORDS.release(self._arena.device, self._failure)
             self._failure = None
         if self._block is not None:
             # A peer that is behind may still store into it.
