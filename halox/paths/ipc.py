@@ -299,7 +299,7 @@ class IpcMemory:
         if self._block is not None:
             self.arena.release(self._block)
             self._block = None
-        self.events.give_back(self._numbers)
+        self.events.release(self._numbers)
         self._numbers = []
 
 

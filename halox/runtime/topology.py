@@ -112,7 +112,7 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
             )
     if arena is not None and block is not None and events is not None:
         arena.release(block)
-        events.give_back(numbers)
+        events.release(numbers)
     gathered = world.gather((own, failures, silent), _SURVEYING)
     unmapped = {pair: why for _, found, _ in gathered for pair, why in found.items()}
     no_events = {pair: why for _, _, found in gathered for pair, why in found.items()}

@@ -100,7 +100,7 @@ class PeerChannel(Channel):
         assert side is not None
         self._order.synchronize()
         self.has_failed = self._failure.close(self._agreed.error)
-        SIDE_STREAMS.give_back(self._agreed.device, side)
+        SIDE_STREAMS.release(self._agreed.device, side)
 
     def free(self) -> None:
         """Give the memory back, when the peers' last launches have ended too."""

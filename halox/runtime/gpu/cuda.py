@@ -111,7 +111,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
     Raises
     ------
     FieldError
-        If it is an array that lies on several devices, or raises when asked where it lies.
+        If it is an array on several devices, or raises when asked for its device.
 
     Examples
     --------
