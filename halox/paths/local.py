@@ -20,7 +20,7 @@ from halox.paths.base import (
 )
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.packed import clearing, packer_of
+from halox.paths.host.packed import Call, clearing, packer_of
 from halox.paths.launches import clearing_of
 from halox.paths.messages import Part
 
@@ -66,7 +66,7 @@ class LocalHostChannel(Channel):
 
     def __init__(self, job: Job) -> None:
         self._moves: list[tuple[Any, Any]] = []
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[Call] = []
         for send, receive in _pairs(job):
             source = packer_of(job, send)
             target = packer_of(job, receive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ _LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure t
 _BLOCK_BYTES = 1 << 18
 
 
-Moves = tuple[list[Move], list[Callable[[], None]]]
+Call = Callable[[], object]
+
+Moves = tuple[list[Move], list[Call]]
 """Plain copies, and calls for what is none."""
 
 
@@ -34,8 +37,9 @@ class HostChannel(Channel):
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers = buffers
         self._epoch = 0
-        self._pack = [_packing(job, row) for row in buffers.outgoing]
-        self._unpack = [_unpacking(job, row) for row in buffers.incoming]
+        unpack = "add" if job.operation == "add" else "unpack"
+        self._pack = _by_slot(job, job.sends, buffers.outgoing, "pack")
+        self._unpack = _by_slot(job, job.receives, buffers.incoming, unpack)
         self._clear = clearing(job)
 
     def start(self) -> None:
@@ -108,49 +112,38 @@ def _make(moves: Moves) -> None:
         call()
 
 
-def _packing(job: Job, buffers: list[Bytes]) -> Moves:
-    copies: list[Move] = []
-    calls: list[Callable[[], None]] = []
-    for packer, piece in _pieces(job, job.sends, buffers):
-        packed = packer.packed_view(piece)
-        if packed is None:
-            calls.append(_call(packer.pack, piece))
-        else:
-            copies.append((packed, packer.view))
-    return _in_turns(copies, 1, backwards=False), calls
+def _by_slot(
+    job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
+) -> list[Moves]:
+    """Return for each slot, with its row of buffers, the moves that a packer's method stands for."""
+    packers = [[packer_of(job, part) for part in message.parts] for message in messages]
+    is_pack, found = method == "pack", []
+    for row in rows:
+        copies: list[Move] = []
+        calls: list[Call] = []
+        for message, of_parts, buffer in zip(messages, packers, row, strict=True):
+            for packer, offset in zip(of_parts, message.offsets, strict=True):
+                piece = buffer[offset : offset + packer.nbytes]
+                packed = None if method == "add" else packer.packed_view(piece)
+                if packed is None:
+                    calls.append(partial(getattr(packer, method), piece))
+                else:
+                    copies.append((packed, packer.view) if is_pack else (packer.view, packed))
+        found.append((_in_turns(copies, int(is_pack), backwards=not is_pack), calls))
+    return found
 
 
-def _unpacking(job: Job, buffers: list[Bytes]) -> Moves:
-    copies: list[Move] = []
-    calls: list[Callable[[], None]] = []
-    for packer, piece in _pieces(job, job.receives, buffers):
-        packed = packer.packed_view(piece)
-        if job.operation == "add":
-            calls.append(_call(packer.add, piece))
-        elif packed is None:
-            calls.append(_call(packer.unpack, piece))
-        else:
-            copies.append((packer.view, packed))
-    return _in_turns(copies, 0, backwards=True), calls
-
-
-def clearing(job: Job) -> list[Callable[[], None]]:
+def clearing(job: Job) -> list[Call]:
     """Return calls that set the job's ``cleared`` parts to zero."""
     return [
-        _call(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
+        partial(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8))
+        for part in job.cleared
     ]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:
     """Return the packer of a part of a message."""
     return HostPacker(job.arrays[part.array], part.datatype, part.count)
-
-
-def _pieces(job: Job, messages: tuple[Message, ...], buffers: list[Bytes]) -> Any:
-    """Yield a packer and its piece of the message's buffer for each part."""
-    for message, buffer in zip(messages, buffers, strict=True):
-        for part, offset in zip(message.parts, message.offsets, strict=True):
-            yield packer_of(job, part), buffer[offset : offset + part.nbytes]
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
@@ -177,10 +170,3 @@ def _lines_bytes(view: Any) -> int:
     apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
     run_bytes = view.shape[-1] * view.itemsize
     return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
-
-
-def _call(function: Callable[[Bytes], Any], argument: Bytes) -> Callable[[], None]:
-    def call() -> None:
-        function(argument)
-
-    return call
