@@ -101,13 +101,6 @@ measured on one H200 with 2, 4 and 8 ranks."""
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
     """Return what an algorithm for NumPy arrays is expected to take.
 
-    Parameters
-    ----------
-    name : {"host", "hierarchical"}
-    nbytes : int
-        Of a rank's array.
-    ranks, nodes : int
-
     Examples
     --------
     >>> predict_us("host", 8, 64, 8) > predict_us("hierarchical", 8, 64, 8)
@@ -123,15 +116,6 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
 
 def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1) -> float:
     """Return what an algorithm for arrays on GPUs is expected to take.
-
-    Parameters
-    ----------
-    name : str
-        One of DEVICE_ALGORITHMS.
-    nbytes, ranks, nodes : int
-        As of :func:`predict_us`.
-    sharers : int
-        Most ranks that use one GPU.
 
     Examples
     --------
@@ -192,18 +176,6 @@ def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
 def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
     """Choose an algorithm for NumPy arrays: the one asked for, or the one that is expected to be fastest.
 
-    Parameters
-    ----------
-    name : str or None
-        What was asked for.
-    nbytes, ranks, nodes
-        As of :func:`predict_us`.
-
-    Raises
-    ------
-    FieldError
-        If there is no such algorithm.
-
     Examples
     --------
     >>> choose(None, 8, 4, 1), choose(None, 8, 64, 8), choose(None, 8, 4, 4)
@@ -236,13 +208,7 @@ def rank_algorithms(
 
 
 def check_name(name: object, *, on_gpu: bool) -> None:
-    """Raise unless there is an algorithm of this name, or None.
-
-    Raises
-    ------
-    FieldError
-        If there is none; or none for where the arrays are.
-    """
+    """Raise unless there is an algorithm of this name, or None."""
     known = DEVICE_ALGORITHMS if on_gpu else HOST_ALGORITHMS
     if name is None or (isinstance(name, str) and name in known):
         return

@@ -43,17 +43,6 @@ _WAITING = "in an allreduce for the other ranks"
 class OrderedReduction:
     """Combines one-dimensional arrays of one length over a communicator.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The ranks, in the order in which their values are combined.
-    wait : callable
-        Waits for requests: `World.wait`.
-    operation : Operation
-    dtype : numpy.dtype
-    elements : int
-        Of each rank's array.
-
     Attributes
     ----------
     carries_errors : bool
@@ -90,25 +79,6 @@ class OrderedReduction:
     def __call__(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
         """Combine.
 
-        Parameters
-        ----------
-        source : ndarray or None
-            Contiguous; None if `carries_errors` and this rank has no good array.
-        target : ndarray or None
-            Contiguous; the same memory or disjoint. None along with ``source``.
-
-        Returns
-        -------
-        bool
-            Whether all ranks had a good array; if not, nothing has been written.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come.
-
-        Notes
-        -----
         Collective; blocks.
         """
         if self.carries_errors:

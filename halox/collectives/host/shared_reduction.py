@@ -143,20 +143,6 @@ class SharedReduction:
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
         """Combine, or raise on all ranks.
 
-        Parameters
-        ----------
-        moves : Moves or None
-            None with an error.
-        error : Exception or None
-            Why this rank cannot take part.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come, or an earlier call did not come to its end.
-
-        Notes
-        -----
         Collective over the world, which must be of one node if a rank may have an error. Blocks, but for moves.
         """
         if self._under_way:
@@ -238,23 +224,6 @@ def make_shared_reduction(
 ) -> SharedReduction | None:
     """Make a reduction of a node's ranks in shared memory.
 
-    Parameters
-    ----------
-    world : World
-    arena : SharedArena
-    operation, dtype, elements
-        What is reduced; the same on all ranks.
-    page_locked : bool
-        Whether GPUs are to read and write the memory.
-
-    Returns
-    -------
-    SharedReduction or None
-        None on all ranks of the node if there are no others, nothing to reduce, or too little shared memory, or if
-        some rank cannot page-lock it.
-
-    Notes
-    -----
     Collective over the ranks of the node; over the world if it is to be page-locked, which must be of one node then.
     """
     if not elements:
