@@ -35,7 +35,7 @@ _WIDE_PACKETS = 8 / 7  # bytes of them for a byte of data
 
 @dataclass(frozen=True)
 class Link:
-    """What a step of a collective costs: its latency, and GB/s of each node's share of the wire."""
+    """Cost of a step of a collective: its latency, and GB/s of each node's share of the wire."""
 
     step_us: float
     gb_per_s: float
@@ -85,7 +85,7 @@ class DeviceCosts:
 
 
 OWN_GPU = DeviceCosts()
-"""Where each rank has a GPU."""
+"""Costs where each rank has a GPU."""
 
 SHARED_GPU = DeviceCosts(
     tree_us=10.0,
@@ -94,7 +94,7 @@ SHARED_GPU = DeviceCosts(
     host_us=30.0,
     host_gb_per_s=90.0,
 )
-"""Where ranks share one, so that their kernels take turns, and their copies to and from the host share its link;
+"""Costs where ranks share one, so that their kernels take turns, and their copies to and from the host share its link;
 measured on one H200 with 2, 4 and 8 ranks."""
 
 
@@ -214,7 +214,7 @@ def check_name(name: object, *, on_gpu: bool) -> None:
         return
     if isinstance(name, str) and name in DEVICE_ALGORITHMS:
         raise FieldError(
-            f'algorithm {name!r} cannot be had: it is for arrays on GPUs (device="gpu"), and these are on the host'
+            f'algorithm {name!r} is not available: it is for arrays on GPUs (device="gpu"), and these are on the host'
         )
     raise FieldError(
         f"algorithm must be one of {', '.join(map(repr, known))}, or None for the fastest, got {shown(name)}"

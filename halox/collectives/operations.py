@@ -75,7 +75,7 @@ class Operation:
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to what all ranks' values come to; it may lie where the first rank's are."""
+        """Set a total to what all ranks' values come to; it may be where the first rank's are."""
         if self.of_truth or len(values) == 1:
             self.begin(total, values[0])
             for other in values[1:]:

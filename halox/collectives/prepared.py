@@ -29,7 +29,7 @@ MOST_ARRAYS = 32
 
 
 class Reduction(Protocol):
-    """What the ranks have made together for calls of one signature."""
+    """A reduction that the ranks have made together for calls of one signature."""
 
     def refuse(self, error: Exception) -> None:
         """Raise this rank's reason not to take part in a call, on the other ranks too."""

@@ -52,7 +52,7 @@ class DeviceAlgorithm(Protocol):
     captures: bool
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine what lies at two addresses, the same or of disjoint arrays, on the current stream; collective.
+        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
 
         Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
         is raised here, and a `MismatchError` on the other ranks at their next call.
@@ -122,7 +122,7 @@ class _Copies:
         source = self._source + start * values.itemsize
         _copy(values.ctypes.data, source, values.nbytes, self._stream)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the stream."""
         self._stream.synchronize()
 
@@ -249,7 +249,7 @@ def _failure(work: Callable[[], Any]) -> Exception | None:
 
 
 def why_no_kernels(world: World, topology: Topology) -> str | None:
-    """Why one kernel on each rank cannot reduce over all of them, None if it can; the same on all ranks."""
+    """Reason why one kernel on each rank cannot reduce over all of them, or None; the same on all ranks."""
     return _first_reason(world, topology.why_no_signals)
 
 
@@ -265,7 +265,7 @@ def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | 
 def why_not(
     world: World, topology: Topology, op: str, dtype: np.dtype[Any], elements: int
 ) -> dict[str, str]:
-    """Return why algorithms cannot be had, by name; the same on all ranks."""
+    """Return the reasons why algorithms are not available, by name; the same on all ranks."""
     found: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
     for name, planner in (("oneshot", plan_oneshot), ("reduce_scatter_allgather", plan_scattered)):
@@ -325,7 +325,7 @@ def make_algorithm(
     if wish is not None and wish in reasons:
         names = ", ".join(map(repr, possible))
         raise FieldError(
-            f"algorithm {wish!r} cannot be had: {reasons[wish]}; here are {names}, or None for the fastest"
+            f"algorithm {wish!r} is not available: {reasons[wish]}; here are {names}, or None for the fastest"
         )
     if not elements:
         return Nothing(), wish or "oneshot", reasons
@@ -340,7 +340,7 @@ def make_algorithm(
         except HaloxError as error:  # on all ranks
             reasons[name] = str(error)
             if name == wish or name == ranked[-1]:
-                raise FieldError(f"algorithm {name!r} cannot be had: {error}") from error
+                raise FieldError(f"algorithm {name!r} is not available: {error}") from error
     raise AssertionError("there is always a way through the host")
 
 

@@ -130,7 +130,7 @@ class DeviceAllreduce(ArrayReduction):
         super()._check(found, name)
         if found.device is not None and found.device != self._device:
             raise DeviceError(
-                f"{name} lies on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
+                f"{name} is on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
                 f"allocate under `with cupy.cuda.Device({self._device}):`"
             )
 

@@ -99,7 +99,7 @@ class DeviceReductions:
         if found.device != self._device:
             where = "the host" if found.device is None else f"GPU {found.device}"
             raise DeviceError(
-                f"out lies on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
+                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
         check_out(found, None, dtype)
         return as_device_array(out)

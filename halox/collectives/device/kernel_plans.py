@@ -1,4 +1,4 @@
-"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and where everything lies in the ranks' memory.
+"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and places of everything in the ranks' memory.
 
 No GPU is touched here. The parameters' layout is that of the C structs in ``kernels/allreduce_body.cu`` and
 ``kernels/allreduce_field.cu``; a test holds one against the other. Ranks whose kernels meet must plan alike, so plans
@@ -25,7 +25,7 @@ MOST_RANKS = 16
 """Ranks of a kernel, as in ``allreduce_body.cu``."""
 
 EPOCH_SHIFT = 20
-"""As there: a launch has fewer than 2**EPOCH_SHIFT turns."""
+"""Shift of the epoch in a state, as there: a launch has fewer than 2**EPOCH_SHIFT turns."""
 
 THREADS = 256
 """Threads of a block; fewer where there is less for them to do."""
@@ -85,7 +85,7 @@ PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """What the ranks must know to reduce by a kernel, apart from addresses.
+    """Plan of a reduction by a kernel, apart from addresses.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ReductionPlan:
         Parameters that it is compiled with.
     ranks : int
     elements : int
-        Of the array; 1 for a number of a field.
+        Of the array; 1 for a field reduction.
     chunks, chunk_elements : int
         Pieces in which blocks take turns, and elements of a rank's part of one (of a chunk, if it has no parts).
     threads, blocks : int
@@ -123,17 +123,17 @@ class ReductionPlan:
 
     @property
     def flags_offset(self) -> int:
-        """Where the flags lie."""
+        """Offset of the flags."""
         return self.slots * self.slot_bytes
 
     @property
     def state_offset(self) -> int:
-        """Where this rank's state lies, behind what peers write to."""
+        """Offset of this rank's state, behind what peers write to."""
         return _rounded(self.flags_offset + self.flag_bytes)
 
     @property
     def partials_offset(self) -> int:
-        """Where the blocks' results lie."""
+        """Offset of the blocks' results."""
         return self.state_offset + _ALIGNMENT
 
     @property
@@ -143,7 +143,7 @@ class ReductionPlan:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What all ranks must have alike for their kernels to understand one another."""
+        """Part of the plan that must be alike on all ranks."""
         shape = self.threads if self.chunk_elements == self.threads else 0
         return (
             self.function,
@@ -210,7 +210,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
 
 
 def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
-    """Plan the reduction of a medium array: everything to everybody, in wide packets.
+    """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
 
     Parameters, errors and notes as of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
     array.
@@ -223,7 +223,7 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
     """
     operation = _checked(dtype, op, ranks)
     if dtype.itemsize > 8:
-        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in wide packets")
+        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
     tiles = -(-elements * dtype.itemsize // TILE_DATA_BYTES)
     chunks = max(1, -(-tiles // warps))
@@ -287,8 +287,8 @@ def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> 
 
 
 @dataclass(frozen=True)
-class FieldReduction:
-    """A number of a field: how a cell counts, and what becomes of it.
+class FieldOperation:
+    """A field reduction: how a cell counts, and what the result becomes.
 
     Attributes
     ----------
@@ -324,18 +324,18 @@ class FieldReduction:
         return found.type(limits.max if self.op == "min" else limits.min)
 
 
-FIELD_REDUCTIONS: dict[str, FieldReduction] = {
-    "sum": FieldReduction("sum"),
-    "min": FieldReduction("min"),
-    "max": FieldReduction("max"),
-    "norm": FieldReduction("sum", "Square", "Root"),
-    "dot": FieldReduction("sum", "Product", has_other=True),
-    "squares": FieldReduction("sum", "Square"),
+FIELD_REDUCTIONS: dict[str, FieldOperation] = {
+    "sum": FieldOperation("sum"),
+    "min": FieldOperation("min"),
+    "max": FieldOperation("max"),
+    "norm": FieldOperation("sum", "Square", "Root"),
+    "dot": FieldOperation("sum", "Product", has_other=True),
+    "squares": FieldOperation("sum", "Square"),
 }
-"""Numbers of a field, by the name of the grid's method; "squares" are what "norm" is the root of."""
+"""Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
 
 
-def plan_number(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
+def plan_meeting(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
     """Plan what ranks need to meet for a number of any field of a dtype, by launches of :func:`plan_field`.
 
     Parameters, errors as of :func:`plan_field`.
@@ -350,17 +350,17 @@ def plan_value(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> Redu
     """
     found = FIELD_REDUCTIONS[name]
     return _planned_field(
-        FieldReduction(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
+        FieldOperation(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
     )
 
 
 def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch of a number of a whole field."""
+    """Plan the launch of a field reduction."""
     return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
 
 
 def _planned_field(
-    reduction: FieldReduction, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
+    reduction: FieldOperation, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
 ) -> ReductionPlan:
     # Cells that are added are added in 64 bits, so bools can be counted.
     _checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
@@ -433,7 +433,7 @@ def can_walk(field: Described, other: Described | None = None) -> bool:
 
 
 def check_aligned(field: Described) -> None:
-    """Raise unless a field's cells lie at multiples of what a GPU loads."""
+    """Raise unless a field's cells are at multiples of what a GPU loads."""
     part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
     strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
     if field.pointer % part or any(stride % part for stride in strides):

@@ -29,7 +29,7 @@ from halox.collectives.device.kernel_plans import (
     check_aligned,
     field_row,
     plan_field,
-    plan_number,
+    plan_meeting,
     plan_value,
 )
 from halox.errors import (
@@ -67,7 +67,7 @@ _Layout = tuple[Address, Address, PreparedLaunch]
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and how it planned."""
+    """Offer of a rank to the others: its memory, and how it planned."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -299,7 +299,7 @@ class KernelReduction(_Meeting):
 class FieldReduction(_Meeting):
     """A reduction of fields to one value; made by :func:`make_field_reduction`.
 
-    Ranks meet by its name and the dtype alone. How a rank's cells lie in memory is its own affair, so that a launch
+    Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
     for cells of other strides is laid out without the other ranks.
     """
 
@@ -308,7 +308,7 @@ class FieldReduction(_Meeting):
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
-        super().__init__(world, arena, plan_number(name, dtype, ranks, sms=self._sms))
+        super().__init__(world, arena, plan_meeting(name, dtype, ranks, sms=self._sms))
         self._launches: dict[object, _Layout] = {}
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:

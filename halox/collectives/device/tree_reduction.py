@@ -3,7 +3,7 @@
 For ranks whose kernels cannot wait for one another, such as those that share a GPU: as on the ``ipc`` path, the host
 never waits for the GPU, but only for flags which say that an event *has been recorded* (`halox.paths.ipc`). After
 Faraji and Afsahi 2014: the star is their shared buffer (3.1), in which rank 0 combines all; the binomial tree is their
-binomial reduce and broadcast (3.2). The directory of flags lies in the node's host memory, as theirs does.
+binomial reduce and broadcast (3.2). The directory of flags is in the node's host memory, as theirs does.
 
 Every rank has in its own memory a buffer for each of its children, and two for totals. In call e, rank r::
 
@@ -117,7 +117,7 @@ class DeviceMoves:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and the two events that it records."""
+    """Offer of a rank to the others: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace

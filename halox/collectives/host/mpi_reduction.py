@@ -29,7 +29,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of an array that are scattered at once: what bounds the memory beside it, and MPI's counts."""
 
 _LINE_BYTES = 64
-"""What arrays are aligned to, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
+"""Alignment of arrays, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
 elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
 
 HEAD_BYTES = _LINE_BYTES

@@ -59,7 +59,7 @@ class Moves(Protocol):
     def fetch(self, values: Array, start: int) -> None:
         """Begin to fill ``values`` with the array from ``start`` on."""
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all moves have ended."""
 
     def bring(self, values: Array, start: int) -> None:
@@ -78,7 +78,7 @@ class HostMoves:
         """Copy a piece of the array."""
         values[...] = self._source[start : start + len(values)]
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Do nothing: copies have ended when they return."""
 
     def bring(self, values: Array, start: int) -> None:
@@ -147,7 +147,7 @@ class SharedReduction:
         """
         if self._under_way:
             raise ExchangeTimeoutError(
-                f"an earlier call of this allreduce did not come to its end on rank {self._world.rank}, which has "
+                f"an earlier call of this allreduce did not end on rank {self._world.rank}, which has "
                 "waited for another rank or raised an error of its own; make another one"
             )
         slot = self._slot
@@ -156,7 +156,7 @@ class SharedReduction:
             try:
                 mine = self._mine[slot]
                 moves.fetch(mine, 0)
-                moves.settle()
+                moves.wait()
             except Exception as caught:
                 error = caught
         self._under_way = True
@@ -182,7 +182,7 @@ class SharedReduction:
             parts = [one[part] for one in values]
             self._operation.fold(parts[0], parts)
             if after is not None:
-                moves.settle()
+                moves.wait()
             self._meet(True)
             moves.bring(values[0][:length], start)
 
