@@ -21,6 +21,7 @@ from halox.paths.base import (
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.packed import clearing, packer_of
+from halox.paths.launches import clearing_of
 from halox.paths.messages import Part
 
 
@@ -105,12 +106,11 @@ class LocalDeviceChannel(Channel):
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        from halox.packing.device import Zeroing, launch_between
+        from halox.packing.device import launch_between
 
         pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
         self._launches: list[Any] = [launch_between(pairs, job.operation, device)]
-        if job.cleared:
-            self._launches.append(Zeroing([job.endpoint(part) for part in job.cleared], device))
+        self._launches += clearing_of(job, device)
 
     def start(self) -> None:
         """Put the kernel on the current stream."""

@@ -146,7 +146,7 @@ class Communicator:
 
     @property
     def failed(self) -> str:
-        """Why no further call can be made, empty while all is well."""
+        """The failure after which no further call can be made, empty while all is well."""
         return self.watch.failed
 
     @failed.setter

@@ -171,7 +171,7 @@ class FakeEvents:
     def opened(self, rank: int, number: int) -> int:
         return number
 
-    def give_back(self, numbers: Any) -> None:
+    def release(self, numbers: Any) -> None:
         pass
 
     def close(self) -> None:

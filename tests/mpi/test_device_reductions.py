@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -491,11 +492,13 @@ def python_calls(call: Callable[[], Any]) -> int:
 
     for _ in range(3):
         call()
+    gc.disable()  # finalizers of what earlier tests have left count as calls too
     sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 

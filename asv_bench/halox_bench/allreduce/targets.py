@@ -68,7 +68,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand; as of `measured`, collective."""
+    """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`."""
     return measured(Targets(comm).groups(), budget_s, progress, comm)
 
 

@@ -116,7 +116,7 @@ def measured(groups: Groups, budget_s: float, progress: Progress, comm: Any = No
     Returns
     -------
     list of dict
-        As of `figure`; where something could not be measured ``value`` and ``met`` are None, and ``failed`` says why.
+        Results of `figure`; if one could not be measured, ``value`` and ``met`` are None and ``failed`` is the reason.
     """
 
     def agreed(value: Any) -> Any:

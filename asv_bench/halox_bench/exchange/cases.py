@@ -189,7 +189,7 @@ class Piece:
 
 
 class Neighbourhood:
-    """What one rank exchanges with whom.
+    """Messages of one rank with its neighbours.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def _prime_factors(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for; an empty tuple leaves the choice to the benchmark.
+    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark.
 
     Attributes
     ----------

@@ -117,7 +117,7 @@ class Prepared(Methods[ExchangeRow]):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Give everything back, unless an error is on its way: other ranks may not come along then."""
+        """Release everything, unless an exception propagates: other ranks may not take part then."""
         self._stack.__exit__(*error)
 
     def _leave(self, kind: object, *_: object) -> None:
@@ -127,9 +127,6 @@ class Prepared(Methods[ExchangeRow]):
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan the exchange by a path."""
-        if chosen == "cuda_aware":
-            # Known once for the run; a grid of its own would have to find out again.
-            self.bench.need_gpu_aware()
         path: Any = {} if chosen is None else {"path": chosen}
         plan = self._grid.plan(*self.fields, corners=self.case.corners, **path)
         taken = paths_taken(plan.explain().rows, without=self.comm.rank)

@@ -72,7 +72,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand; as of `measured`, collective.
+    """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`.
 
     The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
     """

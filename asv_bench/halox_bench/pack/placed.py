@@ -45,7 +45,7 @@ class Placed:
     Raises
     ------
     DeviceError
-        If the memory cannot be had.
+        If the memory cannot be allocated.
     """
 
     def __init__(self, rig: Rig, case: Case) -> None:

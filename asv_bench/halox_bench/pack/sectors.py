@@ -1,4 +1,4 @@
-"""How many 32-byte sectors of memory a layout touches: what a GPU must move, whatever it packs."""
+"""Number of 32-byte sectors of memory that a layout touches: the least that a GPU must move."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them on a GPU; as of `measured`."""
+    """Measure all of them on a GPU; see `measured`."""
     return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
 
 

@@ -239,7 +239,7 @@ class TreeReduction:
         """Give memory and events back that no rank uses yet, or any more; local."""
         if self._block is not None:
             self._arena.release(self._block)
-            self._pool.give_back(self._numbers)
+            self._pool.release(self._numbers)
             self._block = None
 
 
