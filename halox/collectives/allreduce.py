@@ -176,7 +176,7 @@ class Allreduce:
         "hierarchical" for the stream. Calls on changing streams run one after the other, but those in captures.
         """
         if self._bind is not None:
-            prepared = self._launches.get((self.op, id(array), id(out)))
+            prepared = self._launches.get(("", id(array), id(out)))
             if prepared is not None:
                 if out is not None:
                     prepared[0]()
@@ -199,7 +199,7 @@ class Allreduce:
             guard.user = 0
         if self._bind is not None:
             bind = self._bind
-            self._prepared.prepare(self.op, (array,), out, lambda: bind(array, out))
+            self._prepared.prepare("", (array,), out, lambda: bind(array, out))
         return result
 
     def _made(self, wish: str | None) -> tuple[ArrayReduction, Callable[..., Launch | None] | None]:

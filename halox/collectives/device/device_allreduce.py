@@ -98,11 +98,12 @@ class DeviceAllreduce(ArrayReduction):
 
     def _plain(self, array: Any) -> Any:
         """Return an array of the GPU, or an aligned contiguous copy of it."""
-        if self._is_plain(array):
+        is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
+        if is_run and is_aligned:
             return array
-        if array.data.ptr % self._part == 0:
+        if is_aligned:
             return array.copy(order="C")
-        if not array.flags.c_contiguous:
+        if not is_run:
             raise FieldError(
                 f"array: its address is no multiple of {self._part} bytes, and it is no contiguous run either; copy it "
                 "first"
