@@ -50,6 +50,7 @@ class FieldLayouts:
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
         self._by_array: dict[int, tuple[weakref.ref[Any], Any, FieldLayout]] = {}
         self._declared: dict[Hashable, tuple[weakref.ref[Any], FieldLayout, int]] = {}
+        self._own: dict[int, tuple[weakref.ref[Any]]] = {}
         self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -71,6 +72,8 @@ class FieldLayouts:
         """Keep the layout of a field in new memory, and which of the grid's fields it is."""
         self._declare(describe(array), array, layout, number)
         self._remember(array, layout)
+        root = owner(array)
+        _watch(self._own, id(root), root)
 
     def declare(self, array: Any, layout: FieldLayout) -> None:
         """Keep the layout of a field, and forget what was concluded from another one.
@@ -114,14 +117,42 @@ class FieldLayouts:
             return self._look_up(array, describe(array, "field"))
         return entry[2]
 
-    def number(self, array: Any) -> int:
+    def number(self, found: Described) -> int:
         """Return which of the grid's fields an array is, the same on all ranks; 0 if the grid did not make it."""
-        entry = self._declared.get(_field(describe(array)))
+        entry = self._declared.get(_field(found))
         return 0 if entry is None else entry[2]
 
-    def keys(self, arrays: Sequence[Any]) -> Hashable:
+    def read(self, array: Any) -> tuple[Described, FieldLayout]:
+        """Describe an array and return its layout; errors as of `find`."""
+        found = describe(array, "field")
+        return found, self._look_up(array, found)
+
+    def is_own(self, array: Any) -> bool:
+        """Whether an array lies in memory of a field that the grid made."""
+        root = owner(array)
+        entry = self._own.get(id(root))
+        return entry is not None and entry[0]() is root
+
+    def key(self, arrays: Sequence[Any]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))
+
+    def shared_key(self, arrays: Sequence[Any]) -> tuple[Hashable, list[Described]] | None:
+        """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
+
+        None where a plan must be these arrays' own: of the grid's own fields, on a GPU, or read-only.
+        """
+        layouts, described = [], []
+        for array in arrays:
+            found = describe(array)
+            if not found.writable or found.device is not None or self.is_own(array):
+                return None
+            steps = found.strides
+            if 1 in found.shape:  # nobody takes a step along such an axis
+                steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
+            layouts.append((id(self._layout(array, found)), found.dtype, steps))
+            described.append(found)
+        return tuple(layouts), described
 
     def check_place(self, found: Described) -> None:
         """Refuse an array on another device than the grid's fields.
@@ -146,12 +177,13 @@ class FieldLayouts:
 
     def _key(self, array: Any) -> Hashable:
         found = describe(array)
-        field = _field(found)
-        declared = self._declared.get(field)
+        layout = self._layout(array, found)
+        return id(owner(array)), _field(found), found.writable, id(layout)
+
+    def _layout(self, array: Any, found: Described) -> FieldLayout:
+        declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
-        if layout is None:
-            layout = self._look_up(array, found)
-        return id(owner(array)), field, found.writable, id(layout)
+        return self._look_up(array, found) if layout is None else layout
 
     def _look_up(self, array: Any, found: Described) -> FieldLayout:
         self.check_place(found)

@@ -200,7 +200,7 @@ class Grid:
         self.rank_shape: tuple[int, ...] = self._decomposition.rank_shape(self.rank)
         self.owned: tuple[slice, ...] = self._layout.owned
         self._layouts = FieldLayouts(self._decomposition, self.rank, self.halo, self.device_id)
-        self._plans = PlanCache(self._layouts.keys)
+        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
         self.xp: Any = array_module(self.device_id)
@@ -511,10 +511,8 @@ class Grid:
             )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            layouts = [self.layout(field) for field in fields]
-            for field, layout in zip(fields, layouts, strict=True):
-                found = describe(field)
-                self._layouts.check_place(found)
+            read = [self._layouts.read(field) for field in fields]
+            for found, layout in read:
                 if not found.writable:
                     raise FieldError("field is read-only; its halo cannot be filled")
                 if operation == "add" and found.dtype.kind not in "iufc":
@@ -522,13 +520,23 @@ class Grid:
                         f"accumulate has no meaning for dtype {found.dtype}; use numbers"
                     )
                 layout.check_widths()
+            described, layouts = zip(*read, strict=True)
             if operation == "add":
-                check_apart([describe(field) for field in fields])
+                check_apart(described)
             drafted = halo_draft(
-                fields, layouts, operation=operation, corners=with_corners, device=self.device_id
+                fields,
+                described,
+                layouts,
+                operation=operation,
+                corners=with_corners,
+                device=self.device_id,
             )
-            numbers = tuple(map(self._layouts.number, fields))
-            return replace(drafted, numbers=numbers, specs=tuple(str(x.spec) for x in layouts))
+            return replace(
+                drafted,
+                numbers=tuple(map(self._layouts.number, described)),
+                specs=tuple(str(layout.spec) for layout in layouts),
+                floats=not keep and not any(map(self._layouts.is_own, fields)),
+            )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         return self._make_plan(draft, keep=keep, path=path, call=call)

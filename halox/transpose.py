@@ -20,10 +20,10 @@ from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, Misma
 from halox.exchange.cache import PlanCache
 from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
-from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
+from halox.exchange.transpose import Side, memory_order, transpose_draft
 from halox.grid import Grid
 from halox.notebook import html_table
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import one_thread
 from halox.values import as_bool
 
@@ -102,7 +102,7 @@ class Transpose:
         self._path = path
         self._closed = False
         a, b = grid_a._layouts, grid_b._layouts
-        self._plans = PlanCache(lambda arrays: (a.keys(arrays[:1]), b.keys(arrays[1:])))
+        self._plans = PlanCache(lambda arrays: (a.key(arrays[:1]), b.key(arrays[1:])))
         a.watch(self._plans)
         b.watch(self._plans)
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()

@@ -56,9 +56,9 @@ def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
     DatatypeError
         If ``values`` is not a sequence of integers.
     """
-    if type(values) is tuple and set(map(type, values)) == {int}:
-        if -LARGEST <= min(values) and max(values) <= LARGEST:
-            return values
+    are_ints = type(values) is tuple and set(map(type, values)) == {int}
+    if are_ints and max(values) <= LARGEST and min(values) >= -LARGEST:
+        return tuple(values)
     items = as_list(values)
     if items is None:
         raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")

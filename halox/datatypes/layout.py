@@ -143,8 +143,10 @@ class StridedBlocks(Layout):
                 levels.append((count, stride))
         if not block_bytes:
             return EMPTY
-        form = tuple(zip(*reversed(levels), strict=True)) or ((), ())
-        return StridedBlocks(offset, *form, block_bytes)
+        if not levels:
+            return StridedBlocks(offset, (), (), block_bytes)
+        steps, distances = zip(*reversed(levels), strict=True)
+        return StridedBlocks(offset, steps, distances, block_bytes)
 
     @property
     def n_blocks(self) -> int:

@@ -96,7 +96,7 @@ def _build(datatype: Tree, olds: list[MPI.Datatype], mpi: Any) -> MPI.Datatype:
     elif name == "slab":
         made = _slab(arguments, olds[0])
     elif name in ("vector", "hvector"):
-        made = _vector(*arguments[:2], _byte_stride(datatype), olds[0])
+        made = _vector(arguments[0], arguments[1], _byte_stride(datatype), olds[0])
     else:
         if name == "subarray":
             arguments[3] = {"C": mpi.ORDER_C, "F": mpi.ORDER_FORTRAN}[arguments[3]]

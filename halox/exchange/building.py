@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from halox.errors import HaloxError
 from halox.exchange.draft import Draft
 from halox.exchange.measuring import Cargo
 from halox.exchange.report import Key
@@ -22,6 +23,7 @@ from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.paths.peer.channel import make_peer_channel
 from halox.paths.staged.channel import staged_channel
+from halox.runtime.arrays import Described, HostArray
 
 _FIRST_TAG = 16
 _TAGS_PER_PLAN = 256
@@ -35,8 +37,8 @@ class Builder:
     ----------
     surroundings : Surroundings
     draft : Draft
-    arrays : sequence of array
-        The draft's, as views that do not keep them alive.
+    arrays : sequence of HostArray or Described
+        The draft's, borrowed.
     routes : mapping
         For each message, by its key, its route and what its other end said.
     number : int
@@ -52,7 +54,7 @@ class Builder:
         self,
         surroundings: Surroundings,
         draft: Draft,
-        arrays: Sequence[Any],
+        arrays: Sequence[HostArray] | Sequence[Described],
         routes: Mapping[Key, tuple[Route, End]],
         number: int,
     ) -> None:
@@ -62,12 +64,16 @@ class Builder:
         self._copied = False
         """Whether the peer path's kernel moves this rank's messages to itself."""
 
-    def channels(self) -> list[tuple[Channel, Cargo | None]]:
-        """Make all channels; collective over all ranks."""
+    def channels(self, error: HaloxError | None = None) -> list[tuple[Channel, Cargo | None]]:
+        """Make all channels, or raise on all ranks if one has an error; collective over all ranks.
+
+        Sets ``needs_host`` and ``is_movable``: whether some channel of any rank needs the host, and whether all can
+        work on other arrays of the same layout.
+        """
         world = self.surroundings.world
         paths = {route.path for route, _ in self.routes.values()}
         mine = {"peer": "peer" in paths, "ipc": "ipc" in paths, "link": bool(self._near())}
-        said = world.gather(mine, _BUILDING)
+        said = world.gather(mine, _BUILDING, error)
         self._wanted = {
             "peer": any(one["peer"] for one in said),
             "ipc": any(one["ipc"] for one in said),
@@ -77,7 +83,9 @@ class Builder:
         link = self._link()
         ipc = self._ipc(link)
 
-        def made() -> list[tuple[Channel, Cargo | None]]:
+        channels: list[tuple[Channel, Cargo | None]] = []
+
+        def made() -> tuple[bool, bool]:
             found = (
                 # Kernels that wait for other ranks come first: what other channels do on the host can then go on.
                 ("peer", peer),
@@ -89,10 +97,13 @@ class Builder:
                 ("mpi", self._carried("mpi", link)),
                 ("cuda_aware", self._cuda_aware()),
             )
-            return [(c, self._cargo(name)) for name, c in found if c is not None]
+            channels.extend((c, self._cargo(name)) for name, c in found if c is not None)
+            return any(c.needs_host for c, _ in channels), all(c.is_movable for c, _ in channels)
 
         # Page-locking and compiling can fail on one rank alone.
-        channels: list[tuple[Channel, Cargo | None]] = world.guarded(made, _BUILDING)
+        made_by = world.gather_result(made, _BUILDING)
+        self.needs_host = any(needs_host for needs_host, _ in made_by)
+        self.is_movable = all(is_movable for _, is_movable in made_by)
         return channels
 
     def _cargo(self, name: str) -> Cargo | None:
@@ -247,12 +258,10 @@ class _LinkKeeper(Channel):
         self._link = link
 
     needs_host = False
+    is_movable = True
 
-    def start(self) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
+    def views(self, memories: Sequence[memoryview]) -> None:
+        """Need none."""
 
     def free(self) -> None:
         """Give the block back."""

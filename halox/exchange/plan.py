@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from typing import Any, NoReturn, Protocol
 
 from halox.errors import ClosedError, StateError
@@ -12,12 +13,15 @@ from halox.exchange.measuring import Stopwatch
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
-from halox.runtime.arrays import owner
+from halox.runtime.arrays import Described, memory_at, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard
 
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
+
+Bound = list[object]
+"""Views of the arrays that a plan works on, for each of its movable channels."""
 
 
 class LetGo(Protocol):
@@ -92,14 +96,21 @@ class Plan:
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
-        self._starts = (*counted, *(channel.start for channel in channels))
-        self._starts_at_once = (*counted, *(channel.start_at_once for channel in channels))
-        self._finishes = tuple(channel.finish for channel in channels)
+        # Steps of channels that do nothing in them are left out.
+        starts = [c for c in channels if type(c).start is not Channel.start]
+        self._starts = (*counted, *(channel.start for channel in starts))
+        self._starts_at_once = (*counted, *map(_start_at_once, starts))
+        self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
+        self._movable = tuple(channel for channel in channels if channel.is_movable)
+        # Of each array: the bytes before its first element, and all.
+        self._spans: list[tuple[int, int]] = []
+        self.bound: Bound | None = None
+        self.floats = False
         self._report = report
         self._stopwatch = stopwatch
         self._check_open = check_open
         self._guard = guard
-        self.arrays: tuple[Any, ...] = ()
+        self.arrays: tuple[object, ...] = ()
         sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
         self.bytes_sent = sum(m.nbytes for m in sent)
         self.messages_sent = len(sent)
@@ -136,6 +147,29 @@ class Plan:
             ):  # what is no array of NumPy's or CuPy's may not let itself be watched
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
+
+    def move(self, bound: Bound | None) -> None:
+        """Work on other arrays of the same layout from the next exchange on."""
+        if bound is not None:
+            for channel, views in zip(self._movable, bound, strict=True):
+                channel.bind(views)
+        self.bound = bound
+
+    def views(self, described: Sequence[Described]) -> Bound | None:
+        """Return what `move` takes to work on some arrays; None if these must not be exchanged together."""
+        adds = len(described) > 1 and self._report.operation != "exchange"
+        if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
+            return None
+        spans = self._spans
+        if not spans:
+            for found in described:
+                before, behind = span(found.shape, found.strides, found.dtype.itemsize)
+                spans.append((before, before + behind))
+        memories = [
+            memory_at(found.pointer - before, nbytes)
+            for found, (before, nbytes) in zip(described, spans, strict=True)
+        ]
+        return [channel.views(memories) for channel in self._movable]
 
     def start(self) -> None:
         """Begin an exchange.
@@ -335,6 +369,11 @@ def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
     if life.state != _READY or any(channel.has_failed for channel in channels):
         life.fail()
     let_go(backwards, life.arrays)
+
+
+def _start_at_once(channel: Channel) -> Callable[[], None]:
+    has_own = type(channel).start_at_once is not Channel.start_at_once
+    return channel.start_at_once if has_own else channel.start
 
 
 def _raise_closed() -> None:

@@ -198,7 +198,7 @@ def wished_path(path: str | None) -> str | None:
 def describe_end(
     message: Message,
     arrays: Sequence[Any],
-    arena: SharedArena,
+    arena: SharedArena | None,
     node: int,
     rank: int = 0,
     device_arena: DeviceArena | None = None,
@@ -219,7 +219,7 @@ def describe_end(
         "host" if on_host else "gpu",
         message.block_bytes,
         message.signatures,
-        window_of(message, arrays, arena) if on_host else None,
+        window_of(message, arrays, arena) if on_host and arena is not None else None,
         rank,
         word,
         exported,

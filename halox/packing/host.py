@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.runtime.arrays import as_ndarray, owner, strided_view
+from halox.runtime.arrays import HostArray, as_ndarray, borrow
 
 Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
@@ -23,6 +23,7 @@ _LARGEST_ELEMENT = 1024
 _LONG_BLOCK = 4096
 # Words of index kept between calls (32 MiB); longer indices are made piece by piece each time.
 _KEPT_INDEX = 1 << 22
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class HostPacker:
@@ -32,7 +33,7 @@ class HostPacker:
 
     Parameters
     ----------
-    array : ndarray
+    array : ndarray or HostArray
         Host array of any dtype and strides, or a view; also another library's that offers DLPack.
         Displacements count from its first element ``[0, ..., 0]`` and may leave the view, but not
         the memory of the array it is a view of.
@@ -59,7 +60,7 @@ class HostPacker:
 
     Notes
     -----
-    Not collective. Holds a reference to the array; blocks until the bytes are copied.
+    Not collective. Holds a reference to the array, if it is not borrowed; blocks until the bytes are copied.
 
     Examples
     --------
@@ -72,7 +73,9 @@ class HostPacker:
     array([1, 5, 9], dtype=int32)
     """
 
-    def __init__(self, array: npt.NDArray[Any], datatype: Datatype, count: int = 1) -> None:
+    def __init__(
+        self, array: npt.NDArray[Any] | HostArray, datatype: Datatype, count: int = 1
+    ) -> None:
         count = count_of("count", count)
         layout = datatype.items(count)
         first, stop = datatype.reach(count)
@@ -85,7 +88,8 @@ class HostPacker:
         self._copier: _Copier
         strided = layout.strided
         if strided is not None:
-            self.view = _block_view(self._memory, strided.shifted(-first))
+            shape, word, offset, strides = block_view(strided)
+            self.view = np.ndarray(shape, word, self._memory.data, offset - first, strides)
             self._copier = _Strided(self.view)
         else:
             blocks = layout.block_list().shifted(-first)
@@ -284,7 +288,8 @@ class _Adder:
         layout = datatype.items(count)
         strided = layout.strided
         if strided is not None and not strided.overlaps:
-            self._view = strided_view(memory, -first, strided, dtype)
+            shape, _, offset, strides = element_view(strided, dtype)
+            self._view = np.ndarray(shape, dtype, memory.data, offset - first, strides)
             return
         blocks = layout.block_list().shifted(-first)
         # Elements may start at any byte: index an array of elements that overlap each other, at
@@ -355,43 +360,54 @@ class _Region:
         }
 
 
-def _memory(array: npt.NDArray[Any], first: int, stop: int) -> Bytes:
+def _memory(array: npt.NDArray[Any] | HostArray, first: int, stop: int) -> Bytes:
     """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
-    array = as_ndarray(array)
-    if not isinstance(array, np.ndarray):
-        raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
-        raise FieldError("a masked array has a mask that does not travel; pass its .data")
-    if array.dtype.hasobject:
-        raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")
-    origin = array.__array_interface__["data"][0]
-    low, high = _reach(owner(array))
-    if origin + first < low or origin + stop > high:
+    if isinstance(array, HostArray):
+        check_inside(array.reach, first, stop)
+        return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
+    found = borrow(array)
+    check_inside(found.reach, first, stop)
+    return np.asarray(_Region(as_ndarray(array), found.pointer + first, stop - first))
+
+
+def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
+    """Refuse bytes outside an array's memory, all counted from its first element.
+
+    Raises
+    ------
+    FieldError
+        Names both ranges.
+    """
+    if first < reach[0] or stop > reach[1]:
         raise FieldError(
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "
-            f"its memory holds bytes {low - origin} to {high - origin}"
+            f"its memory holds bytes {reach[0]} to {reach[1]}"
         )
-    return np.asarray(_Region(array, origin + first, stop - first))
 
 
-def _reach(array: npt.NDArray[Any]) -> tuple[int, int]:
-    """First address of an array's memory, and the one behind its last."""
-    low = high = array.__array_interface__["data"][0]
-    if not array.size:
-        return low, high
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        low += min(0, (size - 1) * stride)
-        high += max(0, (size - 1) * stride)
-    return low, high + array.itemsize
+class View(NamedTuple):
+    """A strided view of memory, as `numpy.ndarray` makes it: relative to an array's first element."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    strides: tuple[int, ...]
 
 
-def _block_view(memory: Bytes, blocks: StridedBlocks) -> npt.NDArray[Any]:
-    """Strided view of regular blocks: one element a block, or long blocks as words."""
+def block_view(blocks: StridedBlocks) -> View:
+    """View regular blocks: one element a block, or long blocks as words."""
     block = blocks.block_bytes
-    if block in (1, 2, 4, 8):
-        word = np.dtype(f"u{block}")
+    if block in _WORDS:
+        word = _WORDS[block]
     elif 0 < block <= _LARGEST_ELEMENT:
         word = np.dtype(f"V{block}")
     else:
-        word = np.dtype(f"u{gcd(block, 8)}")
-    return strided_view(memory, 0, blocks, word)
+        word = _WORDS[gcd(block, 8)]
+    return element_view(blocks, word)
+
+
+def element_view(blocks: StridedBlocks, dtype: np.dtype[Any]) -> View:
+    """View regular blocks as elements of a dtype whose size divides theirs."""
+    size = dtype.itemsize
+    shape, strides = (*blocks.counts, blocks.block_bytes // size), (*blocks.strides, size)
+    return View(shape, dtype, blocks.offset, strides)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +17,8 @@ class Job:
 
     Attributes
     ----------
-    arrays : sequence of array
-        The plan's arrays, on the host or on this rank's GPU.
+    arrays : sequence of HostArray or Described
+        The plan's arrays, borrowed: on the host or on this rank's GPU.
     sends, receives : tuple of Message
         Messages of this path, in the order of (peer, tag).
     operation : {"copy", "add"}
@@ -39,7 +38,7 @@ class Job:
         return tuple(part for message in self.sends for part in message.parts)
 
 
-class Channel(ABC):
+class Channel:
     """All messages of one plan that go one path.
 
     Notes
@@ -54,6 +53,8 @@ class Channel(ABC):
     ----------
     needs_host : bool
         Whether the host takes part in an exchange, beyond launching kernels.
+    is_movable : bool
+        Whether the channel can work on other arrays of the same layout, by `views` and `bind`.
     has_ended : bool
         Whether nothing that this rank has begun is under way any more. Asked once it is closed.
     has_failed : bool
@@ -61,13 +62,13 @@ class Channel(ABC):
     """
 
     needs_host = True
+    is_movable = False
     has_ended = True
     has_failed = False
 
-    def check(self) -> None:  # noqa: B027 - most paths can always begin
+    def check(self) -> None:
         """Raise if an exchange cannot begin as things are; nothing has begun yet."""
 
-    @abstractmethod
     def start(self) -> None:
         """Begin one exchange: send what this rank has to send."""
 
@@ -75,12 +76,17 @@ class Channel(ABC):
         """Begin one exchange that `finish` ends without other work in between."""
         self.start()
 
-    @abstractmethod
     def finish(self) -> None:
         """End it: everything received is in place."""
 
-    def close(self) -> None:  # noqa: B027 - most paths keep nothing
+    def views(self, memories: Sequence[memoryview]) -> object:
+        """Return views of other arrays of the same layout, for `bind`; local, of a movable channel alone."""
+
+    def bind(self, views: Any) -> None:
+        """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
+
+    def close(self) -> None:
         """End it, and give back what no other rank reaches; local."""
 
-    def free(self) -> None:  # noqa: B027 - most paths share nothing
+    def free(self) -> None:
         """Give back what other ranks reached, when all have closed it; local."""

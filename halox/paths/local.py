@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
-from halox.packing.host import HostPacker
+from halox.packing.host import HostPacker, View
 from halox.paths.base import Channel, Job
-from halox.paths.host.packed import clearing, packer_of
+from halox.paths.host.packed import Move, add_all, copy_all, located, packer_of, places_of, views_of
 from halox.paths.messages import Part
+from halox.runtime.arrays import HostArray
 
 
 def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
@@ -27,31 +29,61 @@ class LocalHostChannel(Channel):
     """
 
     def __init__(self, job: Job) -> None:
-        self._moves: list[tuple[Any, Any]] = []
+        pairs, adds = [*_pairs(job)], job.operation == "add"
+        sources = places_of((send for send, _ in pairs), values=adds)
+        targets = places_of((receive for _, receive in pairs), values=adds)
+        cleared = places_of(job.cleared)
+        self._take = add_all if adds else copy_all
         self._calls: list[Callable[[], None]] = []
-        for send, receive in _pairs(job):
-            source = packer_of(job, send)
-            target = packer_of(job, receive)
-            if job.operation == "copy" and _alike(source, target):
-                self._moves.append((target.view, source.view))
-            else:
-                self._calls.append(_through_buffer(source, target, job.operation))
-        self._calls += clearing(job)
+        self._moves: tuple[list[Move], list[Move]] = [], []
+        if (
+            sources is not None
+            and targets is not None
+            and cleared is not None
+            and all(_alike(a.view, b.view) for a, b in zip(sources, targets, strict=True))
+        ):
+            self.is_movable = True
+            arrays = cast(Sequence[HostArray], job.arrays)
+            self._sources, self._targets = located(sources, arrays), located(targets, arrays)
+            self._cleared = located(cleared, arrays)
+            self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
+            self.bind(self.views([array.memory for array in arrays]))
+            return
+        for send, receive in pairs:
+            source, target = packer_of(job, send), packer_of(job, receive)
+            self._calls.append(_through_buffer(source, target, job.operation))
+        for part in job.cleared:
+            packer, zeros = packer_of(job, part), np.zeros(part.nbytes, np.uint8)
+            self._calls.append(partial(packer.unpack, zeros))
+
+    def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
+        """Return views of other arrays, and what to copy between them."""
+        sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
+        moves = [*zip(targets, sources, strict=True)]
+        if not self._cleared:
+            return moves, []
+        return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
+
+    def bind(self, views: tuple[list[Move], list[Move]]) -> None:
+        """Work on the arrays of these views."""
+        self._moves = views
 
     def start(self) -> None:
         """Copy everything."""
-        for target, source in self._moves:
-            np.copyto(target, source)
+        moves, cleared = self._moves
+        self._take(moves)
+        if cleared:
+            copy_all(cleared)
         for call in self._calls:
             call()
 
-    def finish(self) -> None:
-        """Do nothing: `start` has done it."""
+    def close(self) -> None:
+        """Let go of the arrays."""
+        self._moves, self._calls = ([], []), []
 
 
-def _alike(source: HostPacker, target: HostPacker) -> bool:
-    a, b = source.view, target.view
-    return a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
+def _alike(a: View, b: View) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> Callable[[], None]:
@@ -85,6 +117,3 @@ class LocalDeviceChannel(Channel):
         """Put the kernel on the current stream."""
         for launch in self._launches:
             launch.launch()
-
-    def finish(self) -> None:
-        """Do nothing: what `start` put on the stream is enough."""

@@ -25,7 +25,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.runtime.arena import Place, SharedArena
-from halox.runtime.arrays import WORDS, common_word, describe, strided_view
+from halox.runtime.arrays import WORDS, common_word, strided_view
 from halox.runtime.waiting import UNDER_WAY
 
 
@@ -96,7 +96,7 @@ class DirectChannel(Channel):
 
     @staticmethod
     def _move(job: Job, arena: SharedArena, part: Any, place: Place, layout: StridedBlocks) -> Any:
-        own = describe(job.arrays[part.array]).pointer
+        own = job.arrays[part.array].pointer
         own_place = arena.locate(own + part.datatype.true_lb, own + part.datatype.true_ub)
         target_layout = part.datatype.strided
         if own_place is None:
