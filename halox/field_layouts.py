@@ -1,5 +1,8 @@
 """Layouts of a grid's fields: declared, or read from an array's shape.
 
+A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
+alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout.
+
 A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
 describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
 which ranks, makes no difference.
@@ -51,6 +54,7 @@ class FieldLayouts:
         self._by_array: dict[int, tuple[weakref.ref[Any], Any, FieldLayout]] = {}
         self._declared: dict[Hashable, tuple[weakref.ref[Any], FieldLayout, int]] = {}
         self._own: dict[int, tuple[weakref.ref[Any]]] = {}
+        self._known: dict[FieldLayout, None] = {}
         self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -95,10 +99,7 @@ class FieldLayouts:
         before = self._declared.get(_field(found))
         self._declare(found, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
-            # Other arrays may be the same field.
-            self._by_array.clear()
-            for cache in self._caches:
-                cache.forget()
+            self._look_again()  # other arrays may be the same field
         self._remember(array, layout)
 
     def find(self, array: Any) -> FieldLayout:
@@ -190,13 +191,33 @@ class FieldLayouts:
         declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
         if layout is None:
-            spec = infer_spec(self._decomposition, self._rank, found.shape, self._halo)
-            layout = self._by_shape[found.shape] = self.of(spec)
+            layout = self._by_shape[found.shape] = self._inferred(found.shape)
         self._remember(array, layout)
         return layout
 
+    def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
+        """Read a shape: as the grid's halo has it, or as the one declared layout that gives it."""
+        try:
+            return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
+        except FieldError:
+            known = [layout for layout in self._known if layout.padded_shape == shape]
+            if len(known) != 1:
+                raise
+            return known[0]
+
     def _declare(self, found: Described, array: Any, layout: FieldLayout, number: int) -> None:
         _watch(self._declared, _field(found), owner(array), layout, number)
+        if layout not in self._known:
+            self._known[layout] = None
+            known = self._by_shape.pop(layout.padded_shape, None)
+            if known is not None and known is not layout:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        """Forget what was concluded about arrays, as declarations have changed."""
+        self._by_array.clear()
+        for cache in self._caches:
+            cache.forget()
 
     def _remember(self, array: Any, layout: FieldLayout) -> None:
         _watch(self._by_array, id(array), array, getattr(array, "shape", None), layout)

@@ -289,6 +289,35 @@ class Grid:
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
+    def zeros_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field of zeros with the layout of another one; see `zeros`.
+
+        Parameters
+        ----------
+        field : array
+            A field of this grid, whose components, staggering and halo the new one gets.
+        dtype : dtype, optional
+            That of ``field`` by default.
+
+        Raises
+        ------
+        FieldError
+            On all ranks, also if ``field`` is no field of the grid.
+        """
+        return self._new(dtype, field, "zeros")
+
+    def ones_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field of ones with the layout of another one; see `zeros_like`."""
+        return self._new(dtype, field, "ones", 1)
+
+    def full_like(self, field: Any, value: Any, dtype: Any = None) -> Any:
+        """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
+        return self._new(dtype, field, "full", value)
+
+    def empty_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
+        return self._new(dtype, field, "empty")
+
     def declare(self, array: Any, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
 
@@ -819,13 +848,16 @@ class Grid:
         return layout
 
     @one_thread
-    def _new(
-        self, dtype: Any, options: dict[str, Any], contents: str = "zeros", value: Any = None
-    ) -> Any:
+    def _new(self, dtype: Any, like: object, contents: str = "zeros", value: Any = None) -> Any:
+        """Allocate a field with the layout of another one, or of options."""
         self._world.begin(contents, dtype)
 
         def build() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
-            layout, found = self._field_layout(options), fixed_dtype(dtype)
+            if isinstance(like, dict):
+                layout, found = self._field_layout(like), fixed_dtype(dtype)
+            else:
+                described, layout = self._layouts.read(like)
+                found = fixed_dtype(described.dtype if dtype is None else dtype)
             if contents in ("zeros", "empty"):
                 return layout, found, None
             return layout, found, fill_value(value, found, layout.padded_shape)
