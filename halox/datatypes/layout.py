@@ -124,6 +124,10 @@ class StridedBlocks(Layout):
     strides: tuple[int, ...]
     block_bytes: int
 
+    def __reduce__(self) -> tuple[type[StridedBlocks], tuple[object, ...]]:
+        """Pickle the fields alone: plans send many."""
+        return StridedBlocks, (self.offset, self.counts, self.strides, self.block_bytes)
+
     @staticmethod
     def canonical(
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int

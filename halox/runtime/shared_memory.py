@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 from contextlib import suppress
+from functools import cached_property
 from threading import Lock
 from uuid import uuid4
 
@@ -86,7 +87,7 @@ class Segment:
         self.memory: Bytes = np.frombuffer(mapping, np.uint8)
         self.nbytes = len(mapping)
 
-    @property
+    @cached_property
     def start(self) -> int:
         """Its address in this process."""
         return int(self.memory.ctypes.data)

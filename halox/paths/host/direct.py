@@ -44,11 +44,11 @@ def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | Non
         strided = part.datatype.strided
         if strided is None or part.count != 1:
             return None
-        pointer = arrays[part.array].pointer
-        place = arena.locate(pointer + part.datatype.true_lb, pointer + part.datatype.true_ub)
+        pointer, (first, stop) = arrays[part.array].pointer, part.datatype.reach(1)
+        place = arena.locate(pointer + first, pointer + stop)
         if place is None:
             return None
-        places.append(Place(place.window, place.node_rank, place.offset - part.datatype.true_lb))
+        places.append(Place(place.window, place.node_rank, place.offset - first))
         layouts.append(strided)
     return Window(tuple(places), tuple(layouts))
 
