@@ -1,22 +1,21 @@
-"""Mini-apps: known benchmarks and small codes that stand on halox, and check their own results.
+"""Mini-apps: known benchmarks and small codes based on halox, which check their own results.
 
 They use halox's public names only and are installed as the package ``halox_apps``. Each is a
-package
-``apps/NAME`` that ``halox run NAME`` finds by its folder alone, and has
+package ``apps/NAME`` that ``halox run NAME`` finds by its folder alone, and has
 
 ``SUMMARY : str``
     One line for ``halox run --list``.
 ``add_arguments(parser) -> None``
     Adds the app's options to an `argparse.ArgumentParser`. ``-n``, ``--ranks`` and ``--json`` are
-    taken.
+    reserved.
 ``run(args, comm, progress) -> dict or None``
     Runs the app on all ranks of the mpi4py communicator ``comm``; ``args`` is the parsed command
-    line.
-    ``progress(what, done, total)`` may be called at any time and shows how far a long run has come.
+    line. ``progress(what, done, total)`` may be called at any time and shows the progress of a
+    long run.
 
-    Returns its figures on rank 0 and None elsewhere: plain values by name, in the order in which to
-    print them; the value of ``rows``, a list of dicts with equal keys, is printed as a table; a
-    dict as a small section. Units stand in the names (``time_s``). ``verified`` is a bool: whether
+    Returns its figures on rank 0 and None elsewhere: plain values by name, in the order of
+    printing; the value of ``rows``, a list of dicts with equal keys, is printed as a table; a
+    dict as a small section. Names include units (``time_s``). ``verified`` is a bool: whether
     the result passed the app's checks. ``halox run`` exits with status 1 if it is false.
 
 The package's ``__init__`` must import quickly and without MPI: it is read for ``--list`` and

@@ -1,7 +1,7 @@
-"""A Poisson equation in a periodic box by Fourier transforms in three dimensions, held against its exact solution.
+"""A Poisson equation in a periodic box by three-dimensional Fourier transforms, compared with its exact solution.
 
-Each rank owns pencils of the box: whole lines along one axis, which is transformed in place. Two transposes bring the
-other two axes to the ranks, each time as the last one, where lines are contiguous in memory.
+Each rank owns pencils of the box: whole lines along one axis, which is transformed in place. Two transposes make each
+of the other two axes whole on every rank, as the last axis, whose lines are contiguous in memory.
 
 Alone: ``python examples/fft_pencils.py``; on four ranks:
 ``mpiexec -n 4 python -m mpi4py examples/fft_pencils.py``.
@@ -17,7 +17,7 @@ CELLS = (32, 24, 40)  # along x, y, z; the box is 2 pi long each way
 
 
 def pencils(order: tuple[int, int, int], proc_shape: tuple[int | None, ...]) -> halox.Grid:
-    """Return a grid of the axes in some order, the last one whole on every rank."""
+    """Return a grid with the axes in the given order, the last one whole on every rank."""
     return halox.Grid([CELLS[axis] for axis in order], halo=0, proc_shape=proc_shape)
 
 

@@ -1,4 +1,4 @@
-"""Heat spreads on a periodic plane: explicit steps, held against the exact solution of the scheme.
+"""Heat equation on a periodic plane: explicit steps, compared with the exact solution of the scheme.
 
 Alone: ``python examples/heat.py``; on four ranks:
 ``mpiexec -n 4 python -m mpi4py examples/heat.py``.

@@ -1,14 +1,14 @@
 """Poisson's equation in a box by Jacobi's method: on a GPU a whole step, the residual included, is one graph launch.
 
 In every cell ``6 u - (sum of the six neighbours) = f``; around the box u is 0. Sines solve that exactly, and a step
-damps the error of each by a factor of its own. So the values and the residual are known after every number of steps,
-and the result is held against them.
+damps the error of each by a factor of its own. So the values and the residual are known after any number of steps,
+and the result is compared with them.
 
 A step exchanges the halo, computes the next values and the residual, and reduces the residual to its norm. On a GPU
-two steps, since two fields take turns, are captured in a CUDA graph, which is launched again and again. The norm stays
-on the GPU; the host reads it every so many steps only, to see whether to go on.
+two steps, since two fields alternate, are captured in a CUDA graph, which is launched repeatedly. The norm stays
+on the GPU; the host reads it only every so many steps, to decide whether to continue.
 
-Alone: ``python examples/jacobi.py``; on two ranks, which print how long a step takes:
+Alone: ``python examples/jacobi.py``; on two ranks, with the time of a step:
 ``mpiexec -n 2 python -m mpi4py examples/jacobi.py --cells 256 256 256 --steps 200``, with ``--no-graph`` to compare.
 """
 
@@ -51,7 +51,7 @@ Relax = Callable[[Any, Any, Any, Any], None]
 
 
 def numpy_relax(u: Any, f: Any, following: Any, r: Any) -> None:
-    """Compute the next values, and the residual of the present ones."""
+    """Compute the next values, and the residual of the current ones."""
     around = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1]
     around += u[1:-1, :-2, 1:-1]
     around += u[1:-1, 2:, 1:-1]
@@ -62,7 +62,7 @@ def numpy_relax(u: Any, f: Any, following: Any, r: Any) -> None:
 
 
 def cupy_relax(grid: halox.Grid) -> Relax:
-    """Return what does the same by one kernel."""
+    """Return a function that does the same by one kernel."""
     kernel = grid.xp.RawKernel(SOURCE, "relax")
     nx, ny, nz = grid.rank_shape
     blocks = (-(-nz // THREADS[0]), -(-ny // THREADS[1]), nx)
@@ -71,7 +71,7 @@ def cupy_relax(grid: halox.Grid) -> Relax:
 
 
 def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
-    """Capture what work puts on a stream; return what launches all of it at once."""
+    """Capture the launches of ``work`` on a stream; return a function that launches them at once."""
     stream.begin_capture()
     try:
         work()
@@ -81,7 +81,7 @@ def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
 
 
 class Wave:
-    """A product of sines, which Jacobi's method knows as an eigenvector."""
+    """A product of sines, an eigenvector of Jacobi's method."""
 
     def __init__(self, grid: halox.Grid, halves: tuple[int, ...], amplitude: float) -> None:
         angles = [math.pi * k / (n + 1) for k, n in zip(halves, grid.grid_shape, strict=True)]
@@ -92,7 +92,7 @@ class Wave:
         self.norm = abs(amplitude) * math.sqrt(math.prod((n + 1) / 2 for n in grid.grid_shape))
 
     def error(self, steps: int) -> float:
-        """Return what is left of the error after some steps from zero."""
+        """Return the remaining part of the error after some steps from zero."""
         return (1 - self.eigenvalue / 6) ** steps
 
 
@@ -124,13 +124,13 @@ def main(arguments: Sequence[str] = ()) -> float:
             step(exchange_u, u, v)
             step(exchange_v, v, u)
 
-        advance, way = two_steps, "step by step"
-        two_steps()  # compiles, and makes what cannot be made in a capture
+        advance, mode = two_steps, "step by step"
+        two_steps()  # compiles kernels and makes plans, which is impossible in a capture
         u[...] = 0
         if on_gpu and options.graph:
             try:
-                advance, way = captured(two_steps, stream), "two steps a graph launch"
-            except halox.errors.HaloxError as reason:  # as where ranks share a GPU
+                advance, mode = captured(two_steps, stream), "two steps a graph launch"
+            except halox.errors.HaloxError as reason:  # for example if ranks share a GPU
                 if grid.rank == 0:
                     print(f"cannot be captured: {reason}")
 
@@ -141,19 +141,19 @@ def main(arguments: Sequence[str] = ()) -> float:
             for _ in range(options.read_every // 2):
                 advance()
             steps += options.read_every
-            now = float(residual)  # the host waits here only; all ranks read the same bits
+            now = float(residual)  # the host waits only here; all ranks read the same bits
         us = (time.perf_counter() - begin) / max(steps, 1) * 1e6
 
         grid.interior(r)[...] = abs(
             grid.interior(u) - sum((1 - wave.error(steps)) * wave.values for wave in waves)
         )
-        # The residual is that of the values before the last step. A sum, since it is NaN where either is.
+        # The residual is that of the values before the last step. A sum, which is NaN if either term is.
         known = math.hypot(*(w.eigenvalue * w.norm * w.error(max(steps - 1, 0)) for w in waves))
         off = abs(now - known) / math.sqrt(math.prod(grid.grid_shape))
         error = float(grid.max(r)) + off
         if grid.rank == 0:
             print(
-                f"{grid.size} rank(s), {grid.device}, {way}: {steps} steps, {us:.1f} us each\n"
+                f"{grid.size} rank(s), {grid.device}, {mode}: {steps} steps, {us:.1f} us each\n"
                 f"residual {now!r}, {now / first:.1e} of the first; largest error {error:.1e}"
             )
         # Ten roundings a step, of numbers up to 9; in a residual errors count up to 12 times.
@@ -171,7 +171,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=100_000, help="end after so many steps")
     parser.add_argument(
-        "--read-every", type=int, default=100, metavar="K", help="steps between looks at it, even"
+        "--read-every", type=int, default=100, metavar="K", help="steps between reads of it, even"
     )
     parser.add_argument(
         "--graph",
@@ -182,9 +182,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     options = parser.parse_args(arguments)
     if min(options.cells) <= max(map(max, WAVES)):
-        parser.error(f"--cells: more than {max(map(max, WAVES))} each way, to hold the waves")
+        parser.error(f"--cells: more than {max(map(max, WAVES))} along each axis, for the waves")
     if options.read_every < 2 or options.read_every % 2:
-        parser.error("--read-every: an even number, since two fields take turns")
+        parser.error("--read-every: an even number, since two fields alternate")
     return options
 
 

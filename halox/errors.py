@@ -32,7 +32,7 @@ class DeviceError(HaloxError, RuntimeError):
 
 
 class MissingPackageError(HaloxError, ImportError):
-    """An optional package is needed and not installed; the text names the extra that brings it."""
+    """An optional package is needed and not installed; the text names it."""
 
 
 class ClosedError(HaloxError, RuntimeError):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from halox.collectives.local import blocks
+from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError, as_halox_error
 from halox.runtime.arrays import as_ndarray, describe

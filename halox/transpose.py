@@ -22,9 +22,9 @@ from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, transpose_draft
 from halox.grid import Grid
-from halox.notebook import html_table
 from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import one_thread
+from halox.tables import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
@@ -51,7 +51,7 @@ class Transpose:
         Axis ``k`` of ``grid_b`` is axis ``axes[k]`` of ``grid_a``, as in `numpy.transpose`; the same order by default.
         With ``axes=(0, 2, 1)``, grids of shapes (nx, ny, nz) and (nx, nz, ny) hold the same cells, and a C-ordered
         array of ``grid_b`` has y contiguous.
-    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
+    path : str, optional
         The data path of all messages to other ranks; that of ``grid_a`` by default.
 
     Raises

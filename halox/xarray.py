@@ -61,7 +61,7 @@ def dataarray(
         import xarray
     except ImportError as error:
         raise MissingPackageError(
-            "dataarray needs xarray; install it with `pip install 'halox[xarray]'`"
+            "dataarray needs xarray; install it with `pip install xarray`"
         ) from error
     layout = grid.layout(field)
     ndim = len(grid.grid_shape)

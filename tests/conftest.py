@@ -1,20 +1,35 @@
-"""What all tests have in common: the selection, quick starts of processes, and commands that run beside the tests."""
+"""Selection of the tests, and their distribution over processes."""
 
 from __future__ import annotations
 
-import faulthandler
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import pytest
 
+from halox.cli.launcher import running_ranks
 from tests import support
-from tests.beside import Beside
 
-BESIDE = Beside()
+LAUNCHES = ("tests/test_", "tests/faults/")
+"""Tests that start ranks and mostly wait for them: first, so that one process has them while others compute."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Distribute a run of whole folders over the cores, if pytest-xdist is there and nothing else is asked for."""
+    options = config.option
+    if getattr(options, "numprocesses", 0) is not None or options.dist != "no":
+        return
+    if options.usepdb or options.collectonly or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    # Ranks run all tests together, and a GPU is best left to one process.
+    if running_ranks() is not None or importlib.util.find_spec("cupy"):
+        return
+    folders = all((config.invocation_params.dir / arg).is_dir() for arg in config.args)
+    cores = len(os.sched_getaffinity(0))
+    if folders and cores > 1:
+        options.numprocesses, options.dist = min(cores, 4), "worksteal"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,27 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly:
-        return
-    for item in session.items:
-        mark = item.get_closest_marker("beside")
-        if mark is not None:
-            params = item.callspec.params if hasattr(item, "callspec") else {}
-            BESIDE.add(item.nodeid, partial(mark.kwargs["call"], **params))
-
-
-def pytest_sessionfinish() -> None:
-    BESIDE.stop()
-
-
-@pytest.fixture
-def beside(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """What the call of the test's mark ``beside`` returned; it has been running since the first test."""
-    # The time limit of a test is for one test; there may be hundreds in the call, which has its own.
-    faulthandler.cancel_dump_traceback_later()
-    yield BESIDE.result(request.node.nodeid)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes an hour, unless it is asked for, and put first what mostly waits."""
+    if "exhaustive" not in config.option.markexpr:
+        left = [item for item in items if item.get_closest_marker("exhaustive")]
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=left)
+    items.sort(key=lambda item: not item.nodeid.startswith(LAUNCHES))

@@ -51,7 +51,7 @@ class Job:
     argument: Any
     ranks: int = 2
     survivors: int = 1
-    limit_s: float = 120.0
+    limit_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ class Ended:
     told : dict
         Values that ranks have told, by name.
     exits : list
-        Of each survivor its status, None if it had to be ended, and the seconds it took to end.
+        Of each survivor its status, None if it had to be ended.
     said : str
         All that was printed.
     left : list of str
@@ -106,7 +106,7 @@ def run(job: Job, folder: Path) -> Ended:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     told = {item.stem: json.loads(item.read_text()) for item in folder.glob("*.json")}
-    nothing = {"status": None, "seconds": None}
+    nothing = {"status": None}
     exits = [told.pop(f"exit {rank}", nothing) for rank in range(job.survivors)]
     return Ended(told, exits, (folder / "said").read_text(errors="replace"), _left(folder, before))
 
@@ -194,10 +194,9 @@ def guard(folder: Path, survivors: int, limit_s: float, module: str, argument: s
     try:
         if number < survivors:
             _wait_while(lambda: process.poll() is None and not _told(folder, f"done {number}"), end)
-            since = time.monotonic()
-            _wait_while(lambda: process.poll() is None, min(end, since + _EXIT_S))
-            seconds = time.monotonic() - since
-            tell(folder, f"exit {number}", {"status": process.poll(), "seconds": seconds})
+            exit_end = min(end, time.monotonic() + _EXIT_S)
+            _wait_while(lambda: process.poll() is None, exit_end)
+            tell(folder, f"exit {number}", {"status": process.poll()})
         exits = [f"exit {rank}" for rank in range(survivors)]
         while time.monotonic() < end and not _is_over(folder, exits):
             _wake(folder, number, process.pid)

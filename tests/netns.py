@@ -25,7 +25,7 @@ from pathlib import Path
 
 from halox.cli import launcher
 
-LIMIT_S = 200
+LIMIT_S = 500
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -24,18 +25,25 @@ def trials(number: int) -> int:
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
 
 
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def _missing(need: str) -> str | None:
     if need == "mpi":
-        return None if importlib.util.find_spec("mpi4py") else "mpi4py is not installed"
+        return None if _has("mpi4py") else "mpi4py is not installed"
     if need == "cxx":
         return None if shutil.which("g++") else "no g++ on the PATH"
     if need == "nvrtc":
-        found = importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")
-        return None if found else "cuda-bindings is not installed"
+        return None if _has("cuda") and _has("cuda.bindings") else "cuda-bindings is not installed"
     if need == "gpu":
         from halox.runtime.gpu.cuda import why_no_gpu
 
         return why_no_gpu()
+    if need == "setuptools":
+        found = importlib.metadata.version("setuptools") if _has("setuptools") else "none"
+        fits = found != "none" and tuple(map(int, found.split(".")[:2])) >= (77, 0)
+        return None if fits else f"setuptools 77 or newer is needed to build a wheel, found {found}"
     if need == "netns":
         from tests.netns import why_none
 

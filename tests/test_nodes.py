@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import faulthandler
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,40 +11,21 @@ import pytest
 
 from halox.cli import launcher
 from tests import netns
+from tests.launching import PYTEST, ROOT, run
 from tests.support import require
 
-ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 1800
 RANKS = 4
 
-PYTEST = [
-    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
-    # Without a selection, in words that a shell leaves as they are.
-    *("-o", "faulthandler_timeout=600", "-o", "addopts="),
-]
+# Without a selection, in words that a shell leaves as they are.
+ON_EACH = [*PYTEST, "-o", "addopts="]
 
 
-def run(command: list[str], environment: dict[str, str]) -> str:
-    """Run ranks to their end, bounded in time, and return what they said."""
-    ranks = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        said, _ = ranks.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(ranks.pid, signal.SIGKILL)
-        said, _ = ranks.communicate()
-        pytest.fail(f"took longer than {LIMIT_S} s\n{said[-8000:]}")
-    assert ranks.returncode == 0, said[-8000:]
-    return said
+def passing(command: list[str], environment: dict[str, str]) -> str:
+    """Run ranks to their end, and return their output."""
+    faulthandler.cancel_dump_traceback_later()
+    ended = run(command, environment | {"PYTHONPATH": str(ROOT)})
+    assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
+    return ended.said
 
 
 def check_passed(said: str, least: int) -> None:
@@ -63,7 +42,7 @@ def test_two_hosts(tmp_path: Path) -> None:
         environment = hosts.environment(RANKS) | {"HALOX_TEST_NODES": "0,0,1,1"}
         environment.pop("HALOX_NODE", None)
         before = hosts.bytes_sent()
-        said = run(hosts.command(RANKS, [*PYTEST, *files]), environment)
+        said = passing(hosts.command(RANKS, [*ON_EACH, *files]), environment)
         check_passed(said, 60)
         # One step of the largest test alone: 3 MiB from each rank, half of it for the other host.
         assert hosts.bytes_sent() - before > 3 << 20
@@ -81,7 +60,7 @@ def test_two_hosts(tmp_path: Path) -> None:
 def test_named_nodes(names: str, nodes: str) -> None:
     """Nodes by ``HALOX_NODE``, another on each rank: needs nothing of the machine."""
     require("mpi")
-    arguments = [*PYTEST, "tests/mpi/test_nodes.py"]
+    arguments = [*ON_EACH, "tests/mpi/test_nodes.py"]
     command = launcher.command(launcher.find(), RANKS, arguments)
     at = command.index(sys.executable)
     # The launcher tells each rank its number; a shell turns that into the name of its node.
@@ -94,4 +73,4 @@ def test_named_nodes(names: str, nodes: str) -> None:
         "ARGUMENTS": " ".join(["-P", "-m", "mpi4py", *arguments]),
         "HALOX_TEST_NODES": nodes,
     }
-    check_passed(run(command, environment), 8)
+    check_passed(passing(command, environment), 8)

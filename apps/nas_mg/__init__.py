@@ -1,15 +1,15 @@
 """MG of the NAS Parallel Benchmarks: a multigrid V-cycle for a Poisson equation in a periodic cube.
 
 Written from the benchmark's definition: sizes, operators, right-hand side, verification and rate
-are the original's; ``docs/nas_mg.md`` tells where this differs.
+are the original's; ``docs/nas_mg.md`` lists the differences.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from ..common import Progress
 from .options import add_arguments
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -17,9 +17,7 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "NAS MG: multigrid V-cycles in a periodic cube, classes S to D, officially verified"
 
 
-def run(
-    args: argparse.Namespace, comm: Any, progress: Callable[[str, int, int], None]
-) -> dict[str, Any] | None:
+def run(args: argparse.Namespace, comm: Any, progress: Progress) -> dict[str, Any] | None:
     """Run the benchmark; figures on rank 0, None elsewhere."""
     from .benchmark import run_benchmark
     from .options import settings

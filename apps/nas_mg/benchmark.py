@@ -1,8 +1,8 @@
 """The benchmark: set up, one iteration to warm up, all iterations timed, then checked.
 
-The clock runs from the first residual over all iterations to the final norm, as the original's. After
-it a few iterations more, from the start again, are watched step by step: they tell where the time
-goes, and give the norms after each.
+The clock runs from the first residual over all iterations to the final norm, as in the original.
+Afterwards a few iterations, again from the initial values, are timed step by step: they show the
+times of the parts, and the norm after each iteration.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 import halox
 
+from ..common import Progress, Timer
 from . import cycle
 from .capture import captured
 from .classes import FIRST_NORMS, TOLERANCE
@@ -26,11 +28,8 @@ from .hierarchy import Hierarchy, finest_grid
 from .host_kernels import HostKernels
 from .options import Settings
 from .random_numbers import charges
-from .timing import Stopwatch
 
-_WATCHED_ITERATIONS = 4
-
-Progress = Callable[[str, int, int], None]
+_STEPWISE_ITERATIONS = 4
 
 
 class Solver:
@@ -46,7 +45,7 @@ class Solver:
     Attributes
     ----------
     bytes_sent : int
-        What this rank sends to others in one iteration.
+        Bytes that this rank sends to other ranks in one iteration.
 
     Notes
     -----
@@ -66,11 +65,11 @@ class Solver:
         self.bytes_sent = sum(step.bytes_sent for step in self._iteration)
 
     def start(self) -> None:
-        """Set u and v to what they are at the start."""
+        """Set u and v to their initial values."""
         cycle.set_charges(self._hierarchy, *self._charges)
 
     def first_residual(self) -> None:
-        """Compute the residual of the start."""
+        """Compute the residual of the initial values."""
         cycle.run(self._residual)
 
     def iterate(self) -> None:
@@ -78,24 +77,28 @@ class Solver:
         self._iterate()
 
     def capture(self) -> None:
-        """Capture the iteration, which has been done before, and replay it from now on."""
+        """Capture the iteration, which must have run before, and replay it from now on."""
         self._iterate = captured(self._iterate, self._stream)
 
-    def watch(self, stopwatch: Stopwatch) -> None:
-        """Do one iteration step by step, not as a graph."""
-        stopwatch.run(self._iteration)
+    def iterate_stepwise(self, timer: Timer) -> list[tuple[cycle.Step, float]]:
+        """Do one iteration step by step, not as a graph; return the seconds of each step."""
+        marks = [timer.mark()]
+        for step in self._iteration:
+            step.call()
+            marks.append(timer.mark())
+        return list(zip(self._iteration, timer.seconds(pairwise(marks)), strict=True))
 
     def norm(self) -> float:
         """Return the root of the residual's mean square."""
         return float(self._grid.norm(self._hierarchy.levels[-1].r)) / self._scale
 
     def largest(self) -> float:
-        """Return the residual's largest value, without its sign."""
+        """Return the residual's largest absolute value."""
         r = self._hierarchy.levels[-1].r
         return max(float(self._grid.max(r)), -float(self._grid.min(r)))
 
     def wait(self) -> None:
-        """Wait until the GPU has done all of it; local."""
+        """Wait for the GPU to complete all work; local."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -109,8 +112,8 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         )
         if settings.graph and grid.device == "cpu":
             raise halox.errors.DeviceError(
-                "--graph needs GPUs, and this run works on NumPy arrays; leave it out, or see `halox info` "
-                "for why no GPU is used"
+                "--graph needs GPUs, and this run uses NumPy arrays; leave it out, or see `halox info` "
+                "for the reason why no GPU is used"
             )
         stream = None
         if grid.device == "gpu":
@@ -126,7 +129,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         solver.wait()
         if settings.graph:
             solver.capture()
-            solver.iterate()  # the first launch of a graph also brings it to the GPU
+            solver.iterate()  # the first launch of a graph also uploads it to the GPU
             solver.wait()
 
         times, norm = [], 0.0
@@ -135,12 +138,12 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             seconds, norm = _timed(solver, grid, problem.iterations)
             times.append(seconds)
         largest = solver.largest()
-        progress(f"class {problem.name}: watching", settings.passes, settings.passes)
-        watched = _watched(solver, grid, min(_WATCHED_ITERATIONS, problem.iterations))
+        progress(f"class {problem.name}: timing the steps", settings.passes, settings.passes)
+        stepwise = _stepwise(solver, grid, min(_STEPWISE_ITERATIONS, problem.iterations))
         bytes_sent = sum(grid.comm.allgather(solver.bytes_sent))
         if grid.rank != 0:
             return None
-        checks = _checks(settings, norm, watched["norms"])
+        checks = _checks(settings, norm, stepwise["norms"])
         seconds = median(times)
         return {
             "app": "nas_mg",
@@ -160,11 +163,11 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             "relative_error": problem.error(norm),
             "largest_residual": largest,
             "exchanged_bytes_an_iteration": bytes_sent,
-            **watched,
+            **stepwise,
             "checks": checks,
             "reading_the_table": [
-                "means over ranks, of iterations watched step by step, never as a graph",
-                "exchange and gather: waiting for slower ranks included; the norm is taken at the end",
+                "means over ranks, of iterations timed step by step, never as a graph",
+                "exchange and gather: with the wait for slower ranks; the norm is computed at the end",
             ],
             "verified": bool(checks.pop("verified")),
         }
@@ -184,26 +187,24 @@ def _timed(solver: Solver, grid: halox.Grid, iterations: int) -> tuple[float, fl
     return max(grid.comm.allgather(time.perf_counter() - begin)), norm
 
 
-def _watched(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, Any]:
-    """Do some iterations from the start, watched; return their norms and where the time went."""
+def _stepwise(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, Any]:
+    """Time iterations from the initial values step by step; return norms and times of the parts."""
     solver.start()
     solver.first_residual()
     solver.wait()
-    stopwatch = Stopwatch(grid.xp)
+    timer = Timer(grid.xp)
     norms, norm_s = [], 0.0
+    parts = dict.fromkeys(cycle.PARTS, 0.0)
+    levels: dict[str, float] = {}
     for _ in range(iterations):
         grid.comm.Barrier()
-        solver.watch(stopwatch)
-        solver.wait()
+        for step, seconds in solver.iterate_stepwise(timer):
+            parts[step.part] += seconds / iterations
+            levels[str(step.level)] = levels.get(str(step.level), 0.0) + seconds / iterations
         grid.comm.Barrier()
         begin = time.perf_counter()
         norms.append(solver.norm())
         norm_s += time.perf_counter() - begin
-    parts = dict.fromkeys(cycle.PARTS, 0.0)
-    levels: dict[str, float] = {}
-    for step, seconds in stopwatch.seconds():
-        parts[step.part] += seconds / iterations
-        levels[str(step.level)] = levels.get(str(step.level), 0.0) + seconds / iterations
     everyone = grid.comm.allgather((parts, levels, norm_s / iterations))
     parts, levels = (_mean([found[which] for found in everyone]) for which in (0, 1))
     total = sum(parts.values())
@@ -227,7 +228,7 @@ def _mean(of_ranks: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _checks(settings: Settings, norm: float, norms: list[float]) -> dict[str, Any]:
-    """Hold the norms against those known; None for a check not asked for or not possible."""
+    """Compare the norms with the known ones; None for a check not requested or not possible."""
     problem = settings.problem
     official = problem.is_verified(norm) if settings.check != "none" else None
     first = None

@@ -1,4 +1,4 @@
-"""Steps captured in a CUDA graph, to be replayed with one launch."""
+"""Capture of steps in a CUDA graph, for replay with one launch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 
 def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
-    """Capture what ``work`` puts on a stream; return what replays it there.
+    """Capture the launches of ``work`` on a stream; return a callable that replays them there.
 
     Parameters
     ----------
     work : callable
-        Launches on the current stream, and does nothing else on the GPU: all kernels are compiled
-        and all plans made, for it has run before.
+        Launches on the current stream, and does nothing else on the GPU. It must have run before,
+        so that all kernels are compiled and all plans made.
     stream : cupy.cuda.Stream
         The current stream; not the default one, which cannot be captured.
 
     Returns
     -------
     callable
-        Does the work once more at each call; keeps the graph alive.
+        Repeats the work at each call; keeps the graph alive.
 
     Raises
     ------
@@ -29,8 +29,8 @@ def captured(work: Callable[[], None], stream: Any) -> Callable[[], None]:
 
     Notes
     -----
-    Local, but work that exchanges must be captured by all ranks, and replayed as often by all.
-    Nothing is done at the capture itself.
+    Local, but work that exchanges must be captured by all ranks, and replayed equally often by all.
+    The capture itself does none of the work.
     """
     stream.begin_capture()
     try:

@@ -8,13 +8,13 @@ Coefficients = tuple[float, float, float, float]
 """Weights of the centre, the 6 faces, the 12 edges and the 8 corners of a 27-point operator."""
 
 OPERATOR: Coefficients = (-8 / 3, 0.0, 1 / 6, 1 / 12)
-"""A, of which ``A u = v`` is solved."""
+"""The operator A of the equation ``A u = v``."""
 
 _SMOOTHER_A: Coefficients = (-3 / 8, 1 / 32, -1 / 64, 0.0)
 _SMOOTHER_B: Coefficients = (-3 / 17, 1 / 33, -1 / 61, 0.0)
 
 TOLERANCE = 1e-8
-"""Largest relative error of the norm with which a run counts as verified."""
+"""Largest relative error of the norm of a verified run."""
 
 _OPERATIONS_PER_POINT = 58
 
@@ -32,7 +32,7 @@ class ProblemClass:
     smoother : tuple of float
         Coefficients of the operator C of ``u <- u + C r``.
     norm : float
-        What the norm of the residual must be after the last iteration.
+        Official norm of the residual after the last iteration.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ProblemClass:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of all iterations, as the benchmark counts them."""
+        """Floating-point operations of all iterations by the benchmark's count."""
         return _OPERATIONS_PER_POINT * self.iterations * self.points**3
 
     def error(self, norm: float) -> float:
@@ -112,4 +112,4 @@ FIRST_NORMS = {
     ),
 }
 """Norms after the first four iterations, from an independent run of the definition that reaches the
-official norms. There is none for class D."""
+official norms; none for class D."""

@@ -1,6 +1,6 @@
 """One iteration as a fixed list of steps: kernels and exchanges, without a decision in between.
 
-Everything is decided when the list is made. So on a GPU an iteration is nothing but launches on the
+All decisions are made with the list. So on a GPU an iteration consists only of launches on the
 current stream, and can be captured in a graph.
 """
 
@@ -17,7 +17,7 @@ from .classes import OPERATOR, Coefficients
 from .hierarchy import Hierarchy, Level
 
 PARTS = ("smoother", "residual", "restriction", "prolongation", "exchange", "gather")
-"""What the steps of an iteration count as."""
+"""Names of the parts of an iteration, for the times of its steps."""
 
 _MINUS_OPERATOR: Coefficients = tuple(-weight for weight in OPERATOR)  # type: ignore[assignment]
 
@@ -40,7 +40,7 @@ class Step:
 
     @property
     def bytes_sent(self) -> int:
-        """What this rank sends to others in it."""
+        """Bytes that this rank sends to other ranks in the step."""
         return int(getattr(self.call, "bytes_sent", 0))
 
 
@@ -57,7 +57,7 @@ def iteration(hierarchy: Hierarchy, kernels: Any, smoother: Coefficients) -> lis
     ----------
     hierarchy : Hierarchy
     kernels : HostKernels or DeviceKernels
-        What fits its fields.
+        Operators for the memory of its fields.
     smoother : tuple of float
         Coefficients of the class.
 
@@ -80,7 +80,7 @@ def iteration(hierarchy: Hierarchy, kernels: Any, smoother: Coefficients) -> lis
     steps.append(Step("smoother", coarsest.number, lambda: coarsest.u.fill(0)))
     steps += _smooth(coarsest, kernels, smoother)
     for coarse, fine in pairwise(levels[:-1]):
-        # The correction starts from zero: what is interpolated is not added, but stored.
+        # The correction starts from zero: the interpolated values are not added, but stored.
         prolong = kernels.prolong(coarse.u_block, fine.u, add=False)
         steps.append(Step("prolongation", fine.number, prolong))
         steps.append(_subtract(fine, fine.r, kernels))
@@ -101,7 +101,7 @@ def run(steps: Iterable[Step]) -> None:
 
 
 def set_charges(hierarchy: Hierarchy, plus: np.ndarray, minus: np.ndarray) -> None:
-    """Begin anew: u = 0, and v = 1 and -1 at the given points of the whole grid, else 0.
+    """Reset the fields: u = 0, and v = 1 and -1 at the given points of the whole grid, else 0.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def set_charges(hierarchy: Hierarchy, plus: np.ndarray, minus: np.ndarray) -> No
 
     Notes
     -----
-    Local: nobody reads the ghosts of v, and those of u are zero as all of it is.
+    Local: the ghosts of v are never read, and those of u are zero like all of u.
     """
     hierarchy.levels[-1].u.fill(0)
     hierarchy.v.fill(0)
@@ -125,12 +125,12 @@ def set_charges(hierarchy: Hierarchy, plus: np.ndarray, minus: np.ndarray) -> No
 
 
 def _subtract(level: Level, base: Any, kernels: Any) -> Step:
-    """``r = base - A u``."""
+    """Return the step ``r = base - A u``."""
     return Step("residual", level.number, kernels.stencil(level.u, base, level.r, _MINUS_OPERATOR))
 
 
 def _smooth(level: Level, kernels: Any, smoother: Coefficients) -> list[Step]:
-    """``u = u + C r``."""
+    """Return the steps of ``u = u + C r``."""
     smooth = kernels.stencil(level.r, level.u, level.u, smoother)
     return [Step("smoother", level.number, smooth), _exchange(level, level.exchange_u)]
 

@@ -1,7 +1,7 @@
 """The operators on CuPy arrays: ``mg.cu``, launched on the current stream.
 
-Arguments, shapes and meaning are those of `HostKernels`. Everything that a launch needs is made
-ready beforehand, so that a call does nothing but launch.
+Arguments, shapes and meaning are those of `HostKernels`. The arguments of a launch are prepared
+beforehand, so that a call only launches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _THREADS_WANTED = 1 << 19  # enough to fill the largest GPUs twice
 
 
 class DeviceKernels:
-    """Makes the operators for given arrays; each is called without arguments.
+    """Factory of the operators on given arrays; each operator is called without arguments.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class DeviceKernels:
 
 
 def block(columns: int) -> tuple[int, int]:
-    """Return the threads of a block along x and y, for so many points along x.
+    """Return the threads of a block along x and y, for a number of points along x.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def block(columns: int) -> tuple[int, int]:
 
 
 def planes_per_thread(nz: int, ny: int, nx: int) -> int:
-    """Return how many planes a thread of the stencil walks: many, unless too few threads were left.
+    """Return the planes per thread of the stencil: many, unless that leaves too few threads.
 
     Examples
     --------

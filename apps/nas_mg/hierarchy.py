@@ -1,18 +1,18 @@
-"""The grids of all levels, their fields and what moves values between ranks.
+"""The grids of all levels, their fields and their communication.
 
 Level k has ``2**k`` points per direction. On the fine levels each rank owns a block. Levels with few
-points are gathered: every rank holds them whole and does all the work on them, the same as all the
-others, since talking would take longer::
+points are gathered: every rank holds them whole and repeats all the work on them, since
+communication would take longer::
 
     level 9   512^3    blocks, halos by grid.plan
     ...
     level 5    32^3    blocks, halos by grid.plan
-             -------- going down each rank makes its block and sends it to all others
+             -------- downwards each rank computes its block and sends it to all others
     level 4    16^3    whole on every rank: a grid of one rank, periodic halos by grid.plan
-    ...      -------- going up each rank takes what it needs from the whole: nothing is sent
+    ...      -------- upwards each rank reads its part of the whole, without communication
     level 1     2^3
 
-So a level with fewer points than ranks needs no care: it is always gathered.
+So a level with fewer points than ranks is no special case: it is always gathered.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from halox import datatypes
 
 
 class Gather:
-    """Brings the blocks of all ranks together on every rank, in arrays that hold the whole level.
+    """Allgather of the blocks of a level, into arrays that hold the whole level.
 
     Parameters
     ----------
     grid : halox.Grid
         The ranks.
     whole : array
-        The level with one layer of ghosts; this rank's block is in its place.
+        The level with one layer of ghosts, which contains this rank's block.
     block_shape : tuple of int
         Points of every rank's block.
 
     Attributes
     ----------
     bytes_sent : int
-        What this rank sends to others each time.
+        Bytes that this rank sends to other ranks in each call.
 
     Notes
     -----
@@ -83,12 +83,12 @@ class Level:
     u, r : array
         Correction (on the finest level the solution) and residual.
     u_block, r_block : array
-        What the next finer level reads and writes: u and r themselves, or the parts of them that
-        belong to this rank's block there, with ghosts.
+        Arrays that the next finer level reads and writes: u and r themselves, or the parts of them
+        that belong to this rank's block there, with ghosts.
     exchange_u, exchange_r : halox.Plan
         Fill the ghosts.
     gather_r : Gather or None
-        Must follow what is written to ``r_block``.
+        Must follow every write to ``r_block``.
     is_whole : bool
         Whether every rank holds all of the level.
     """
@@ -112,7 +112,7 @@ class Hierarchy:
     finest : halox.Grid
         A cube of ``2**k`` points per direction, cut evenly, periodic, with halo 1.
     gather : int
-        Levels of at most so many points per direction are gathered; see `is_gathered`.
+        Levels of at most this many points per direction are gathered; see `is_gathered`.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class Hierarchy:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not come along then."""
+        """Close it, unless an exception propagates: other ranks may not call `close` then."""
         if kind is None:
             self.close()
 
@@ -182,8 +182,8 @@ def is_gathered(number: int, proc_shape: tuple[int, ...], gather: int) -> bool:
     proc_shape : tuple of int
         Ranks per direction.
     gather : int
-        Levels of at most so many points per direction are; and those where a rank would have a
-        single one. On one rank all levels are whole anyway, and none counts as gathered.
+        Levels of at most this many points per direction are; and those with less than two points
+        per rank. On one rank all levels are whole anyway, and none counts as gathered.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def is_gathered(number: int, proc_shape: tuple[int, ...], gather: int) -> bool:
 
 
 def finest_grid(points: int, proc_shape: tuple[int, ...], comm: Any, device: Any) -> halox.Grid:
-    """Return the grid of the finest level, ranks in the order of their numbers, x fastest."""
+    """Return the grid of the finest level, with the ranks in order, x fastest."""
     return halox.Grid(
         (points,) * 3,
         halo=1,

@@ -1,12 +1,12 @@
 """The operators on NumPy arrays.
 
 Arrays are blocks of ``(z, y, x)`` points with one layer of ghosts around them, float64. Counted with
-the ghosts, coarse point c lies on fine point 2 c in each direction::
+the ghosts, coarse point c coincides with fine point 2 c in each direction::
 
     coarse   0       1       2       3          of m = 2 points: 0 and 3 are ghosts
     fine     0   1   2   3   4   5              0 and 5 are ghosts
 
-All work goes in pieces whose temporaries stay in a core's second-level cache, so that the arrays
+All work is done in pieces whose temporaries stay in a core's second-level cache, so that the arrays
 themselves are read and written once.
 """
 
@@ -22,12 +22,12 @@ Kernel = Callable[[], None]
 Array = np.ndarray
 
 PIECE = 24576
-"""Points worked on at once. The temporaries come to about 1 MiB, a core's second-level cache; with
-fewer points, the cost of a call of NumPy shows."""
+"""Points per piece. The temporaries are about 1 MiB together, a core's second-level cache; with
+fewer points, the overhead of NumPy calls is noticeable."""
 
 
 class HostKernels:
-    """Makes the operators for given arrays; each is called without arguments."""
+    """Factory of the operators on given arrays; each operator is called without arguments."""
 
     def stencil(self, source: Array, base: Array, out: Array, weights: Coefficients) -> Kernel:
         """Return ``out = base + S source`` with a 27-point operator S.
@@ -47,9 +47,9 @@ class HostKernels:
 
         Notes
         -----
-        Points are taken as one line from the first interior point to the last, with the ghosts at
-        the ends of rows and planes: those of ``out`` come to hold finite nonsense until an exchange
-        fills them. NumPy is at its fastest on long lines.
+        Points are treated as one line from the first interior point to the last, with the ghosts at
+        the ends of rows and planes: those of ``out`` are finite but meaningless until an exchange
+        fills them. NumPy is fastest on long lines.
         """
         check_stencil(source, base, out)
         _, rows, row = source.shape
@@ -72,7 +72,7 @@ class HostKernels:
                 np.add(u[low : low + n + 2], u[low + 2 * row : low + 2 * row + n + 2], f)
                 np.add(f, w[row : row + n + 2], f)
                 here = u[start - 1 : start + n + 1]
-                # What the x neighbours count, and what the point itself does.
+                # The share of the x neighbours, then that of the point itself.
                 p, s = beside[: n + 2], scratch[: n + 2]
                 _combine(((face, here), (edge, f), (corner, d)), p, s)
                 q = f[1:-1]
@@ -113,7 +113,7 @@ class HostKernels:
 
         Ghosts of ``coarse`` are read, and those of ``fine`` computed: it needs no exchange.
         """
-        # Between coarse points c and c + 1 lie fine points 2 c and 2 c + 1.
+        # Between coarse points c and c + 1 are fine points 2 c and 2 c + 1.
         planes, rows, columns = (extent - 1 for extent in coarse.shape)
         width = 2 * columns
         deep, high = _piece_shape(2 * width, rows, planes)
@@ -145,7 +145,7 @@ class HostKernels:
 
 
 def check_stencil(source: Array, base: Array, out: Array) -> None:
-    """Refuse arrays that `HostKernels.stencil` and its like on a GPU cannot work on.
+    """Refuse arrays that the stencils on the host and on a GPU do not support.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def check_stencil(source: Array, base: Array, out: Array) -> None:
         If an array is not C-contiguous, or ``source`` is ``out``.
     """
     if not all(array.flags.c_contiguous for array in (source, base, out)):
-        raise ValueError("the stencil wants C-contiguous arrays")
+        raise ValueError("the stencil needs C-contiguous arrays")
     if source is out:
         raise ValueError("the stencil reads neighbours: source and out must differ")
 
@@ -186,7 +186,7 @@ def _mean(a: Array, b: Array, out: Array) -> Array:
 
 
 def _piece_shape(row: int, rows: int, planes: int) -> tuple[int, int]:
-    """Return how many planes and rows to take at once, where a row takes ``row`` points of room."""
+    """Return the planes and rows of a piece, for temporaries of ``row`` points per row."""
     high = max(1, min(rows, PIECE // row))
     deep = max(1, min(planes, PIECE // (row * high))) if high == rows else 1
     return deep, high

@@ -1,8 +1,8 @@
 // The operators of the multigrid cycle on blocks of (z, y, x) points with one layer of ghosts, double precision.
 //
 // Index:     point (z, y, x), ghosts counted, is at z * plane + y * row + x; plane and row in elements, so that a block
-//            may be part of a larger array. Coarse point c lies on fine point 2 c in each direction.
-// Launch:    blockDim.x along x, blockDim.y along y; any block size; each kernel says what a thread works on.
+//            may be part of a larger array. Coarse point c is fine point 2 c in each direction.
+// Launch:    blockDim.x along x, blockDim.y along y; any block size; each kernel states the work of a thread.
 // Memory:    bytes a point to and from device memory where neighbours' loads hit the caches:
 //            stencil 24 (16 if base == out), restrict 9 of the fine grid, prolong 17 (add) or 9 of the fine grid.
 // Capture:   nothing here depends on values: launches can be captured in a graph.
@@ -18,7 +18,7 @@ typedef long long Size;
 // 12 edges and the 8 corners. A thread computes ROWS rows at one x and walks up `planes` planes; blockIdx.z counts
 // such walks. Of each plane it loads ROWS + 2 rows of three points, once. base may be out; source may be neither.
 //
-// Plane z of the source counts alike for z - 1 and z + 1 ("beside"), and otherwise for z itself ("here"):
+// Plane z of the source contributes equally to z - 1 and z + 1 ("beside"), and differently to z itself ("here"):
 //     out(z) = base(z) + beside(z - 1) + here(z) + beside(z + 1)
 extern "C" __global__ void stencil(const double* __restrict__ source, const double* base, double* out, Size plane,
                                    Size row, int nz, int ny, int nx, int planes, double centre, double face,

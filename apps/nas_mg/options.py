@@ -1,4 +1,4 @@
-"""The command-line options, and the settings of a run that they come to."""
+"""Command-line options, and the settings of a run made from them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,27 @@ from typing import Literal
 
 import halox
 
+from ..common import at_least
 from .classes import CLASSES, ProblemClass
 
 CHECKS = ("all", "official", "none")
 GATHER = 16
-"""Points per direction up to which levels are gathered, if nothing is said."""
+"""Default of ``--gather``: most points per direction of a gathered level."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run does, checked against the number of ranks."""
+    """Settings of one run, checked against the number of ranks."""
 
     problem: ProblemClass
     proc_shape: tuple[int, int, int]
     """Ranks along z, y and x."""
     gather: int
-    """Levels of at most so many points per direction are worked on whole by every rank."""
+    """Most points per direction of the levels that every rank computes as a whole."""
     passes: int
     graph: bool
     device: Literal["auto", "cpu", "gpu"]
     check: str
-
-
-def _at_least(least: int) -> type[int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return parse  # type: ignore[return-value]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,18 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gather",
-        type=_at_least(0),
+        type=at_least(0),
         default=GATHER,
         metavar="N",
-        help="levels of at most N points per direction are gathered on every rank, which then works "
-        f"on them whole (default {GATHER}); those too small for the ranks always are",
+        help="levels of at most N points per direction are gathered on every rank, which then "
+        f"computes them as a whole (default {GATHER}); those too small for the ranks always are",
     )
     parser.add_argument(
         "--passes",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         metavar="N",
-        help="timed runs of all iterations; the median counts (default 1, as in the original)",
+        help="timed runs of all iterations; the median is reported (default 1, as in the original)",
     )
     parser.add_argument(
         "--graph",
@@ -81,13 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=CHECKS,
         default="all",
         help="official: the norm after the last iteration; all (default): that, and the norms after the "
-        "first iterations where they are known; none leaves the result unverified, which the exit "
-        "status says",
+        "first iterations if they are known; none leaves the result unverified, which the exit "
+        "status shows",
     )
 
 
 def settings(args: argparse.Namespace, ranks: int) -> Settings:
-    """Return the settings that the options come to on ``ranks`` ranks.
+    """Return the settings of the options on ``ranks`` ranks.
 
     Raises
     ------
@@ -98,7 +86,7 @@ def settings(args: argparse.Namespace, ranks: int) -> Settings:
     proc_shape = process_grid(ranks)
     if problem.points < 2 * max(proc_shape):
         raise halox.errors.DecompositionError(
-            f"class {problem.name} has {problem.points} points per direction, and {ranks} ranks stand "
+            f"class {problem.name} has {problem.points} points per direction, and {ranks} ranks have "
             f"{max(proc_shape)} in a row: each needs 2 points at least; use fewer ranks or a larger "
             "--class"
         )

@@ -2,7 +2,7 @@
 
 The numbers are ``x[k] = a x[k-1] mod 2**46`` with ``a = 5**13`` and ``x[0] = 314159265``. Point (z, y, x) of the grid,
 counted from 0 with x fastest, has the number of its linear index plus one. Jumps are powers of ``a``, and the power of
-a point is a product of one factor a coordinate, so that each rank makes the numbers of its points alone.
+a point is a product of one factor per coordinate, so that each rank computes the numbers of its own points only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def powers(base: int, start: int, count: int, step: int) -> np.ndarray:
     found[:1] = pow(base, start, MODULUS)
     known = 1
     while known < count:
-        # 64-bit products wrap round at a multiple of 2**46, so their low 46 bits are right.
+        # 64-bit products wrap around at a multiple of 2**46, so their low 46 bits are correct.
         more = min(known, count - known)
         jump = np.uint64(pow(base, step * known, MODULUS))
         found[known : known + more] = (found[:more] * jump) & _MASK
@@ -46,7 +46,7 @@ def powers(base: int, start: int, count: int, step: int) -> np.ndarray:
 
 
 def numbers(first: int, count: int) -> np.ndarray:
-    """Return ``count`` of the random numbers as integers below 2**46, from x[first] on.
+    """Return ``count`` random numbers as integers below 2**46, from x[first] on.
 
     Examples
     --------
@@ -110,12 +110,12 @@ def best(candidates: Candidates, *, is_largest: bool) -> Candidates:
 
 
 def charges(points: int, owned: Sequence[slice], comm: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the charges +1 and -1 in the whole grid.
+    """Return the coordinates of the charges +1 and -1 in the whole grid.
 
     Parameters
     ----------
     points, owned
-        As of `extremes`.
+        The same as for `extremes`.
     comm : mpi4py.MPI.Intracomm
 
     Returns

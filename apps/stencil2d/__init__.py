@@ -1,15 +1,15 @@
 """Stencil2D of the SHOC benchmark suite: a nine-point Jacobi stencil on a plane with zero boundary.
 
 Written from the benchmark's definition: operator, sizes, initial values, halo width and rate are
-the original's; ``docs/stencil2d.md`` tells where this differs.
+the original's; ``docs/stencil2d.md`` lists the differences.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from ..common import Progress
 from .options import add_arguments
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -17,9 +17,7 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "SHOC Stencil2D: nine-point stencil, float32 and float64, weak or strong scaling"
 
 
-def run(
-    args: argparse.Namespace, comm: Any, progress: Callable[[str, int, int], None]
-) -> dict[str, Any] | None:
+def run(args: argparse.Namespace, comm: Any, progress: Progress) -> dict[str, Any] | None:
     """Run the benchmark; figures on rank 0, None elsewhere."""
     from .benchmark import run_benchmark
     from .options import settings

@@ -1,14 +1,13 @@
 """The benchmark: passes of many steps, timed, then checked.
 
 A pass copies the initial values from the host to the fields, makes the steps, and copies the result
-back. Two times are taken of it: the steps alone, with the fields where they live; and, as the
-original does, all of it (but for allocation, which happens once here and in every pass there).
+back. It has two times: the steps alone, with the fields on their device; and, as in the original,
+the whole pass (without allocation, which happens once here and in every pass there).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -18,37 +17,35 @@ import numpy as np
 
 import halox
 
+from ..common import Progress, Timer
 from . import verification
 from .operator import Stencil, Weights, weights
 from .options import Settings
 from .problem import Problem, computed
-from .stopwatch import Stopwatch
 
 PRECISION_NAMES = {"f4": "single", "f8": "double"}
 
-# Above so many point updates the one-rank run takes minutes: "auto" leaves it out.
+# Above this number of point updates the one-rank run takes minutes: "auto" leaves it out.
 _AUTO_ONE_RANK_UPDATES = 4e9
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds that one pass took on the slowest rank."""
+    """Seconds of one pass on the slowest rank."""
 
     steps_s: float
     with_copies_s: float
 
 
 class Field:
-    """The two fields of one precision, on one rank, and all that a step needs.
+    """The two fields of one precision on one rank, with their plans and stencil.
 
     Parameters
     ----------
     grid : halox.Grid
         Grid of the problem.
     problem : Problem
-        What to start from.
+        Initial values and halo width.
     dtype : str
         ``"f4"`` or ``"f8"``.
     weights : Weights
@@ -56,6 +53,7 @@ class Field:
     """
 
     def __init__(self, grid: halox.Grid, problem: Problem, dtype: str, weights: Weights) -> None:
+        self.timer = Timer(grid.xp)
         self._grid = grid
         self._every = problem.halo
         self._fields = (grid.zeros(dtype), grid.zeros(dtype))
@@ -85,25 +83,25 @@ class Field:
         """Return the field that holds the values after ``steps`` steps."""
         return self._fields[steps % 2]
 
-    def run_pass(self, steps: int, stopwatch: Stopwatch | None = None) -> PassTimes:
-        """Do one pass; collective. A stopwatch is started and stopped around every exchange."""
+    def run_pass(self, steps: int, exchanges: list[tuple[Any, Any]] | None = None) -> PassTimes:
+        """Do one pass; collective. Append the marks of `timer` around every exchange."""
         barrier = self._grid.comm.Barrier
         barrier()
         begin = time.perf_counter()
         self._copy_in()
         self._wait()
-        barrier()  # So that nobody's steps wait for another's copy.
+        barrier()  # So that no rank's steps wait for another rank's copy.
         steps_begin = time.perf_counter()
         old, new = self._fields
         exchange, exchange_next = self._plans
         for step in range(steps):
             if step % self._every == 0:
-                if stopwatch is None:
+                if exchanges is None:
                     exchange()
                 else:
-                    stopwatch.start()
+                    mark = self.timer.mark()
                     exchange()
-                    stopwatch.stop()
+                    exchanges.append((mark, self.timer.mark()))
             self._stencil(old, new)
             old, new = new, old
             exchange, exchange_next = exchange_next, exchange
@@ -168,7 +166,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
 
 
 def _refuse_what_cannot_work(settings: Settings, problem: Problem, used: Weights) -> None:
-    """Raise before the run, on all ranks, what would only show after it, on one."""
+    """Raise errors before the run, on all ranks, that would otherwise occur after it, on one."""
     largest = np.log10(max(problem.largest, 1.0)) + settings.steps * np.log10(used.total)
     for dtype in settings.dtypes:
         if largest > np.log10(float(np.finfo(dtype).max)):
@@ -180,7 +178,7 @@ def _refuse_what_cannot_work(settings: Settings, problem: Problem, used: Weights
     if settings.png is None:
         return
     if find_spec("matplotlib") is None:
-        raise halox.errors.MissingPackageError("--png needs matplotlib: pip install 'halox[plot]'")
+        raise halox.errors.MissingPackageError("--png needs matplotlib: pip install matplotlib")
     if not settings.png.absolute().parent.is_dir():
         raise halox.errors.HaloxError(f"--png {settings.png}: there is no such folder")
 
@@ -204,11 +202,11 @@ def _one_precision(
         times.append(field.run_pass(steps))
     times = times[settings.warmup_passes :]
 
-    # One pass more, not counted, tells what share of the time the exchanges take.
+    # One more pass, not counted, measures the exchanges' share of the time.
     progress(f"{name} precision, pass", total, total)
-    stopwatch = Stopwatch(grid.xp)
-    watched = field.run_pass(steps, stopwatch)
-    in_exchange = grid.comm.allgather(stopwatch.seconds())
+    exchanges: list[tuple[Any, Any]] = []
+    timed = field.run_pass(steps, exchanges)
+    in_exchange = grid.comm.allgather(sum(field.timer.seconds(exchanges)))
     bytes_sent = sum(grid.comm.allgather(field.bytes_sent))
 
     gathered = grid.gather(field.result(steps))
@@ -216,7 +214,7 @@ def _one_precision(
     if gathered is not None:
         progress(f"{name} precision, checking", total, total)
         checks = _checks(gathered, problem, settings, dtype, used)
-    # The others wait here, however long the checks take: what halox waits for has a time limit.
+    # The others wait here, however long the checks take: waits inside halox have a time limit.
     grid.comm.Barrier()
     gflop = problem.flops_per_step * steps / 1e9
     steps_s = median(t.steps_s for t in times)
@@ -228,7 +226,7 @@ def _one_precision(
         "shoc_time_s": with_copies_s,
         "shoc_gflops": gflop / with_copies_s,
         "bytes_exchanged": bytes_sent * field.exchanges(steps),
-        "exchange_share": sum(in_exchange) / len(in_exchange) / watched.steps_s,
+        "exchange_share": sum(in_exchange) / len(in_exchange) / timed.steps_s,
         "verified": checks.pop("verified", False),
     }
     return row, checks, gathered
@@ -237,10 +235,10 @@ def _one_precision(
 def _checks(
     got: np.ndarray, problem: Problem, settings: Settings, dtype: str, used: Weights
 ) -> dict[str, Any]:
-    """Hold the gathered field against the answers known; None for one not asked for."""
+    """Compare the gathered field with the known solutions; None for a check not requested."""
     start = problem.initial()
     steps = settings.steps
-    # What the kernel multiplies by: in single precision the weights are rounded in any case.
+    # The kernel's weights: in single precision they are rounded in any case.
     applied = weights(exact=False) if dtype == "f4" else used
     kind = settings.check
     error = one_rank = reference = None
@@ -283,6 +281,6 @@ def _figures(
             "time: median over passes of the slowest rank's steps, fields on the " + grid.device,
             "shoc: the same with the field's copies from and to the host, as SHOC times it",
             "gflops: 11 operations a point, by SHOC's rule; bytes: sent between ranks in one pass",
-            "exchange share: of the time, mean over ranks, waiting for slower ranks included",
+            "exchange share: of the time, mean over ranks, with the wait for slower ranks",
         ],
     }

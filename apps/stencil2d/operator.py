@@ -3,7 +3,7 @@
     new = centre * old + cardinal * (N + S + W + E) + diagonal * (NW + NE + SW + SE)
 
 Both kernels do the same operations on each point in the same order, without fused multiply-add, so
-their results are the same bit for bit, whatever the blocks into which the plane is cut.
+their results are the same bit for bit, for any division of the plane into blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 FLOPS_PER_POINT = 11
-"""What the original counts: three multiplications and eight additions."""
+"""Operations by the original's count: three multiplications and eight additions."""
 
 # One strip of rows of the two fields and of two temporaries should stay in a core's second-level
 # cache.
@@ -37,7 +37,7 @@ class Weights:
 
     @property
     def total(self) -> float:
-        """Sum over all nine points: how much a constant field grows in a step."""
+        """Sum over all nine points: the growth of a constant field in a step."""
         return self.centre + 4 * self.cardinal + 4 * self.diagonal
 
 
@@ -45,7 +45,7 @@ EXACT_WEIGHTS = Weights(0.25, 0.15, 0.05)
 
 
 def weights(*, exact: bool) -> Weights:
-    """Return the weights: the original's, which have passed through float32, or the exact ones.
+    """Return the weights: the original's, rounded to float32, or the exact ones.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class Stencil:
             self._step = self._step_numpy
         else:
             if not like.flags.c_contiguous:
-                raise ValueError("the device kernel wants a C-contiguous array")
+                raise ValueError("the device kernel needs a C-contiguous array")
             self._function = _compiled(xp, like.dtype.str[1:])
             self._step = self._step_device
 
@@ -108,7 +108,7 @@ class Stencil:
         self._step(old, new)
 
     def _step_numpy(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Go through the rows in strips, with the sums of vertical neighbours shared by columns."""
+        """Process the rows in strips, with the sums of vertical neighbours shared by columns."""
         centre, cardinal, diagonal = self._weights
         (top, bottom), (left, right) = self._rows, self._cols
         around, here = slice(left - 1, right + 1), slice(left, right)

@@ -1,4 +1,4 @@
-"""The command-line options, and the settings of a run that they come to."""
+"""Command-line options, and the settings of a run made from them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 import halox
 
+from ..common import at_least
+
 SIZE_CLASSES = {1: 512, 2: 1024, 3: 2048, 4: 4096}
 PRECISIONS = {"single": ("f4",), "double": ("f8",), "both": ("f4", "f8")}
 CHECKS = ("auto", "sine", "one-rank", "all", "none")
@@ -16,7 +18,7 @@ CHECKS = ("auto", "sine", "one-rank", "all", "none")
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run does, checked against each other and against the number of ranks."""
+    """Settings of one run, checked against each other and against the number of ranks."""
 
     tile: tuple[int, int]
     """Rows and columns: of each rank's tile if weak, of the whole if strong."""
@@ -42,19 +44,6 @@ def _pair(text: str) -> tuple[int, int]:
     if rows < 1 or cols < 1:
         raise argparse.ArgumentTypeError(f"expected positive numbers, got {text!r}")
     return rows, cols
-
-
-def _at_least(least: int) -> type[int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return parse  # type: ignore[return-value]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,24 +74,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-iters",
-        type=_at_least(1),
+        type=at_least(1),
         default=1000,
         metavar="N",
         help="steps a pass (default 1000)",
     )
     parser.add_argument(
-        "--passes", type=_at_least(1), default=10, metavar="N", help="timed passes (default 10)"
+        "--passes", type=at_least(1), default=10, metavar="N", help="timed passes (default 10)"
     )
     parser.add_argument(
         "--warmup-passes",
-        type=_at_least(0),
+        type=at_least(0),
         default=1,
         metavar="N",
         help="untimed passes before them (default 1)",
     )
     parser.add_argument(
         "--iters-per-exchange",
-        type=_at_least(1),
+        type=at_least(1),
         default=1,
         metavar="N",
         help="steps from one exchange to the next, which is also the halo width (default 1)",
@@ -113,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact-weights",
         action="store_true",
-        help="weights 0.15 and 0.05 in full precision, not through float32 as in the original",
+        help="weights 0.15 and 0.05 in full precision, not rounded to float32 as in the original",
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: auto"
@@ -123,8 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=CHECKS,
         default="auto",
         help="check against the sine-transform solution, a one-rank run, all of them, or none; "
-        "auto (default): all, without the one-rank run where that would take long; none leaves the "
-        "result unverified, which the exit status says",
+        "auto (default): all, without the one-rank run if that would take long; none leaves the "
+        "result unverified, which the exit status shows",
     )
     parser.add_argument(
         "--png", type=Path, metavar="FILE", help="draw the last field and its blocks into FILE"
@@ -132,12 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(args: argparse.Namespace, ranks: int) -> Settings:
-    """Return the settings that the options come to on ``ranks`` ranks.
+    """Return the settings of the options on ``ranks`` ranks.
 
     Raises
     ------
     halox.errors.DecompositionError
-        If the process grid asked for has not as many places as there are ranks.
+        If the size of the requested process grid is not the number of ranks.
     """
     proc_shape = args.msize or ((2, ranks // 2) if ranks % 2 == 0 else (1, ranks))
     if proc_shape[0] * proc_shape[1] != ranks:

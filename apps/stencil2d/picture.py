@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# More points than this along an axis are not seen in the picture: it takes every n-th.
+# The picture shows at most this many points along an axis: every n-th of more.
 _MAX_POINTS = 1500
 
 # Decades shown: the values near the zero boundary fall off over many more.
@@ -30,7 +30,7 @@ def draw(
     field : numpy.ndarray
         The whole plane.
     borders : tuple of sequences of int
-        Rows and columns at which blocks begin, the end included.
+        First rows and columns of the blocks, with the end of the plane.
     ranks_at : mapping
         Rank by coordinates in the process grid.
     path : pathlib.Path
@@ -38,7 +38,7 @@ def draw(
     steps : int
         Steps made, for the title.
     """
-    # Chosen here and not globally: a figure of its own needs no display and no pyplot state.
+    # Selected here and not globally: a separate figure needs no display and no pyplot state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
@@ -77,6 +77,6 @@ def draw(
     axes.set_xlabel("column")
     axes.set_ylabel("row")
     figure.colorbar(image, ax=axes, label=f"value (largest {_DECADES} decades)")
-    # A file, since a mere name without a suffix would be given one.
+    # A file object, since Matplotlib appends a suffix to a name without one.
     with path.open("wb") as file:
         figure.savefig(file, format="png")

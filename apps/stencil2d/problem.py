@@ -1,4 +1,4 @@
-"""The global problem: how the plane is cut, and the values it starts from.
+"""The global problem: division of the plane into blocks, and initial values.
 
 With a halo of width h > 1 the original computes every point of its padded array but the outermost
 ring, and so also the inner h - 1 rings of the halo at the outer boundary. Its problem is thus a
@@ -54,7 +54,7 @@ class Axis:
         return sum(self.blocks)
 
     def index(self) -> np.ndarray:
-        """Return for every point the number that enters its initial value, 0 in the margins."""
+        """Return every point's factor of its initial value, 0 in the margins."""
         counts = self.tiles if self.local else (sum(self.tiles),)
         inner = np.concatenate([np.arange(count) for count in counts])
         return np.pad(inner, self.margin).astype(np.float64)
@@ -98,7 +98,7 @@ class Problem:
         return self.axes[0].blocks, self.axes[1].blocks
 
     def initial(self, owned: tuple[slice, ...] = (slice(None), slice(None))) -> np.ndarray:
-        """Return the values at the start, float64, of the whole plane or a part of it."""
+        """Return the initial values, float64, of the whole plane or a part of it."""
         return np.outer(self.axes[0].index()[owned[0]], self.axes[1].index()[owned[1]])
 
     @property
@@ -108,19 +108,19 @@ class Problem:
 
     @property
     def largest(self) -> float:
-        """The largest value at the start."""
+        """Largest initial value."""
         return float(self.axes[0].index().max() * self.axes[1].index().max())
 
     @property
     def flops_per_step(self) -> int:
-        """By the original's rule: every rank computes its tile and h - 1 points on each side."""
+        """Operations by the original's rule: each tile and h - 1 points on each of its sides."""
         points = 1
         for axis in self.axes:
             points *= sum(axis.tiles) + len(axis.tiles) * 2 * axis.margin
         return points * FLOPS_PER_POINT
 
     def borders(self) -> tuple[list[int], list[int]]:
-        """Return the rows and columns at which blocks begin, the plane's end included."""
+        """Return the first rows and columns of the blocks, with the plane's end."""
         rows, cols = ([0, *accumulate(axis.blocks)] for axis in self.axes)
         return rows, cols
 
@@ -128,8 +128,8 @@ class Problem:
 def computed(start: int, stop: int, points: int, stored: int, halo: int) -> tuple[int, int]:
     """Return the half-open local range that a rank computes along an axis.
 
-    At a neighbour's side it is all but the outermost point of the halo; at the outer boundary the
-    halo stays zero.
+    Towards a neighbour it includes all but the outermost point of the halo; at the outer boundary
+    the halo stays zero.
 
     Parameters
     ----------

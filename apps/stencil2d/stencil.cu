@@ -3,7 +3,7 @@
 // Contract:  for top <= i < bottom, left <= j < right
 //                new[i][j] = centre * old[i][j] + cardinal * (N + S + W + E) + diagonal * (NW + NE + SW + SE)
 //            Reads one point around that part; writes nothing else of `fresh`. `old` and `fresh` do not overlap.
-//            The order of the operations is that of the NumPy kernel in operator.py; compiled without
+//            The operations have the order of the NumPy kernel in operator.py; compiled without
 //            fused multiply-add the two agree bit for bit.
 // Index:     element (i, j) is at i * pitch + j, pitch in elements, 64-bit.
 // Launch:    one-dimensional blocks along j; blockIdx.x along j, blockIdx.y along i in steps of ROWS_PER_THREAD;

@@ -1,10 +1,9 @@
-"""What the result must be: three answers that do not come from halox.
+"""Verification of the result: three references independent of halox.
 
 - The sine-transform solution. With zero boundary the operator is diagonal in the basis of the
-discrete
-  sine transform (DST-I): mode (p, q) grows by ``centre + 2 cardinal (cos a + cos b) + 4 diagonal
-  cos a cos b`` a step, with ``a = pi p / (rows + 1)``, ``b = pi q / (cols + 1)``, so any number of
-  steps is two transforms.
+  discrete sine transform (DST-I): mode (p, q) grows by ``centre + 2 cardinal (cos a + cos b) +
+  4 diagonal cos a cos b`` per step, with ``a = pi p / (rows + 1)``, ``b = pi q / (cols + 1)``, so
+  any number of steps is two transforms.
 - A run on one rank, which needs no exchange: equal bit for bit.
 - Reference numbers of the original problem (512 x 512, exact weights, float64).
 """
@@ -84,7 +83,7 @@ def solution(start: np.ndarray, steps: int, weights: Weights) -> np.ndarray:
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference over the largest value expected; NaN counts as infinite."""
+    """Return the largest difference over the largest expected value; NaN counts as infinite."""
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.abs(got - expected).max()) / scale
     return error if error == error else float("inf")
@@ -112,9 +111,9 @@ def one_rank_run(start: np.ndarray, steps: int, weights: Weights, dtype: str) ->
 
 
 def matches_reference(field: np.ndarray, steps: int) -> bool | None:
-    """Return whether a field agrees with the reference numbers; None where there are none for it.
+    """Return whether a field agrees with the reference numbers; None if there are none for it.
 
-    Meant for float64, exact weights and initial values that count through the whole plane.
+    For float64, exact weights and initial values numbered through the whole plane.
     """
     reference = REFERENCES.get(steps)
     if reference is None or field.shape != (REFERENCE_SIDE, REFERENCE_SIDE):

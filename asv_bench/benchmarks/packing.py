@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from halox.cli.bench.catalogue import select
-from halox.cli.bench.options import Options
-from halox.cli.bench.rows import Row
 from halox.runtime.gpu.cuda import why_no_gpu
+from halox_bench.pack.cases import select
+from halox_bench.pack.options import Options
+from halox_bench.pack.rows import Row
 
 CASES = [
     "vector/8B-1MiB",
@@ -47,7 +47,7 @@ class HostPacking:
 
     def setup_cache(self) -> dict[tuple[str, str], dict[str, float]]:
         """Measure everything once; microseconds by method."""
-        from halox.cli.bench import on_host
+        from halox_bench.pack import on_host
 
         cases, directions = self.params
         options = Options(directions=tuple(directions), repeats=self.repeats)
@@ -73,7 +73,7 @@ class Catalogue:
     param_names = ("case",)
 
     def track_sector_bytes(self, case: str) -> int:
-        from halox.cli.bench.sectors import SECTOR, sectors
+        from halox_bench.pack.sectors import SECTOR, sectors
 
         (found,) = select([case])
         datatype, start = found.place(0)
@@ -99,8 +99,8 @@ if why_no_gpu() is None:
 
         def setup_cache(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
             """Measure everything once, with the caches as warm as the data let them be."""
-            from halox.cli.bench import on_device
-            from halox.cli.bench.rig import Rig
+            from halox_bench.common.rig import Rig
+            from halox_bench.pack import on_device
 
             cases, methods, destinations = self.params
             options = Options(

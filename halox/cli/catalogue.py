@@ -1,4 +1,4 @@
-"""Finds the mini-apps: beside the library in a checkout, else installed as ``halox_apps``."""
+"""Finds the mini-apps and the benchmarks: beside the library in a checkout, else installed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ import halox
 from halox.errors import MissingPackageError
 
 PACKAGE = "halox_apps"
+BENCHMARKS = "halox_bench"
+
+_FOLDERS = {PACKAGE: ("mini-apps", "apps"), BENCHMARKS: ("benchmarks", "asv_bench/halox_bench")}
+"""Contents of each package, and its folder in a checkout."""
 
 Progress = Callable[[str, int, int], None]
 """Called by an app as ``progress(what, done, total)``, from any rank, as often as it likes."""
@@ -33,71 +37,60 @@ class App:
 
 
 def checkout() -> Path | None:
-    """Return the checkout that halox was imported from, or None if halox is installed.
-
-    Notes
-    -----
-    Not collective; touches no device.
-    """
+    """Return the checkout that halox was imported from, or None if halox is installed."""
     root = Path(halox.__file__).resolve().parent.parent
     is_checkout = (root / "pyproject.toml").is_file() and (root / "apps" / "__init__.py").is_file()
     return root if is_checkout else None
 
 
-def _package() -> ModuleType:
-    """Import the package of apps that belongs to this very halox.
+def package(name: str) -> ModuleType:
+    """Import the package of apps or of benchmarks that belongs to this very halox.
 
     A checkout comes first: its apps fit its library, an older wheel's may not.
-    """
-    if PACKAGE in sys.modules:
-        return sys.modules[PACKAGE]
-    root = checkout()
-    if root is None:
-        try:
-            return importlib.import_module(PACKAGE)
-        except ModuleNotFoundError as error:
-            raise MissingPackageError(
-                f"the mini-apps were not found: neither the package {PACKAGE!r} nor a folder "
-                f"'apps' beside {Path(halox.__file__).parent}; install halox with pip, or put its "
-                "checkout on PYTHONPATH"
-            ) from error
-    folder = root / "apps"
-    spec = importlib.util.spec_from_file_location(
-        PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None:
-        raise MissingPackageError(f"{folder} cannot be imported")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[PACKAGE] = package
-    spec.loader.exec_module(package)
-    return package
-
-
-def names() -> list[str]:
-    """Return the names of all apps, sorted.
-
-    Raises
-    ------
-    MissingPackageError
-        If neither an installed package nor a checkout with apps is found.
-    """
-    return sorted(
-        module.name for module in pkgutil.iter_modules(_package().__path__) if module.ispkg
-    )
-
-
-def load(name: str) -> App:
-    """Import one app.
 
     Parameters
     ----------
     name : str
-        One of `names`.
+        `PACKAGE` or `BENCHMARKS`.
 
     Raises
     ------
     MissingPackageError
-        If neither an installed package nor a checkout with apps is found.
+        If neither an installed package nor a checkout with such a folder is found.
     """
-    module = importlib.import_module(f"{_package().__name__}.{name}")
+    if name in sys.modules:
+        return sys.modules[name]
+    what, place = _FOLDERS[name]
+    root = checkout()
+    if root is None:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(
+                f"the {what} were not found: neither the package {name!r} nor a folder "
+                f"{place!r} beside {Path(halox.__file__).parent}; install halox with pip, or put its "
+                "checkout on PYTHONPATH"
+            ) from error
+    folder = root / place
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not folder.is_dir():
+        raise MissingPackageError(f"{folder} cannot be imported")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def names() -> list[str]:
+    """Return the names of all apps, sorted; raise `MissingPackageError` if there is no package of apps."""
+    return sorted(
+        module.name for module in pkgutil.iter_modules(package(PACKAGE).__path__) if module.ispkg
+    )
+
+
+def load(name: str) -> App:
+    """Import one app of `names`."""
+    module = importlib.import_module(f"{package(PACKAGE).__name__}.{name}")
     return App(name, module.SUMMARY, module.add_arguments, module.run)

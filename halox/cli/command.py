@@ -1,14 +1,15 @@
-"""Reads the command line and hands it to ``run``, ``info``, ``tune`` or ``bench``, or to a script of the user's."""
+"""The command line: ``run``, ``info``, ``tune``, ``bench``, or a script of the user's."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 from halox._version import __version__
 from halox.cli import catalogue, info, paths, progress, run, script, tune
-from halox.cli.bench import command as bench
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
@@ -21,8 +22,8 @@ def _positive(text: str) -> int:
     return value
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command, the options of every app included."""
+def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of the whole command, with the options of the command that ``words`` begin with."""
     parser = argparse.ArgumentParser(
         prog="halox",
         description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
@@ -67,37 +68,39 @@ def build_parser() -> argparse.ArgumentParser:
     )
     tune.add_parser(commands, common)
 
-    bench.add_parser(commands)
+    bench = commands.add_parser("bench", help="measure the library's parts on this machine")
+    if words[:1] == ["bench"]:
+        benchmarks().add_arguments(bench)
     return parser
 
 
+def benchmarks() -> ModuleType:
+    """Return the command of the benchmark suite, which stands outside of the library.
+
+    Raises
+    ------
+    MissingPackageError
+        If the suite is not installed; names the remedy.
+    """
+    catalogue.package(catalogue.BENCHMARKS)
+    return import_module(f"{catalogue.BENCHMARKS}.command")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status.
+    """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Words after ``halox``; by default those of the command line.
-
-    Returns
-    -------
-    int
-        0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
-        installation. A script's is its own: this process is replaced by it.
-
-    Notes
-    -----
-    Collective where it runs inside an MPI launcher.
+    That is 0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
+    installation. A script's is its own: this process is replaced by it. Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         program = script.read(words[1:]) if words[:1] == ["run"] else None
         if program is not None:
             script.start(program)
-        args = build_parser().parse_args(words)
+        args = build_parser(words).parse_args(words)
         if args.command == "bench":
             progress.announce_terminal()
-            return bench.run(args, words)
+            return int(benchmarks().run(args, words))
         args.json = getattr(args, "json", False)
         if args.command == "info":
             return _info(args, words)

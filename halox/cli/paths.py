@@ -23,8 +23,8 @@ class Hop:
     Attributes
     ----------
     sender, receiver : int
-    path, way, reason : str
-        What it takes and why.
+    path, protocol, reason : str
+        The choice, and why.
     predicted_us : float or None
     why_not : mapping of str to str
         By path, why it cannot be taken.
@@ -33,7 +33,7 @@ class Hop:
     sender: int
     receiver: int
     path: str
-    way: str
+    protocol: str
     reason: str
     predicted_us: float | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)
@@ -49,10 +49,8 @@ def show(comm: Any, *, as_json: bool) -> int:
 
 
 def collect(comm: Any) -> list[Hop] | None:
-    """Make messages between all ranks, and return on rank 0 what each of them would take.
+    """Make messages between all ranks, and return on rank 0 the path of each of them.
 
-    Notes
-    -----
     Collective. Nothing is sent but what the making of a plan needs.
     """
     world = World(comm, "tune")
@@ -67,7 +65,7 @@ def collect(comm: Any) -> list[Hop] | None:
     with halox.Exchange(sends, receives, comm=comm) as exchange:
         rows = exchange.explain().rows
     mine = [
-        Hop(comm.rank, r.peer, r.path, r.way, r.reason, r.predicted_us, dict(r.why_not))
+        Hop(comm.rank, r.peer, r.path, r.protocol, r.reason, r.predicted_us, dict(r.why_not))
         for r in rows
         if r.direction == "send"
     ]
@@ -78,17 +76,8 @@ def collect(comm: Any) -> list[Hop] | None:
 def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
     """Return the matrix and the reasons as plain values.
 
-    Parameters
-    ----------
-    ranks : int
-    hops : iterable of Hop
-        In any order; pairs of ranks without one have None in the matrix.
-
-    Returns
-    -------
-    dict
-        ``matrix[sender][receiver]`` is "path/way". ``why`` and ``not_possible`` are lists of what, why, and the
-        pairs (sender, receiver) for which it holds.
+    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop. ``why`` and ``not_possible`` are
+    lists of what, why, and the pairs for which it holds.
     """
     matrix: list[list[str | None]] = [[None] * ranks for _ in range(ranks)]
     predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]
@@ -96,9 +85,9 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
     refused: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for hop in sorted(hops, key=lambda h: (h.sender, h.receiver)):
         pair = (hop.sender, hop.receiver)
-        matrix[hop.sender][hop.receiver] = f"{hop.path}/{hop.way}"
+        matrix[hop.sender][hop.receiver] = f"{hop.path}/{hop.protocol}"
         predicted[hop.sender][hop.receiver] = hop.predicted_us
-        why.setdefault((f"{hop.path}/{hop.way}", hop.reason), []).append(pair)
+        why.setdefault((f"{hop.path}/{hop.protocol}", hop.reason), []).append(pair)
         for path, reason in hop.why_not.items():
             refused.setdefault((path, reason), []).append(pair)
 

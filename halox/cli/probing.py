@@ -1,4 +1,4 @@
-"""What ``halox tune`` measures: exchanges of few shapes, on every way that is possible between two ranks."""
+"""Measurements of ``halox tune``: exchanges of few shapes, by every protocol that is possible between two ranks."""
 
 from __future__ import annotations
 
@@ -11,30 +11,17 @@ from typing import Any
 import halox
 from halox import datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.exchange.costs import RUN_BYTES, Costs, WayCost, way_name
+from halox.exchange.costs import Costs, protocol_name
 from halox.exchange.fitting import Sample, fit, follow_siblings
 from halox.exchange.measuring import exchange_us
+from halox.paths import PATHS
+from halox.paths.base import Protocol
+from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
 
-GPU_WAYS = (
-    ("peer", "ll"),
-    ("peer", "staging"),
-    ("peer", "direct"),
-    ("ipc", "staging"),
-    ("ipc", "into"),
-    ("ipc", "from"),
-    ("staged", "shared"),
-    ("staged", "mpi"),
-    ("cuda_aware", "mpi"),
-    ("local", "copy"),
-)
-
-IN_FIELDS = (("peer", "direct"), ("ipc", "into"), ("ipc", "from"))
-"""Ways that need memory which other ranks can map: that of a grid's own fields."""
-
 _KIB = 1 << 10
-_STRETCH_US = 4000.0
+_ROW_US = 4000.0
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 3
 _SPREAD = 4
@@ -63,21 +50,21 @@ POINTS = (
 """In the order of their use: what comes first must determine all constants if time runs out."""
 
 Probe = Callable[[str, str, Point], Sample]
-"""Measures a way at a point; raises a `HaloxError`, on all ranks, where it cannot be taken."""
+"""Measures a protocol at a point; raises a `HaloxError`, on all ranks, where it cannot be taken."""
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass
 class Campaign:
-    """What was measured.
+    """Measurements of all protocols.
 
     Attributes
     ----------
     samples : dict of str to list of Sample
-        By "path/way".
+        By "path/protocol".
     refused : dict of str to str
-        Why a way could not be measured at all.
+        Why a protocol could not be measured at all.
     cut_short : bool
         Whether time ran out before all points were measured.
     """
@@ -89,27 +76,25 @@ class Campaign:
 
 def campaign(
     probe: Probe,
-    ways: Sequence[tuple[str, str]],
+    protocols: Sequence[tuple[str, str]],
     points: Sequence[Point],
     progress: Progress,
     time_is_up: Callable[[], bool],
 ) -> Campaign:
-    """Measure every way at every point, as far as time allows.
+    """Measure every protocol at every point, as far as time allows.
 
-    Notes
-    -----
     Collective if the probe is; ``time_is_up`` must say the same on all ranks.
     """
     found = Campaign()
     for number, point in enumerate(points):
-        for place, (path, way) in enumerate(ways):
+        for place, (path, protocol) in enumerate(protocols):
             if time_is_up():
                 found.cut_short = True
                 return found
-            name = way_name(path, way)
-            progress(f"measuring {name}", number * len(ways) + place, len(points) * len(ways))
+            name, count = protocol_name(path, protocol), len(protocols)
+            progress(f"measuring {name}", number * count + place, len(points) * count)
             try:
-                found.samples.setdefault(name, []).append(probe(path, way, point))
+                found.samples.setdefault(name, []).append(probe(path, protocol, point))
             except ExchangeTimeoutError:
                 raise
             except HaloxError as error:
@@ -121,15 +106,16 @@ def campaign(
     return found
 
 
-def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, WayCost]:
-    """Return the constants that follow from a campaign, by `way_name`.
+def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
+    """Return the constants that follow from a campaign, by `protocol_name`.
 
-    Ways that could not be measured follow those of their path that could.
+    Protocols that could not be measured follow those of their path that could; but not where they go through MPI,
+    which has a speed of its own.
     """
     names = {}
     for name in (*found.samples, *found.refused):
-        path, _, way = name.partition("/")
-        names[name] = way_name(path, way, shared_gpu)
+        path, _, protocol = name.partition("/")
+        names[name] = protocol_name(path, protocol, shared_gpu)
     results = {}
     for name, samples in found.samples.items():
         cost = fit(samples)
@@ -137,16 +123,37 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Way
             results[names[name]] = cost
     guessed = {}
     for name, full in names.items():
-        if full not in results:
-            cost = follow_siblings(name, results, before.ways, shared_gpu)
+        if full not in results and _protocol(name).reach != "nodes":
+            cost = follow_siblings(name, results, before.protocols, shared_gpu)
             if cost is not None:
                 guessed[full] = cost
     return results | guessed
 
 
+def tuned(memory: str) -> list[tuple[str, str]]:
+    """Return the paths and protocols that ``halox tune`` measures for arrays on GPUs ("gpu"), or on the host ("host").
+
+    Paths within a rank take part where arrays are on GPUs.
+    """
+    return [
+        (path.name, protocol.name)
+        for path in PATHS.values()
+        if path.is_tuned and memory == ("gpu" if path.to_self else path.memory)
+        for protocol in path.protocols
+    ]
+
+
+def _protocol(name: str) -> Protocol:
+    """Return the protocol of a name "path/protocol"."""
+    path, _, protocol = name.partition("/")
+    found = PATHS[path].protocol(protocol)
+    assert found is not None
+    return found
+
+
 @dataclass(frozen=True)
 class Prober:
-    """Measures ways between this rank and a partner.
+    """Measures protocols between this rank and a partner.
 
     Attributes
     ----------
@@ -165,25 +172,19 @@ class Prober:
     near: int | None
     far: int | None
 
-    def __call__(self, path: str, way: str, point: Point) -> Sample:
-        """Measure a way at a point; collective.
-
-        Raises
-        ------
-        HaloxError
-            On all ranks, if the way cannot be taken.
-        """
-        wanted = f"{path}/{way}"
-        if (path, way) in IN_FIELDS:
+    def __call__(self, path: str, protocol: str, point: Point) -> Sample:
+        """Measure a protocol at a point; collective."""
+        wanted = f"{path}/{protocol}"
+        if _protocol(wanted).in_field:
             return self.in_fields(wanted, point)[0]
         return self.typed(wanted, point)[0]
 
     def typed(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure typed messages between partners, and return the way they took too."""
-        partner = self.far if wanted is not None and wanted.endswith("/mpi") else self.near
-        if wanted is not None and wanted.startswith("local/"):
-            partner = self.comm.rank
-            wanted = None
+        """Measure typed messages between partners, and return the path and protocol they took too."""
+        reach = "node" if wanted is None else _protocol(wanted).reach
+        partner = {"self": self.comm.rank, "node": self.near, "nodes": self.far}[reach]
+        if reach == "self":
+            wanted = None  # the path of such messages is never asked for
         options = {} if wanted is None else {"path": wanted}
         sends, receives = self.world.guarded(
             lambda: self._messages(point, partner), "the allocation of arrays"
@@ -194,7 +195,7 @@ class Prober:
         return Sample(point.nbytes, point.run_bytes, point.messages, us), taken
 
     def in_fields(self, wanted: str | None, point: Point) -> tuple[Sample, str]:
-        """Measure the halos of a grid's own field, ranks in a row, and return the way they took too.
+        """Measure the halos of a grid's own field, ranks in a row, and return the path and protocol they took too.
 
         The row is open, so that two ranks send one message each; of more ranks the inner ones send two.
         """
@@ -238,32 +239,21 @@ class Prober:
         return sends, receives
 
     def _taken(self, report: halox.Report, wanted: str | None) -> str:
-        """Return the way that messages took; raise on all ranks where it is not the one wanted."""
-        mine = {f"{row.path}/{row.way}" for row in report.rows}
+        """Return the path and protocol that messages took; raise on all ranks where they are not those wanted."""
+        mine = {f"{row.path}/{row.protocol}" for row in report.rows}
         taken = sorted(set().union(*self.world.comm.allgather(mine)))
         if wanted is not None and taken != [wanted]:
             raise HaloxError(f"messages went by {', '.join(taken)} instead")
         return ", ".join(taken)
 
     def _time(self, call: Callable[[], None]) -> float:
-        once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, stretches=1)
-        repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_STRETCH_US / max(once, 1.0))))
+        once = exchange_us(self.world, call, _FEWEST_REPEATS, self.device, rows=1)
+        repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_ROW_US / max(once, 1.0))))
         return exchange_us(self.world, call, repeats, self.device)
 
 
 def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
     """Return a rank's partner on its node, and its partner for messages between nodes.
-
-    Parameters
-    ----------
-    rank : int
-    nodes : sequence of int
-        For each rank its node.
-
-    Returns
-    -------
-    near, far : int or None
-        None for a rank that is left over. Where all ranks are on one node, ``far`` is ``near``.
 
     Examples
     --------
@@ -292,7 +282,7 @@ def partners(rank: int, nodes: Sequence[int]) -> tuple[int | None, int | None]:
 
 
 def until(world: World, limit_s: float) -> Callable[[], bool]:
-    """Return what says on all ranks alike whether some seconds have passed since now; collective."""
+    """Return a function that tells on all ranks alike whether some seconds have passed since now; collective."""
     end = time.monotonic() + limit_s
 
     def is_over() -> bool:

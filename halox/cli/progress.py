@@ -1,4 +1,4 @@
-"""A line on the terminal that shows how far a long run has come."""
+"""A progress line on the terminal."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ def announce_terminal() -> None:
 
 
 class TerminalProgress:
-    """Writes ``what done/total`` over and over into one line of stderr.
-
-    Parameters
-    ----------
-    rank : int
-        Only rank 0 writes.
-
-    Notes
-    -----
-    Not collective. Silent unless stderr is a terminal, here or where ``halox run`` was typed.
-    """
+    """Writer of ``what done/total`` into one line of rank 0's stderr; silent unless a terminal shows it."""
 
     def __init__(self, rank: int) -> None:
         self._shown = rank == 0 and (sys.stderr.isatty() or os.environ.get(_TERMINAL) == "1")
@@ -35,7 +25,7 @@ class TerminalProgress:
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show ``what`` as ``done`` of ``total``; calls that come too soon are left out."""
+        """Show ``what`` as ``done`` of ``total``; calls that follow too soon are left out."""
         now = time.monotonic()
         if not self._shown or now - self._last < _MIN_INTERVAL_S:
             return

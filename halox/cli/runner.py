@@ -1,4 +1,4 @@
-"""Runs a user's script or module on one rank of ``halox run``, and ends all ranks where one of them fails.
+"""Run of a user's script or module on one rank of ``halox run``; where one fails, all ranks end.
 
 Run as a file, by `halox.cli.script`, in a process of its own. It imports the standard library only, and neither halox
 nor NumPy nor mpi4py: a script makes its settings for them (threads, ``mpi4py.rc``) before it imports them itself.
@@ -41,18 +41,11 @@ _RANKS_NAMED = 8
 
 
 class Ending(NamedTuple):
-    """How one rank's program failed, in plain values that travel between ranks.
+    """The failure of one rank's program, in plain values that travel between ranks.
 
-    Attributes
-    ----------
-    line : str
-        The end in a line: "ZeroDivisionError: division by zero", or "sys.exit(3)".
-    said : str
-        Text that goes before it: the traceback, or the message given to ``sys.exit``.
-    status : int
-        Exit status, not 0.
-    by_exit : bool
-        Whether the program has called ``sys.exit``.
+    ``line`` is the end in a line, "ZeroDivisionError: division by zero" or "sys.exit(3)"; ``said`` the text before it:
+    the traceback, or the message given to ``sys.exit``; ``status`` the exit status, not 0; ``by_exit`` is set by
+    ``sys.exit``.
     """
 
     line: str
@@ -64,11 +57,8 @@ class Ending(NamedTuple):
 def main(words: Sequence[str]) -> int:
     """Run a program and return the exit status of this rank.
 
-    Parameters
-    ----------
-    words : sequence of str
-        The number of ranks; "file" or "module"; its name; and the program's arguments, each with a character in front
-        that keeps launchers from reading it.
+    ``words`` are the number of ranks; "file" or "module"; its name; and the program's arguments, each with a character
+    in front that keeps launchers from reading it.
     """
     ranks, kind, target, *arguments = words
     alone = int(ranks) == 1
@@ -100,7 +90,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def take_input() -> None:
-    """Make what `halox.cli.launcher.keep_input` has kept the standard input of rank 0; the others have an empty one."""
+    """Make the input kept by `halox.cli.launcher.keep_input` that of rank 0; the others have an empty one."""
     kept, rank = os.environ.pop(STANDARD_INPUT, ""), launched_rank()
     if kept and rank is not None:
         offset, _, path = kept.partition(" ") if rank == 0 else ("0", "", os.devnull)
@@ -113,7 +103,7 @@ def take_input() -> None:
 
 
 def launched_rank() -> int | None:
-    """Return the rank that the launcher has given this process, None if it has given none that is known."""
+    """Return the rank that the launcher has given this process, None if none is known."""
     found = next((os.environ[name] for name in RANKS if name in os.environ), "")
     return int(found) if found.isdecimal() else None
 
@@ -190,7 +180,7 @@ def tell(text: str) -> None:
 
 
 def story(endings: Sequence[tuple[int, Ending]], size: int, name: str = NAME) -> str:
-    """Return what is said of the ends of some ranks: those that ended alike are told once."""
+    """Return the text about the failures of some ranks; equal ones are told once."""
     alike: dict[tuple[str, int], list[int]] = {}
     for rank, ending in endings:
         alike.setdefault((ending.line, ending.status), []).append(rank)
@@ -234,7 +224,7 @@ def fail(ending: Ending) -> int:
 
 
 def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
-    """Say how this rank has failed, and end all ranks."""
+    """Print this rank's failure, and end all ranks."""
     tell(story([(comm.rank, ending)], comm.size, name))
     # MPICH's launcher does not pass on what it has not read by then.
     time.sleep(_PASSED_ON_S)
@@ -242,7 +232,7 @@ def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
 
 
 def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
-    """Return how all ranks have failed, in their order; None unless they all come here in a moment."""
+    """Return the failures of all ranks, in their order; None unless all arrive here in a moment."""
     try:
         if not all_arrive(comm):
             return None
@@ -252,7 +242,7 @@ def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
 
 
 def all_arrive(comm: Any) -> bool:
-    """Whether every rank comes here in a moment: errors are made to be raised on all of them."""
+    """Whether every rank arrives here in a moment: errors are made to be raised on all of them."""
     arrived = comm.Ibarrier()
     deadline = time.monotonic() + OTHERS_FAIL_TOO_S
     while not (together := bool(arrived.Test())) and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """``halox run SCRIPT.py``: the user's own script or module, on ranks that are started or run already.
 
 Options of halox stand before the script's name or right behind it. The first word behind the name that is no option of
-halox begins the script's own arguments, which it gets untouched; ``--`` begins them as well, and is taken away.
+halox begins the script's own arguments, which it gets untouched; ``--`` begins them as well, and is removed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,7 @@ _DIGITS = 10
 
 @dataclass(frozen=True)
 class Script:
-    """A program of the user's.
-
-    Attributes
-    ----------
-    kind : {"file", "module"}
-    target : str
-        The file's path or the module's name.
-    ranks : int or None
-        How many were asked for.
-    arguments : tuple of str
-        The program's own.
-    """
+    """A program of the user's: a file's path or a module's name, the ranks asked for, and its own arguments."""
 
     kind: Literal["file", "module"]
     target: str
@@ -49,18 +38,10 @@ class Script:
 
 
 def read(words: Sequence[str]) -> Script | None:
-    """Return the program that a command line asks for; None if it asks for a mini-app, a list or help.
+    """Return the program that the words after ``halox run`` ask for; None if they ask for a mini-app, a list or help.
 
-    Parameters
-    ----------
-    words : sequence of str
-        Those after ``halox run``.
-
-    Raises
-    ------
-    HaloxError
-        If a number of ranks is none, or given twice; if ``--json`` is given with a script; if there is no such file, or
-        neither an app nor a file of the name.
+    Raises `HaloxError` if a number of ranks is none, or given twice; if ``--json`` is given with a script; if there is
+    no such file, or neither an app nor a file of the name.
     """
     ranks, place = _ranks(words, 0, None)
     as_json = words[place : place + 1] == ["--json"]
@@ -116,13 +97,7 @@ def _ranks(words: Sequence[str], place: int, ranks: int | None) -> tuple[int | N
 
 
 def _is_script(name: str) -> bool:
-    """Whether a name is a script's; no for that of an app.
-
-    Raises
-    ------
-    HaloxError
-        If it is neither.
-    """
+    """Whether a name is a script's, rather than an app's; raise `HaloxError` if it is neither."""
     path = Path(name)
     if not name.endswith(".py") and os.sep not in name:
         apps = catalogue.names()
@@ -142,23 +117,11 @@ def _is_script(name: str) -> bool:
 
 
 def start(script: Script) -> NoReturn:
-    """Become the program, on one rank; or the launcher that runs it on several.
+    """Become the program, on one rank, or the launcher that runs it on several.
 
-    Parameters
-    ----------
-    script : Script
-
-    Raises
-    ------
-    HaloxError
-        If the number of ranks asked for is not the number that the launcher around has started; if the launcher
-        belongs to another MPI library than mpi4py loads.
-    MissingPackageError
-        If ranks are to be started, and no launcher or no MPI library is found.
-
-    Notes
-    -----
-    Replaces this process: standard input and output, signals and the exit status are the program's, or the launcher's.
+    This process is replaced: standard input and output, signals and the exit status are the program's, or the
+    launcher's. Raises `HaloxError` if the launcher around has started another number of ranks, and as
+    `launcher.fitting` does.
     """
     present, asked = launcher.running_ranks(), script.ranks
     if present is None and asked is not None and asked > 1:

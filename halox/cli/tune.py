@@ -1,4 +1,4 @@
-"""``halox tune``: measures the paths of this machine, and writes the constants by which halox chooses among them."""
+"""``halox tune``: measures the paths of this machine, and stores the constants of the cost model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.exchange import calibration
-from halox.exchange.costs import RUN_BYTES, Costs, WayCost
+from halox.exchange.costs import Costs
 from halox.exchange.fitting import Sample, error_of
-from halox.exchange.surroundings import Surroundings
+from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
@@ -34,7 +35,7 @@ _HOST_NOTE = (
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add ``tune`` to the command's parser."""
-    about = "measure the paths between GPUs and keep what was found, so that halox chooses by it"
+    about = "measure paths and store the cost-model constants by which halox chooses among them"
     tuning = commands.add_parser("tune", parents=[common], help=about, description=f"{about}.")
     tuning.add_argument(
         "--device",
@@ -57,8 +58,6 @@ def tune(args: argparse.Namespace, words: Sequence[str]) -> int:
 def ranks_wanted(asked: int | None) -> int | None:
     """Return how many ranks to start: one a GPU and at least two, unless told or inside a launcher.
 
-    Notes
-    -----
     None leaves it to the launcher around.
     """
     from halox.runtime.gpu.cuda import gpu_count
@@ -81,10 +80,11 @@ def _tune(args: argparse.Namespace, comm: Any) -> int:
         near, far = probing.partners(comm.rank, world.nodes)
         prober = probing.Prober(world, comm, device, near, far)
         begin = time.monotonic()
-        if device is None:
-            figures = _host_figures(prober, progress)
+        protocols = probing.tuned("host" if device is None else "gpu")
+        if protocols:
+            figures = _tuned_figures(prober, progress, protocols, write=not args.dry_run)
         else:
-            figures = _gpu_figures(prober, progress, write=not args.dry_run)
+            figures = _host_figures(prober, progress)
         progress.clear()
         if comm.rank == 0:
             figures["seconds"] = round(time.monotonic() - begin, 1)
@@ -97,8 +97,12 @@ def _tune(args: argparse.Namespace, comm: Any) -> int:
     return 0
 
 
-def _gpu_figures(
-    prober: probing.Prober, progress: probing.Progress, *, write: bool
+def _tuned_figures(
+    prober: probing.Prober,
+    progress: probing.Progress,
+    protocols: Sequence[tuple[str, str]],
+    *,
+    write: bool,
 ) -> dict[str, Any]:
     """Measure, fit and write; collective."""
     world = prober.world
@@ -106,14 +110,14 @@ def _gpu_figures(
     fingerprint = calibration.fingerprint_of(world, topology, prober.device)
     shared = any(topology.sharers(rank) for rank in range(world.size))
     found = probing.campaign(
-        prober, probing.GPU_WAYS, probing.POINTS, progress, probing.until(world, LIMIT_S)
+        prober, protocols, probing.POINTS, progress, probing.until(world, LIMIT_S)
     )
-    ways = probing.fitted(found, before, shared_gpu=shared)
-    if not ways:
+    measured = probing.fitted(found, before, shared_gpu=shared)
+    if not measured:
         why = "; ".join(f"{name}: {text}" for name, text in found.refused.items())
-        raise HaloxError(f"no way could be measured well enough: {why or 'time ran out'}")
+        raise HaloxError(f"no protocol could be measured well enough: {why or 'time ran out'}")
     day = datetime.now(UTC).date().isoformat()
-    after = before.updated(ways, f"measured by {NAME} on {world.size} ranks, {day}")
+    after = before.updated(measured, f"measured by {NAME} on {world.size} ranks, {day}")
     path = None
     if write:
         path = world.guarded(
@@ -128,43 +132,40 @@ def _gpu_figures(
         "mpi": fingerprint.mpi,
         "file": str(path) if path else "not written (--dry-run)",
         "cut_short": found.cut_short,
-        "rows": rows_of(ways, before, found.samples, shared_gpu=shared),
+        "rows": rows_of(measured, before, found.samples, shared_gpu=shared),
         "not_measured": found.refused,
     }
 
 
 def look_around(prober: probing.Prober) -> tuple[Topology, Costs]:
     """Return who has which GPU, and the constants in use up to now; collective."""
-    surroundings = Surroundings(World(prober.comm))
+    context = Context(World(prober.comm))
     if prober.device is not None:
-        surroundings.use_device(prober.device)
-    surroundings.look_around()
-    topology, costs = surroundings.topology, surroundings.costs
-    surroundings.close()
-    if topology is None:
-        raise HaloxError("the GPUs of the ranks could not be found out")
-    return topology, costs
+        context.use_device(prober.device)
+    found = context.find_gpus(), context.once(calibration.costs_of)
+    context.close()
+    return found
 
 
 def rows_of(
-    ways: Mapping[str, WayCost],
+    protocols: Mapping[str, ProtocolCost],
     before: Costs,
     samples: Mapping[str, Sequence[Sample]],
     *,
     shared_gpu: bool,
 ) -> list[dict[str, Any]]:
-    """Return two rows a way, its constants before and after, and how far each is from what was measured."""
+    """Return two rows a protocol, its constants before and after, and how far each is from what was measured."""
     rows = []
-    for full, cost in ways.items():
+    for full, cost in protocols.items():
         name = full.removesuffix(", shared GPU") if shared_gpu else full
         measured = samples.get(name, ())
-        for which, constants in (("before", before.ways.get(full)), ("after", cost)):
+        for which, constants in (("before", before.protocols.get(full)), ("after", cost)):
             if constants is None:
                 continue
             speeds = zip(RUN_BYTES, constants.gb_per_s, strict=True)
             rows.append(
                 {
-                    "way": full,
+                    "protocol": full,
                     "constants": which if measured else f"{which}, not measured",
                     "latency_us": round(constants.latency_us, 2),
                     "message_us": round(constants.message_us, 2),
@@ -188,7 +189,7 @@ def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[st
         rows += [
             {
                 "arrays": arrays,
-                "way": taken,
+                "protocol": taken,
                 "bytes": sample.nbytes,
                 "run_bytes": sample.run_bytes,
                 "messages": sample.messages,

@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from halox.collectives.host.in_shared_memory import SMALL_BYTES
-from halox.collectives.host.ordered import GATHERED_BYTES
+from halox.collectives.host.mpi_reduction import GATHERED_BYTES
+from halox.collectives.host.shared_reduction import SMALL_BYTES
 from halox.errors import FieldError
 from halox.values import shown
 

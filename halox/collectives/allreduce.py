@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose
-from halox.collectives.device.device_arrays import DeviceAllreduce
-from halox.collectives.host.on_host import HOST, HostAlgorithm
+from halox.collectives.device.device_allreduce import DeviceAllreduce
+from halox.collectives.host.host_algorithms import HOST, HostAlgorithm
 from halox.collectives.operations import find_operation
 from halox.errors import FieldError, HaloxError
-from halox.notebook import html_facts
 from halox.runtime.arrays import as_ndarray, describe, scalar_array
 from halox.runtime.call_guard import one_thread
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, choose_device, to_host
 from halox.runtime.world import World
+from halox.tables import html_facts
 from halox.values import LARGEST, as_int, as_list, shortened, shown
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Allreduce:
         device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
         self._world = world = World(comm, "making an Allreduce")
-        self._ground = Ground(world)
+        self._ground = Context(world)
         self._tick = world.ticker("allreduce", 0)
 
         def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
@@ -173,7 +173,7 @@ class Allreduce:
             "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
             valid.
         MismatchError
-            If another rank has called off the last call, because its array did not fit; that result is not valid. Only
+            If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
             with "oneshot" and "reduce_scatter_allgather".
         StateError
             If the current stream is being captured, and the algorithm cannot be (`captures`); if another thread is

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.host.ordered import OrderedReduction
+from halox.collectives.host.mpi_reduction import OrderedReduction
 from halox.collectives.operations import find_operation
 from halox.decomposition import FieldSpec
 from halox.errors import FieldError, MismatchError, as_halox_error
@@ -96,7 +96,7 @@ def reduce_array(world: World, array: np.ndarray[Any, Any], op: str) -> np.ndarr
 
     Notes
     -----
-    Collective; blocks. Arrays on a GPU go through `halox.collectives.device.device_numbers`.
+    Collective; blocks. Arrays on a GPU go through `halox.collectives.device.device_fields`.
     """
     error: Exception | None = None
     try:

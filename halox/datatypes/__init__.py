@@ -1,4 +1,4 @@
-"""Datatypes: descriptions of which bytes of memory make up a message.
+"""Datatypes: descriptions of the bytes of memory that make up a message.
 
 The constructors carry MPI's names, argument orders and rules. A datatype knows its canonical
 layout (strided blocks where possible, else a block list), its bounds and its type signature, and

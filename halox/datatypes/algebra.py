@@ -1,7 +1,7 @@
-"""The few operations that every constructor is made of, on datatypes and checked arguments.
+"""Primitive operations behind the constructors, on datatypes and checked arguments.
 
-Each takes what the user wrote (``written``: the constructor's name and arguments, kept for texts
-and for MPI) and derives size, bounds, layout and signature of the new type from the old ones'.
+Each derives size, bounds, layout and signature of the new type from those of the old ones. ``written``
+is the constructor call as the user wrote it: its name and arguments, kept for messages and for MPI.
 """
 
 from __future__ import annotations
@@ -34,44 +34,32 @@ def strided_of(
     written: Written, old: Datatype, count: int, blocklength: int, stride_bytes: int
 ) -> Datatype:
     """``count`` blocks ``stride_bytes`` apart, of ``blocklength`` consecutive items each."""
-    name, arguments = written
     items = count * blocklength
     if not items or _is_void(old):
         return nothing(written, old)
     row = old.bounds.repeated(blocklength, old.extent)
     layout = old.layout.repeated(blocklength, old.extent).repeated(count, stride_bytes)
-    return Datatype(
-        name,
-        arguments,
-        (old,),
-        items * old.size,
-        row.repeated(count, stride_bytes).padded(),
-        layout,
-        old.signature * items,
-    )
+    bounds = row.repeated(count, stride_bytes).padded()
+    return _items_of(written, old, items, bounds, layout)
 
 
 def indexed_of(
     written: Written, old: Datatype, lengths: Int64Array, displacements: Int64Array
 ) -> Datatype:
     """Blocks of ``lengths[i]`` consecutive items at byte ``displacements[i]``."""
-    name, arguments = written
     items = total(lengths)
     if not items or _is_void(old):
         return nothing(written, old)
     bounds = _indexed_bounds(old, lengths, displacements).padded()
-    check_reach(name, items * old.size, bounds)  # before any sum in 64 bits
+    check_reach(written[0], items * old.size, bounds)  # before any sum in 64 bits
     layout = old.layout.indexed(displacements, lengths, old.extent) if old.size else EMPTY
-    return Datatype(
-        name, arguments, (old,), items * old.size, bounds, layout, old.signature * items
-    )
+    return _items_of(written, old, items, bounds, layout)
 
 
 def struct_of(
     written: Written, lengths: Int64Array, displacements: Int64Array, types: tuple[Datatype, ...]
 ) -> Datatype:
     """Blocks of ``lengths[i]`` consecutive items of ``types[i]`` at byte ``displacements[i]``."""
-    name, arguments = written
     entries = [
         (int(length), int(displacement), old)
         for length, displacement, old in zip(lengths, displacements, types, strict=True)
@@ -82,23 +70,16 @@ def struct_of(
         for length, displacement, old in entries
     )
     size = sum(length * old.size for length, _, old in entries)
-    check_reach(name, size, bounds)  # before any sum in 64 bits
-    return Datatype(
-        name,
-        arguments,
-        types,
-        size,
-        bounds.padded(),
-        _struct_layout(entries),
-        Signature.concatenated(old.signature * length for length, _, old in entries),
-    )
+    check_reach(written[0], size, bounds)  # before any sum in 64 bits
+    signature = Signature.concatenated(old.signature * length for length, _, old in entries)
+    layout = _struct_layout(entries)
+    return Datatype(*written, types, size, bounds.padded(), layout, signature)
 
 
 def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatype:
     """Set the bounds explicitly; the bytes stay."""
-    name, arguments = written
     bounds = old.bounds.resized(lb, extent)
-    return Datatype(name, arguments, (old,), old.size, bounds, old.layout, old.signature)
+    return Datatype(*written, (old,), old.size, bounds, old.layout, old.signature)
 
 
 def dup_of(old: Datatype) -> Datatype:
@@ -113,18 +94,14 @@ def box_of(
     strides_bytes: tuple[int, ...],
     offset: int,
 ) -> Datatype:
-    """Nested steps, outermost first; bounds are the true ones until resized."""
-    name, arguments = written
+    """Nested strides, outermost first; the bounds are the true ones until resized."""
     layout, bounds, items = old.layout, old.bounds, prod(subsizes)
     for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
         layout = layout.repeated(count, stride)
         bounds = bounds.repeated(count, stride)
     bounds = bounds.over(offset, offset)
-    check_reach(name, items * old.size, bounds, offset)
-    layout = layout.shifted(offset)
-    return Datatype(
-        name, arguments, (old,), items * old.size, bounds, layout, old.signature * items
-    )
+    check_reach(written[0], items * old.size, bounds, offset)
+    return _items_of(written, old, items, bounds, layout.shifted(offset))
 
 
 def slab_of(
@@ -161,16 +138,19 @@ def slab_of(
         bounds.marked,
         bounds.empty,
     )
-    name, arguments = written
-    return Datatype(
-        name, arguments, (old,), items * old.size, around, layout, old.signature * items
-    )
+    return _items_of(written, old, items, around, layout)
 
 
 def nothing(written: Written, old: Datatype) -> Datatype:
     """Describe no items at all."""
-    name, arguments = written
-    return Datatype(name, arguments, (old,), 0, Bounds(), EMPTY, Signature())
+    return Datatype(*written, (old,), 0, Bounds(), EMPTY, Signature())
+
+
+def _items_of(
+    written: Written, old: Datatype, items: int, bounds: Bounds, layout: Layout
+) -> Datatype:
+    size = items * old.size
+    return Datatype(*written, (old,), size, bounds, layout, old.signature * items)
 
 
 def _is_void(old: Datatype) -> bool:
@@ -192,15 +172,14 @@ def _indexed_bounds(old: Datatype, lengths: Int64Array, displacements: Int64Arra
 
 def _struct_layout(entries: list[tuple[int, int, Datatype]]) -> Layout:
     """Layout of a struct: one block list where every entry is contiguous, else a chain."""
-    if not entries:
-        return EMPTY
     parts = [
         old.layout.repeated(length, old.extent).shifted(displacement)
         for length, displacement, old in entries
     ]
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, StridedBlocks) and not part.counts for part in parts):
-        runs = np.array([(part.offset, part.block_bytes) for part in parts], dtype=np.int64)  # type: ignore[attr-defined]
-        return Listed(BlockList(runs[:, 0].copy(), runs[:, 1].copy()))
+    if len(parts) < 2:
+        return parts[0] if parts else EMPTY
+    runs = [part for part in parts if isinstance(part, StridedBlocks) and not part.counts]
+    if len(runs) == len(parts):
+        offsets = np.array([run.offset for run in runs], np.int64)
+        return Listed(BlockList(offsets, np.array([run.block_bytes for run in runs], np.int64)))
     return Chained(tuple(parts))

@@ -1,9 +1,8 @@
-"""Checks on the arguments of datatype constructors: integers and lists of integers."""
+"""Checks of constructor arguments, integers and lists of integers; all raise `DatatypeError`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +13,12 @@ from halox.values import LARGEST, as_int, as_list, shown
 Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
 
-IntegerList = Sequence[int] | npt.NDArray[Any]
+IntegerList = Sequence[int] | npt.NDArray[np.integer]
 """What the constructors take as a list of integers."""
 
 
-def integer(name: str, value: Any) -> int:
-    """Python int of one integer argument of any sign.
-
-    Raises
-    ------
-    DatatypeError
-        If ``value`` is not an integer (bools are not), or does not fit 64 bits.
-    """
+def integer(name: str, value: object) -> int:
+    """Python int of an integer argument of any sign; bools and more than 64 bits raise."""
     number = as_int(value)
     if number is None:
         raise DatatypeError(f"{name} must be an integer, got {shown(value)}")
@@ -34,45 +27,26 @@ def integer(name: str, value: Any) -> int:
     return number
 
 
-def count_of(name: str, value: Any) -> int:
-    """Python int of one argument that counts something.
-
-    Raises
-    ------
-    DatatypeError
-        If ``value`` is not an integer, or negative.
-    """
+def count_of(name: str, value: object) -> int:
+    """Python int of an argument that counts something; less than 0 raises."""
     number = integer(name, value)
     if number < 0:
         raise DatatypeError(f"{name} must be 0 or more, got {number}")
     return number
 
 
-def integer_tuple(name: str, values: Any) -> tuple[int, ...]:
-    """Tuple of Python ints, for the short lists that have one entry an axis.
-
-    Raises
-    ------
-    DatatypeError
-        If ``values`` is not a sequence of integers.
-    """
-    are_ints = type(values) is tuple and set(map(type, values)) == {int}
-    if are_ints and max(values) <= LARGEST and min(values) >= -LARGEST:
-        return tuple(values)
+def integer_tuple(name: str, values: object) -> tuple[int, ...]:
+    """Tuple of Python ints, for the short lists that have one entry an axis."""
+    if type(values) is tuple and all(type(n) is int and -LARGEST <= n <= LARGEST for n in values):
+        return values
     items = as_list(values)
     if items is None:
         raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")
     return tuple(integer(f"{name}[{axis}]", value) for axis, value in enumerate(items))
 
 
-def integer_array(name: str, values: Any) -> Int64Array:
-    """Read-only one-dimensional int64 copy of a list of integers.
-
-    Raises
-    ------
-    DatatypeError
-        If ``values`` is not a one-dimensional list of integers that fit 64 bits.
-    """
+def integer_array(name: str, values: object) -> Int64Array:
+    """Read-only one-dimensional int64 copy of a list of integers."""
     try:
         given = np.asarray(values)
     except Exception:  # an object may raise anything
@@ -88,14 +62,8 @@ def integer_array(name: str, values: Any) -> Int64Array:
     return frozen(np.array(given, dtype=np.int64))
 
 
-def count_array(name: str, values: Any) -> Int64Array:
-    """Read-only one-dimensional int64 copy of a list of counts.
-
-    Raises
-    ------
-    DatatypeError
-        If ``values`` is not a one-dimensional list of integers, or one is negative.
-    """
+def count_array(name: str, values: object) -> Int64Array:
+    """Read-only one-dimensional int64 copy of a list of counts."""
     counts = integer_array(name, values)
     if counts.size and int(counts.min()) < 0:
         where = int(counts.argmin())
@@ -103,14 +71,8 @@ def count_array(name: str, values: Any) -> Int64Array:
     return counts
 
 
-def same_lengths(**lists: Any) -> None:
-    """Check that lists which go together have one length.
-
-    Raises
-    ------
-    DatatypeError
-        If they do not; names each list and its length.
-    """
+def same_lengths(**lists: Sized) -> None:
+    """Raise unless lists that go together have one length."""
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         given = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -118,13 +80,7 @@ def same_lengths(**lists: Any) -> None:
 
 
 def scaled(name: str, values: Int64Array, factor: int) -> Int64Array:
-    """``values * factor``, in int64.
-
-    Raises
-    ------
-    DatatypeError
-        If a product does not fit 64 bits.
-    """
+    """``values * factor`` in int64; raises if a product does not fit."""
     if values.size:
         largest = max(abs(int(values.max())), abs(int(values.min())))
         if largest * abs(factor) > LARGEST:

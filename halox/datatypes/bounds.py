@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from halox.errors import DatatypeError
 from halox.values import LARGEST
@@ -61,17 +61,7 @@ class Bounds:
     def padded(self) -> Bounds:
         """Round the extent up to the alignment, unless the bounds are explicit."""
         padding = 0 if self.marked else -self.extent % self.alignment
-        if not padding:
-            return self
-        return Bounds(
-            self.lb,
-            self.ub + padding,
-            self.true_lb,
-            self.true_ub,
-            self.alignment,
-            self.marked,
-            self.empty,
-        )
+        return replace(self, ub=self.ub + padding) if padding else self
 
     def resized(self, lb: int, extent: int) -> Bounds:
         """Set the bounds explicitly; the bytes stay."""
@@ -98,25 +88,9 @@ class Bounds:
 
 
 def check_reach(what: str, size: int, bounds: Bounds, *displacements: int) -> None:
-    """Refuse a type of which some number in bytes leaves 64 bits.
+    """Refuse a type whose bounds, size, or further numbers in bytes leave 64 bits.
 
-    Python's integers do not wrap, NumPy's do: what passes here can be laid out in int64.
-
-    Parameters
-    ----------
-    what : str
-        Names the type in the error.
-    size : int
-        Bytes of data.
-    bounds : Bounds
-        Of the type.
-    *displacements : int
-        Further numbers that the layout takes.
-
-    Raises
-    ------
-    DatatypeError
-        If a bound, the distance between two, the size or a displacement is 2**63 or more.
+    Python's integers do not wrap, NumPy's do: whatever passes here can be laid out in int64.
     """
     true_extent = bounds.true_ub - bounds.true_lb
     places = (bounds.lb, bounds.ub, bounds.true_lb, bounds.true_ub, *displacements)

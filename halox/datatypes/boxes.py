@@ -7,7 +7,7 @@ from math import prod
 from operator import mul
 from typing import Literal
 
-from halox.datatypes import algebra
+from halox.datatypes.algebra import box_of, nothing, slab_of
 from halox.datatypes.arguments import integer_tuple, same_lengths
 from halox.datatypes.constructors import hindexed_block, hvector
 from halox.datatypes.datatype import Datatype
@@ -45,7 +45,7 @@ def subarray(
     ------
     DatatypeError
         If the lists differ in length or are empty.
-        If a size or subsize is below 1, or the box does not lie within the array.
+        If a size or subsize is below 1, or the box is not within the array.
         If ``order`` is neither ``"C"`` nor ``"F"``.
 
     Examples
@@ -70,12 +70,12 @@ def subarray(
     inner = as_datatype(old)
     written = ("subarray", (shape, box, corner, order))
     if not inner.size and not inner.bounds.marked:
-        return algebra.nothing(written, inner)
+        return nothing(written, inner)
     steps = contiguous_strides(shape, inner.extent, order)
     offset = sum(start * step for start, step in zip(corner, steps, strict=True))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
-    made = algebra.box_of(written, inner, box, steps, offset)
+    made = box_of(written, inner, box, steps, offset)
     return made.with_bounds(made.bounds.resized(0, prod(shape) * inner.extent))
 
 
@@ -100,13 +100,13 @@ def slab(
     Returns
     -------
     Datatype
-        Displacements are relative to the array's element ``[0, ..., 0]``; elements stand in C
+        Displacements are relative to the array's element ``[0, ..., 0]``; elements are in C
         order of their indices whatever the strides.
 
     Raises
     ------
     DatatypeError
-        If the lists differ in length, or the box does not lie within the array.
+        If the lists differ in length, or the box is not within the array.
 
     Examples
     --------
@@ -128,12 +128,12 @@ def slab(
             )
     inner = as_datatype(dtype)
     if not isinstance(inner.layout, StridedBlocks) or not inner.size:
-        return nested_slab(inner, steps, corner, box)
+        return _nested_slab(inner, steps, corner, box)
     offset = sum(map(mul, corner, steps))
-    return algebra.slab_of(("slab", (sizes, steps, corner, box)), inner, box, steps, offset)
+    return slab_of(("slab", (sizes, steps, corner, box)), inner, box, steps, offset)
 
 
-def nested_slab(
+def _nested_slab(
     old: Datatype, strides: tuple[int, ...], starts: tuple[int, ...], subsizes: tuple[int, ...]
 ) -> Datatype:
     """Build a slab from MPI's constructors: an hvector an axis."""

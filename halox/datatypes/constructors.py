@@ -1,8 +1,8 @@
 """Datatype constructors, by MPI's names and in MPI's argument orders.
 
-The old type stands last, as a datatype or anything ``numpy.dtype`` takes; ``resized`` alone has it
-first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
-stands in :mod:`halox.datatypes.boxes`.
+The old type is the last argument, a datatype or anything ``numpy.dtype`` takes; for ``resized`` alone
+it is the first, as in MPI. None of them is collective, and none touches memory or a device. ``subarray``
+is in :mod:`halox.datatypes.boxes`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halox.datatypes import algebra
+from halox.datatypes.algebra import dup_of, indexed_of, resized_of, strided_of, struct_of
 from halox.datatypes.arguments import (
     IntegerList,
     count_array,
@@ -80,7 +80,7 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
     24
     """
     count, inner = count_of("count", count), as_datatype(old)
-    return algebra.strided_of(("contiguous", (count,)), inner, count, 1, inner.extent)
+    return strided_of(("contiguous", (count,)), inner, count, 1, inner.extent)
 
 
 def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype:
@@ -114,7 +114,7 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride, inner = integer("stride", stride), as_datatype(old)
     written = ("vector", (count, blocklength, stride))
-    return algebra.strided_of(written, inner, count, blocklength, stride * inner.extent)
+    return strided_of(written, inner, count, blocklength, stride * inner.extent)
 
 
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
@@ -148,7 +148,7 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride_bytes, inner = integer("stride_bytes", stride_bytes), as_datatype(old)
     written = ("hvector", (count, blocklength, stride_bytes))
-    return algebra.strided_of(written, inner, count, blocklength, stride_bytes)
+    return strided_of(written, inner, count, blocklength, stride_bytes)
 
 
 def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -181,12 +181,8 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
     starts = integer_array("displacements", displacements)
     same_lengths(blocklengths=lengths, displacements=starts)
     inner = as_datatype(old)
-    return algebra.indexed_of(
-        ("indexed", (lengths, starts)),
-        inner,
-        lengths,
-        scaled("displacements", starts, inner.extent),
-    )
+    offsets = scaled("displacements", starts, inner.extent)
+    return indexed_of(("indexed", (lengths, starts)), inner, lengths, offsets)
 
 
 def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -218,7 +214,7 @@ def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: Ty
     lengths = count_array("blocklengths", blocklengths)
     starts = integer_array("byte_displacements", byte_displacements)
     same_lengths(blocklengths=lengths, byte_displacements=starts)
-    return algebra.indexed_of(("hindexed", (lengths, starts)), as_datatype(old), lengths, starts)
+    return indexed_of(("hindexed", (lengths, starts)), as_datatype(old), lengths, starts)
 
 
 def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -249,13 +245,9 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
     """
     blocklength = count_of("blocklength", blocklength)
     starts = integer_array("displacements", displacements)
-    inner = as_datatype(old)
-    return algebra.indexed_of(
-        ("indexed_block", (blocklength, starts)),
-        inner,
-        np.full(starts.size, blocklength, dtype=np.int64),
-        scaled("displacements", starts, inner.extent),
-    )
+    lengths, inner = np.full(starts.size, blocklength, np.int64), as_datatype(old)
+    offsets = scaled("displacements", starts, inner.extent)
+    return indexed_of(("indexed_block", (blocklength, starts)), inner, lengths, offsets)
 
 
 def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -286,12 +278,8 @@ def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeL
     """
     blocklength = count_of("blocklength", blocklength)
     starts = integer_array("byte_displacements", byte_displacements)
-    return algebra.indexed_of(
-        ("hindexed_block", (blocklength, starts)),
-        as_datatype(old),
-        np.full(starts.size, blocklength, dtype=np.int64),
-        starts,
-    )
+    lengths, inner = np.full(starts.size, blocklength, np.int64), as_datatype(old)
+    return indexed_of(("hindexed_block", (blocklength, starts)), inner, lengths, starts)
 
 
 def struct(
@@ -335,7 +323,7 @@ def struct(
         raise DatatypeError(f"types must be a sequence, one type a block, got {shown(types)}")
     same_lengths(blocklengths=lengths, byte_displacements=starts, types=entries)
     olds = tuple(as_datatype(old) for old in entries)
-    return algebra.struct_of(("struct", (lengths, starts)), lengths, starts, olds)
+    return struct_of(("struct", (lengths, starts)), lengths, starts, olds)
 
 
 def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
@@ -366,7 +354,7 @@ def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
     [0, 32, 64, 8, 40, 72]
     """
     lb, extent = integer("lb", lb), integer("extent", extent)
-    return algebra.resized_of(("resized", (lb, extent)), as_datatype(old), lb, extent)
+    return resized_of(("resized", (lb, extent)), as_datatype(old), lb, extent)
 
 
 def dup(old: TypeLike) -> Datatype:
@@ -387,4 +375,4 @@ def dup(old: TypeLike) -> Datatype:
     >>> dup("f8") == primitive("f8")
     True
     """
-    return algebra.dup_of(as_datatype(old))
+    return dup_of(as_datatype(old))

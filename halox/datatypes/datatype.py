@@ -1,4 +1,4 @@
-"""The datatype: an immutable description of which bytes of memory make up a message."""
+"""The datatype: an immutable description of the bytes of memory that make up a message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from halox.datatypes.arguments import count_of
 from halox.datatypes.bounds import Bounds, check_reach
 from halox.datatypes.layout import EMPTY, BlockList, Layout, StridedBlocks
+from halox.datatypes.mpi_handles import derived_handle, primitive_handle, with_bounds
 from halox.datatypes.signature import Signature
-from halox.datatypes.to_mpi import to_mpi
 from halox.errors import DatatypeError
 from halox.values import shown
 
@@ -43,7 +43,7 @@ class Datatype:
     False
     """
 
-    __slots__ = ("_bounds", "_layout", "_signature", "arguments", "constructor", "olds", "size")
+    __slots__ = ("arguments", "bounds", "constructor", "layout", "olds", "signature", "size")
 
     constructor: str
     """Name of the constructor that made this datatype, such as ``"vector"``."""
@@ -53,6 +53,12 @@ class Datatype:
     """The old types this datatype is made of; empty for a primitive."""
     size: int
     """Bytes of data in one item."""
+    bounds: Bounds
+    """All bounds together."""
+    layout: Layout
+    """Blocks of one item."""
+    signature: Signature
+    """The sequence of primitive types, comparable in constant time."""
 
     def __init__(
         self,
@@ -69,64 +75,49 @@ class Datatype:
         self.arguments = arguments
         self.olds = olds
         self.size = size
-        self._bounds = bounds
-        self._layout = layout
-        self._signature = signature
-
-    @property
-    def bounds(self) -> Bounds:
-        """All bounds together."""
-        return self._bounds
-
-    @property
-    def layout(self) -> Layout:
-        """Where the bytes of one item lie."""
-        return self._layout
-
-    @property
-    def signature(self) -> Signature:
-        """The sequence of primitive types, comparable in constant time."""
-        return self._signature
+        self.bounds = bounds
+        self.layout = layout
+        self.signature = signature
 
     @property
     def extent(self) -> int:
         """Distance in bytes between consecutive items."""
-        return self._bounds.extent
+        return self.bounds.extent
 
     @property
     def lb(self) -> int:
         """Lower bound in bytes."""
-        return self._bounds.lb
+        return self.bounds.lb
 
     @property
     def ub(self) -> int:
         """Upper bound in bytes."""
-        return self._bounds.ub
+        return self.bounds.ub
 
     @property
     def true_lb(self) -> int:
         """Displacement of the first byte touched."""
-        return self._bounds.true_lb
+        return self.bounds.true_lb
 
     @property
     def true_ub(self) -> int:
         """Displacement one past the last byte touched."""
-        return self._bounds.true_ub
+        return self.bounds.true_ub
 
     @property
     def true_extent(self) -> int:
         """Bytes from the first one touched to the last."""
-        return self._bounds.true_ub - self._bounds.true_lb
+        return self.bounds.true_ub - self.bounds.true_lb
 
     @property
     def elements(self) -> int:
         """Number of primitives in one item."""
-        return self._signature.elements
+        return self.signature.elements
 
     @property
     def uniform(self) -> np.dtype | None:
         """The dtype of the primitives if all are alike, else None."""
-        return self._signature.uniform
+        return self.signature.uniform
 
     @property
     def strided(self) -> StridedBlocks | None:
@@ -135,21 +126,14 @@ class Datatype:
         Notes
         -----
         Immediate for whatever is built of contiguous types, vectors and subarrays. For an indexed
-        type or a struct the first access goes through its blocks once.
+        type or a struct the first access walks its blocks once.
         """
-        return self._layout.strided
+        return self.layout.strided
 
     def with_bounds(self, bounds: Bounds) -> Datatype:
         """Copy the datatype with other bounds."""
-        return Datatype(
-            self.constructor,
-            self.arguments,
-            self.olds,
-            self.size,
-            bounds,
-            self._layout,
-            self._signature,
-        )
+        parts = (self.constructor, self.arguments, self.olds, self.size)
+        return Datatype(*parts, bounds, self.layout, self.signature)
 
     def items(self, count: int) -> Layout:
         """Layout of ``count`` consecutive items.
@@ -162,14 +146,14 @@ class Datatype:
         if type(count) is not int or count < 0:
             count = count_of("count", count)
         if count == 1:
-            return self._layout
+            return self.layout
         if count == 0:
             return EMPTY
         self.reach(count)
-        return self._layout.repeated(count, self.extent)
+        return self.layout.repeated(count, self.extent)
 
     def reach(self, count: int) -> tuple[int, int]:
-        """Return the first byte that ``count`` consecutive items touch, and the one past the last.
+        """Return the half-open range of the bytes that ``count`` consecutive items touch.
 
         Raises
         ------
@@ -181,15 +165,15 @@ class Datatype:
         if count == 1:
             return self.true_lb, self.true_ub
         last = (count - 1) * self.extent
-        items = self._bounds.over(min(0, last), max(0, last))
+        items = self.bounds.over(min(0, last), max(0, last))
         check_reach(f"{count} item(s) of {self!r}", count * self.size, items)
         return items.true_lb, items.true_ub
 
     def blocks(self, count: int = 1) -> BlockList:
         """Block list of ``count`` consecutive items.
 
-        Blocks stand in the order of the typemap; one that begins where the one before ends is
-        joined to it.
+        In the order of the typemap; a block that begins at the end of the one before is joined to
+        it.
 
         Parameters
         ----------
@@ -241,8 +225,8 @@ class Datatype:
         """
         if not isinstance(other, Datatype):
             raise DatatypeError(f"other must be a Datatype, got {shown(other)}")
-        return self._layout is other._layout or (
-            self.size == other.size and self._layout.same_as(other._layout)
+        return self.layout is other.layout or (
+            self.size == other.size and self.layout.same_as(other.layout)
         )
 
     def to_mpi(self) -> MPI.Datatype:
@@ -263,7 +247,20 @@ class Datatype:
         Not collective. Primitives that MPI has no type for (strings, datetimes, other byte orders,
         ``f2`` in most builds) travel as bytes, and :func:`from_mpi` reads them back as such.
         """
-        return to_mpi(self)
+        return self._handle().Commit()
+
+    def _handle(self) -> MPI.Datatype:
+        """Make mpi4py's datatype, not committed."""
+        if self.constructor == "primitive":
+            return primitive_handle(self.arguments[0])
+        olds = [old._handle() for old in self.olds]
+        try:
+            extent = self.olds[0].extent if self.olds else 0
+            made = derived_handle(self.constructor, self.arguments, olds, extent)
+        finally:
+            for old in olds:
+                old.Free()
+        return with_bounds(made, self.lb, self.extent)
 
     def __eq__(self, other: object) -> bool:
         """Whether both mean the same bytes, bounds and primitives."""
@@ -272,13 +269,13 @@ class Datatype:
         return (
             self.lb == other.lb
             and self.ub == other.ub
-            and self._signature == other._signature
+            and self.signature == other.signature
             and self.same_layout(other)
         )
 
     def __hash__(self) -> int:
-        """Hash of what is quickly compared."""
-        return hash((self.lb, self.ub, self._signature.digest))
+        """Hash of the bounds and the signature."""
+        return hash((self.lb, self.ub, self.signature.digest))
 
     def __repr__(self) -> str:
         """Text with the constructor call, the size and the extent."""
@@ -287,14 +284,14 @@ class Datatype:
     def describe(self) -> str:
         """Short text: the constructor and its arguments, long lists cut."""
         if self.constructor == "primitive":
-            return str(self._signature).removesuffix(" x 1")
+            return str(self.signature).removesuffix(" x 1")
         arguments = [_short(argument) for argument in self.arguments]
         if self.constructor == "struct":
             arguments.append(_short([old.describe() for old in self.olds]))
         elif self.constructor == "resized":
             arguments.insert(0, self.olds[0].describe())
         else:
-            # The order of a subarray alone stands behind the old type.
+            # Only the order of a subarray follows the old type.
             at = 3 if self.constructor == "subarray" else len(arguments)
             arguments.insert(at, self.olds[0].describe())
         return f"{self.constructor}({', '.join(arguments)})"
@@ -303,6 +300,6 @@ class Datatype:
 def _short(argument: Any) -> str:
     """Text of one argument, lists cut after three entries."""
     if isinstance(argument, (np.ndarray, list)):
-        shown = ", ".join(str(entry) for entry in argument[:3])
-        return f"[{shown}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{shown}]"
+        head = ", ".join(str(entry) for entry in argument[:3])
+        return f"[{head}, ... {len(argument)} in all]" if len(argument) > 3 else f"[{head}]"
     return str(argument)

@@ -1,9 +1,9 @@
-"""Where a datatype's bytes lie: strided blocks, block lists, and the tree between them.
+"""Layouts of datatypes: strided blocks, block lists, and the tree between them.
 
-A layout is the typemap without the types: runs of bytes in order. Whatever can be written as
-nested equal strides becomes one :class:`StridedBlocks`, whose form is unique: layouts that touch
-the same bytes in the same order have equal forms, however they were built. What cannot keeps a
-tree of the nodes below, which becomes a :class:`BlockList` when someone needs the list.
+A layout is the typemap without the types: blocks of bytes in order. Nested equal strides reduce to
+one :class:`StridedBlocks`, whose form is unique: layouts that touch the same bytes in the same order
+have equal forms, however they were built. Irregular layouts keep a tree of the nodes below, which is
+expanded into a :class:`BlockList` on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from halox.errors import DatatypeError
 
 
 class Layout(ABC):
-    """Runs of bytes in order, relative to an origin."""
+    """Blocks of bytes in order, relative to an origin."""
 
     __slots__ = ()
 
@@ -40,39 +40,13 @@ class Layout(ABC):
         """``count`` copies, ``stride`` bytes apart."""
 
     @property
+    @abstractmethod
     def most_blocks(self) -> int:
-        """Number of blocks before neighbours are merged; found without listing them."""
-        strided = self.strided
-        return self._count_blocks() if strided is None else strided.n_blocks
+        """Number of blocks before neighbours are merged, found without listing them."""
 
-    def _count_blocks(self) -> int:
-        """Blocks of a layout that is not strided as a whole."""
-        raise NotImplementedError
-
+    @abstractmethod
     def parts(self, limit: int) -> tuple[Part, ...] | None:
-        """Take the layout apart into strided parts.
-
-        Parameters
-        ----------
-        limit : int
-            Most parts.
-
-        Returns
-        -------
-        tuple of Part or None
-            Parts that hold every byte once; None if it takes more than ``limit``.
-        """
-        strided = self.strided
-        if strided is not None:
-            whole = Part(strided, StridedBlocks.canonical(0, (), (), strided.nbytes))
-            found: tuple[Part, ...] | None = (whole,) if strided.nbytes else ()
-        else:
-            found = self._irregular_parts(limit)
-        return None if found is None or len(found) > limit else found
-
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        """Parts of a layout that is not strided as a whole; may exceed the limit by a few."""
-        raise NotImplementedError
+        """Strided parts that together hold every byte once; None if there are more than ``limit``."""
 
     def shifted(self, offset: int) -> Layout:
         """Move the layout ``offset`` bytes further on."""
@@ -124,10 +98,6 @@ class StridedBlocks(Layout):
     strides: tuple[int, ...]
     block_bytes: int
 
-    def __reduce__(self) -> tuple[type[StridedBlocks], tuple[object, ...]]:
-        """Pickle the fields alone: plans send many."""
-        return StridedBlocks, (self.offset, self.counts, self.strides, self.block_bytes)
-
     @staticmethod
     def canonical(
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
@@ -147,10 +117,9 @@ class StridedBlocks(Layout):
                 levels.append((count, stride))
         if not block_bytes:
             return EMPTY
-        if not levels:
-            return StridedBlocks(offset, (), (), block_bytes)
-        steps, distances = zip(*reversed(levels), strict=True)
-        return StridedBlocks(offset, steps, distances, block_bytes)
+        levels.reverse()
+        found = tuple(count for count, _ in levels)
+        return StridedBlocks(offset, found, tuple(stride for _, stride in levels), block_bytes)
 
     @property
     def n_blocks(self) -> int:
@@ -166,6 +135,24 @@ class StridedBlocks(Layout):
     def strided(self) -> StridedBlocks:
         """Itself."""
         return self
+
+    @property
+    def most_blocks(self) -> int:
+        """Number of blocks."""
+        return self.n_blocks
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Half-open range from the first byte touched to the last."""
+        reach = [(n - 1) * stride for n, stride in zip(self.counts, self.strides, strict=True)]
+        low = self.offset + sum(r for r in reach if r < 0)
+        return low, self.offset + sum(r for r in reach if r > 0) + self.block_bytes
+
+    def parts(self, limit: int) -> tuple[Part, ...] | None:
+        """Return itself as the one part, or none where there are no bytes."""
+        if not self.nbytes:
+            return ()
+        return (Part(self, StridedBlocks(0, (), (), self.nbytes)),) if limit else None
 
     @property
     def overlaps(self) -> bool:
@@ -227,7 +214,7 @@ EMPTY = StridedBlocks(0, (), (), 0)
 
 
 class Part(NamedTuple):
-    """Strided blocks in memory, and where the same bytes stand among all packed ones."""
+    """Strided blocks in memory, and the places of the same bytes among all packed ones."""
 
     memory: StridedBlocks
     packed: StridedBlocks
@@ -323,18 +310,30 @@ class BlockList:
         if not (lengths == block).all():
             if not np.isin(lengths, (block, 2 * block)).all():
                 return None
-            offsets = _spread(offsets, lengths // block, block)
+            offsets = spread(offsets, lengths // block, block)
         levels = _regular_levels(offsets)
         return None if levels is None else StridedBlocks(int(offsets[0]), *levels, block)
 
 
 class _Irregular(Layout):
-    """Common to the layouts whose strided form, if any, takes work to find: found once."""
+    """Base of the layouts whose strided form, if any, takes work to find; it is found once."""
 
     @cached_property
     def strided(self) -> StridedBlocks | None:
         """The canonical strided form, or None if the layout has none."""
         return self._find_strided()
+
+    @property
+    def most_blocks(self) -> int:
+        """Number of blocks before neighbours are merged, found without listing them."""
+        return self._count_blocks() if self.strided is None else self.strided.n_blocks
+
+    def parts(self, limit: int) -> tuple[Part, ...] | None:
+        """Strided parts that together hold every byte once; None if there are more than ``limit``."""
+        if self.strided is not None:
+            return self.strided.parts(limit)
+        found = self._irregular_parts(limit)
+        return None if found is None or len(found) > limit else found
 
     @cached_property
     def _blocks(self) -> BlockList:
@@ -346,13 +345,20 @@ class _Irregular(Layout):
 
     def repeated(self, count: int, stride: int) -> Layout:
         """``count`` copies, ``stride`` bytes apart."""
-        return self if count == 1 else _Repeated(self, count, stride)
+        return self if count == 1 else _Indexed(self, _one(0), _one(count), stride)
 
     def _find_strided(self) -> StridedBlocks | None:
         return self._blocks.strided()
 
     @abstractmethod
     def _expand(self) -> BlockList: ...
+
+    @abstractmethod
+    def _count_blocks(self) -> int: ...
+
+    @abstractmethod
+    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
+        """Parts of a layout that is not strided as a whole; may exceed the limit by a few."""
 
 
 class Listed(_Irregular):
@@ -402,46 +408,19 @@ class Chained(_Irregular):
 
     def _expand(self) -> BlockList:
         lists = [part.block_list() for part in self._parts]
-        if not lists:
-            return EMPTY.block_list()
         return BlockList(
             np.concatenate([blocks.offsets for blocks in lists]),
             np.concatenate([blocks.lengths for blocks in lists]),
         ).merged()
 
 
-class _Repeated(_Irregular):
-    """Copies of a layout at one stride.
+class _Indexed(_Irregular):
+    """Copies of a layout, ``lengths[i]`` of them from each displacement on.
 
     An irregular sequence of blocks does not become regular by being repeated: the first change of
     step inside the copies would fall on multiples of one run length in every copy, which makes the
-    part itself regular. So the strided form follows from the part's, here and below.
+    part itself regular. So the strided form follows from the part's.
     """
-
-    def __init__(self, part: Layout, count: int, stride: int) -> None:
-        self._part, self._count, self._stride = part, count, stride
-
-    def _find_strided(self) -> StridedBlocks | None:
-        part = self._part.strided
-        return None if part is None else part.repeated(self._count, self._stride)
-
-    def _count_blocks(self) -> int:
-        return self._count * self._part.most_blocks
-
-    def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        parts = self._part.parts(limit)
-        if parts is None:
-            return None
-        nbytes = _nbytes(parts)
-        return tuple(part.repeated(self._count, self._stride, nbytes) for part in parts)
-
-    def _expand(self) -> BlockList:
-        _check_listable(self._count)
-        return self._part.block_list().at(np.arange(self._count, dtype=np.int64) * self._stride)
-
-
-class _Indexed(_Irregular):
-    """Runs of copies of a layout at given displacements."""
 
     def __init__(
         self, part: Layout, displacements: Int64Array, lengths: Int64Array, stride: int
@@ -451,11 +430,11 @@ class _Indexed(_Irregular):
         self._displacements, self._lengths = displacements[used], lengths[used]
 
     def _find_strided(self) -> StridedBlocks | None:
-        part = self._part.strided
-        if part is None:
-            return None if self._lengths.size else EMPTY
         if not self._lengths.size:
             return EMPTY
+        part = self._part.strided
+        if part is None:
+            return None
         length = int(self._lengths[0])
         if (self._lengths == length).all():
             levels = _regular_levels(self._displacements)
@@ -489,7 +468,7 @@ class _Indexed(_Irregular):
         return tuple(found)
 
     def _expand(self) -> BlockList:
-        return self._part.block_list().at(_spread(self._displacements, self._lengths, self._stride))
+        return self._part.block_list().at(spread(self._displacements, self._lengths, self._stride))
 
 
 MOST_LISTED = 1 << 32
@@ -513,7 +492,7 @@ def _outer_sum(outer: Int64Array, inner: Int64Array) -> Int64Array:
     return np.add.outer(outer, inner).reshape(-1)
 
 
-def _spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
+def spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
     """``starts[i] + j * stride`` for each i and ``j < counts[i]``, in order."""
     _check_listable(total(counts))
     first = np.cumsum(counts) - counts

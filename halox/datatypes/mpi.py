@@ -1,8 +1,8 @@
-"""Datatypes from mpi4py."""
+"""Datatypes from those of mpi4py, which is imported on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from halox.datatypes import constructors as make
 from halox.datatypes.boxes import subarray
 from halox.datatypes.datatype import Datatype
+from halox.datatypes.mpi_handles import mpi4py
 from halox.datatypes.numpy_types import as_datatype
-from halox.datatypes.to_mpi import load_mpi
 from halox.errors import DatatypeError
 from halox.values import shown
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
-    """Take over a datatype made with mpi4py.
+    """Datatype of halox for one made with mpi4py.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     <Datatype vector(3, 1, 4, f8): 24 bytes, extent 72>
     >>> column.Free()
     """
-    mpi = load_mpi()
+    mpi = mpi4py()
     if not isinstance(mpi_datatype, mpi.Datatype):
         raise DatatypeError(f"an mpi4py datatype is needed, got {shown(mpi_datatype)}")
     if mpi_datatype == mpi.DATATYPE_NULL:
@@ -74,55 +74,53 @@ def _from_mpi(given: MPI.Datatype, mpi: Any) -> Datatype:
         for part in parts:
             if not part.is_predefined:
                 part.Free()
-    read = _readers(mpi).get(given.combiner)
-    if read is None:
+    combiners = {getattr(mpi, f"COMBINER_{name}"): name for name in _COMBINERS}
+    name = combiners.get(given.combiner)
+    if name is None:
         raise DatatypeError(
             f"an MPI datatype made by constructor number {given.combiner} has no counterpart; "
             "describe the same bytes with struct, indexed or subarray"
         )
-    made = read(described, olds)
+    made = _rebuilt(name, described, olds)
     lb, extent = given.Get_extent()
     return made if (made.lb, made.extent) == (lb, extent) else make.resized(made, lb, extent)
 
 
-def _readers(mpi: Any) -> dict[int, Callable[[dict[str, Any], list[Datatype]], Datatype]]:
-    """For each of MPI's combiners, the constructor call that does the same."""
-    orders = {mpi.ORDER_C: "C", mpi.ORDER_FORTRAN: "F"}
-    return {
-        mpi.COMBINER_DUP: lambda _, old: make.dup(old[0]),
-        mpi.COMBINER_CONTIGUOUS: lambda a, old: make.contiguous(a["count"], old[0]),
-        mpi.COMBINER_VECTOR: lambda a, old: make.vector(
-            a["count"], a["blocklength"], a["stride"], old[0]
-        ),
-        mpi.COMBINER_HVECTOR: lambda a, old: make.hvector(
-            a["count"], a["blocklength"], a["stride"], old[0]
-        ),
-        mpi.COMBINER_INDEXED: lambda a, old: make.indexed(
-            a["blocklengths"], a["displacements"], old[0]
-        ),
-        mpi.COMBINER_HINDEXED: lambda a, old: make.hindexed(
-            a["blocklengths"], a["displacements"], old[0]
-        ),
-        mpi.COMBINER_INDEXED_BLOCK: lambda a, old: make.indexed_block(
-            a["blocklength"], a["displacements"], old[0]
-        ),
-        mpi.COMBINER_HINDEXED_BLOCK: lambda a, old: make.hindexed_block(
-            a["blocklength"], a["displacements"], old[0]
-        ),
-        mpi.COMBINER_STRUCT: lambda a, old: make.struct(a["blocklengths"], a["displacements"], old),
-        mpi.COMBINER_SUBARRAY: lambda a, old: subarray(
-            a["sizes"],
-            a["subsizes"],
-            a["starts"],
-            old[0],
-            "C" if orders[a["order"]] == "C" else "F",
-        ),
-        mpi.COMBINER_RESIZED: lambda a, old: make.resized(old[0], a["lb"], a["extent"]),
-    }
+def _rebuilt(name: str, given: dict[str, Any], olds: list[Datatype]) -> Datatype:
+    """Call the constructor of that name with the arguments that mpi4py decoded."""
+    if name == "STRUCT":
+        return make.struct(given["blocklengths"], given["displacements"], olds)
+    if name == "RESIZED":
+        return make.resized(olds[0], given["lb"], given["extent"])
+    constructor, keys = _CONSTRUCTORS[name]
+    made: Datatype = constructor(*(given[key] for key in keys), olds[0])
+    return made
+
+
+def _subarray(
+    sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int, old: Datatype
+) -> Datatype:
+    return subarray(sizes, subsizes, starts, old, "C" if order == mpi4py().ORDER_C else "F")
+
+
+_CONSTRUCTORS: dict[str, tuple[Callable[..., Datatype], tuple[str, ...]]] = {
+    "DUP": (make.dup, ()),
+    "CONTIGUOUS": (make.contiguous, ("count",)),
+    "VECTOR": (make.vector, ("count", "blocklength", "stride")),
+    "HVECTOR": (make.hvector, ("count", "blocklength", "stride")),
+    "INDEXED": (make.indexed, ("blocklengths", "displacements")),
+    "HINDEXED": (make.hindexed, ("blocklengths", "displacements")),
+    "INDEXED_BLOCK": (make.indexed_block, ("blocklength", "displacements")),
+    "HINDEXED_BLOCK": (make.hindexed_block, ("blocklength", "displacements")),
+    "SUBARRAY": (_subarray, ("sizes", "subsizes", "starts", "order")),
+}
+"""By MPI's combiner, the constructor and mpi4py's names of its arguments; the old type comes last."""
+
+_COMBINERS = ("STRUCT", "RESIZED", *_CONSTRUCTORS)
 
 
 def _from_named(given: MPI.Datatype, mpi: Any) -> Datatype:
-    # The types of MINLOC and MAXLOC are structs in disguise.
+    # The types of MINLOC and MAXLOC are structs without saying so.
     pairs = {
         "FLOAT_INT": ("f", "i"),
         "DOUBLE_INT": ("d", "i"),

@@ -20,7 +20,7 @@ TypeLike = Datatype | npt.DTypeLike
 
 
 def as_datatype(old: Any) -> Datatype:
-    """Datatype of whatever stands for one: a datatype, or anything ``numpy.dtype`` takes.
+    """Datatype itself, or the one of anything that ``numpy.dtype`` takes.
 
     A structured dtype becomes the struct of its fields, resized to its item size: padding between
     fields does not move. A dtype with a shape becomes that many contiguous elements.
@@ -28,7 +28,7 @@ def as_datatype(old: Any) -> Datatype:
     Parameters
     ----------
     old : Datatype or dtype-like
-        What to describe.
+        Type to describe.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def as_datatype(old: Any) -> Datatype:
         raise DatatypeError("a datatype or dtype is needed, got None")
     try:
         dtype = np.dtype(old)
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy's of several kinds, and an object's own
         raise DatatypeError(
             f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} "
             f"({shortened(str(error))})"

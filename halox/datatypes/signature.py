@@ -2,7 +2,7 @@
 
 Two ranks may describe a message by different datatypes as long as both list the same
 primitives in the same order. A message can hold billions of them, so the sequence is not kept:
-a signature is its length and a polynomial hash, both of which follow from the parts'.
+a signature is its length and a polynomial hash, both computed from those of its parts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _BASE = _number("halox signature base")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Sequence of primitive types, as far as needed to compare it and to show it.
+    """Digest of a sequence of primitive types, enough to compare it and to print it.
 
-    Two signatures are equal if they stand for the same sequence (a false match of two unlike
+    Two signatures are equal if their sequences are (a false match of two unlike
     sequences has a chance of about their length in 2**127). Small, picklable, and equal between
     processes, so that ranks can exchange them.
 
@@ -47,7 +47,7 @@ class Signature:
     last : str
         Type string of the last primitive; empty if there is none.
     power : int
-        The hash's base to the power ``elements``; saves recomputing it.
+        The hash's base to the power ``elements``; kept to save time.
 
     Notes
     -----

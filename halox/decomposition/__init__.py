@@ -1,7 +1,7 @@
-"""How a grid is divided among ranks, in integers only: no arrays, no communicator, no device.
+"""Decomposition of a grid among ranks, in integers only: no arrays, no communicator, no device.
 
-``decompose`` divides a grid; ``FieldLayout`` says where a field's cells lie in a rank's array
-and which boxes an exchange moves; ``overlaps`` says which boxes pass between two divisions.
+``decompose`` divides a grid; ``FieldLayout`` is the layout of a field in a rank's array, with the boxes
+that an exchange moves; ``overlaps`` are the boxes that pass between two divisions.
 """
 
 from __future__ import annotations

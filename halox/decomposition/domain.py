@@ -1,4 +1,4 @@
-"""The grid divided among ranks: coordinates, blocks and neighbours of every rank."""
+"""Decomposition of the grid: coordinates, blocks and neighbours of every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halox.errors import DecompositionError
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A rank that touches this one, and the direction in which it lies (-1, 0, +1 per axis)."""
+    """Rank that touches this one, and its direction (-1, 0, +1 per axis)."""
 
     direction: tuple[int, ...]
     rank: int
@@ -30,23 +30,9 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A grid cut along each axis, with one rank on every block.
+    """Grid cut along each axis, with one rank on every block; equal on all ranks.
 
-    Parameters
-    ----------
-    axes : tuple of AxisPartition
-        How each grid axis is cut.
-    placement : Placement
-        Which rank has which block.
-
-    Raises
-    ------
-    DecompositionError
-        If the placement is for another process grid than the axes.
-
-    Notes
-    -----
-    Not collective; touches no device. Equal on all ranks.
+    Raises `DecompositionError` if the placement is for another process grid than the axes.
 
     Examples
     --------
@@ -57,8 +43,8 @@ class Decomposition:
     (0, None)
     """
 
-    axes: tuple[AxisPartition, ...]
-    placement: Placement
+    axes: tuple[AxisPartition, ...]  # cuts of each grid axis
+    placement: Placement  # ranks of the blocks
 
     def __post_init__(self) -> None:
         """Refuse a placement for another process grid."""
@@ -94,25 +80,13 @@ class Decomposition:
         return math.prod(self.proc_shape)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Coordinates of ``rank`` in the process grid.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Coordinates of ``rank`` in the process grid; raises `DecompositionError` if there is no such rank."""
         if not 0 <= rank < self.ranks:
             raise DecompositionError(f"rank: expected 0 <= rank < {self.ranks}, got {rank}")
         return self.placement.coords[rank]
 
     def rank_at(self, coords: Sequence[int]) -> int | None:
-        """Rank at ``coords``, wrapped along periodic axes; None outside the process grid.
-
-        Raises
-        ------
-        DecompositionError
-            If the number of coordinates is not that of the grid axes.
-        """
+        """Rank at ``coords``, wrapped along periodic axes; None outside the process grid."""
         if len(coords) != self.ndim:
             raise DecompositionError(
                 f"coords: expected one per grid axis ({self.ndim}), got {tuple(coords)}"
@@ -128,48 +102,20 @@ class Decomposition:
         return self.placement.rank_of[index]
 
     def owned(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """Half-open global range of the cells that ``rank`` owns, per axis.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Half-open global range of the cells that ``rank`` owns, per axis."""
         coords = self.coords_of(rank)
         return tuple(axis.owned(part) for axis, part in zip(self.axes, coords, strict=True))
 
     def rank_shape(self, rank: int) -> tuple[int, ...]:
-        """Cells that ``rank`` owns, per axis.
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
-        """
+        """Cells that ``rank`` owns, per axis."""
         return tuple(stop - start for start, stop in self.owned(rank))
 
     def neighbours(self, rank: int, corners: bool = True) -> tuple[Neighbour, ...]:
         """Neighbours of ``rank``, one for each direction in which there is one.
 
-        The order is that of the directions, lexicographic. A rank appears several times where
-        it lies in several directions, and lists itself along a periodic axis of one rank.
-
-        Parameters
-        ----------
-        rank : int
-            Whose neighbours.
-        corners : bool
-            With edges and corners, or faces only.
-
-        Returns
-        -------
-        tuple of Neighbour
-            At most ``3**ndim - 1`` (faces: ``2 * ndim``).
-
-        Raises
-        ------
-        DecompositionError
-            If there is no such rank.
+        At most ``3**ndim - 1`` (without ``corners``, edges included, ``2 * ndim``), in lexicographic order of
+        the directions. A rank appears once for each of its directions, and lists itself along a periodic axis of
+        one rank.
 
         Examples
         --------
@@ -188,7 +134,7 @@ class Decomposition:
 
 @cache
 def directions(ndim: int, corners: bool = True) -> tuple[tuple[int, ...], ...]:
-    """Every direction in which a block can have a neighbour, in lexicographic order.
+    """Directions in which a block can have a neighbour, in lexicographic order.
 
     Examples
     --------
@@ -211,36 +157,9 @@ def decompose(
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
-    Parameters
-    ----------
-    grid_shape : int or sequence of int
-        Cells of the global grid per axis.
-    ranks : int
-        Number of ranks.
-    halo, periodic
-        As ``normalise_halo`` and ``normalise_periodic`` take them.
-    proc_shape : None, int or sequence
-        Process grid, 0 or None for axes that are to be chosen (see ``choose_proc_shape``).
-    blocks : sequence, optional
-        Per axis None, or the cells of each part, where an even division is not wanted.
-    nodes : sequence of int, optional
-        Node of each rank; given, ranks are placed so that little crosses between nodes.
-
-    Returns
-    -------
-    Decomposition
-        The same on every rank that passes the same arguments.
-
-    Raises
-    ------
-    DecompositionError
-        If an argument is malformed.
-        If no process grid, or not the one given, fits ranks, grid and halo.
-        If ``nodes`` does not name one node per rank.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
+    little crosses between nodes. Raises `DecompositionError` if an argument is malformed, or if no process
+    grid, or not the one given, fits ranks, grid and halo.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Where one field's cells lie in each rank's array, and which boxes an exchange moves.
+"""Layout of a field in each rank's array, and the boxes that an exchange moves.
 
 Along one axis a rank stores, in this order::
 
@@ -28,33 +28,27 @@ from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError, FieldError
-from halox.notebook import html_facts
+from halox.tables import html_facts
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """What a field adds to its grid: halo, component axes, staggering.
+    """Properties of a field beside its grid: halo, component axes, staggering.
 
     Parameters
     ----------
     halo : tuple of (int, int)
         ``(low, high)`` per grid axis, in cells.
     components_before, components_after : tuple of int
-        Extents of the array's axes in front of and behind the grid axes.
+        Extents of the array's axes before and after the grid axes.
     staggered : tuple of bool
         Per grid axis, whether the field has one more point along it; empty for none.
 
     Raises
     ------
     DecompositionError
-        If a halo width is negative, or ``halo`` does not hold pairs.
-        If a component axis has an extent of less than one.
-        If ``staggered`` does not have one entry per grid axis.
-
-    Examples
-    --------
-    >>> FieldSpec(halo=((1, 1), (0, 2)), components_after=(3,)).staggered
-    (False, False)
+        If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
+        than one, or ``staggered`` does not have one entry per grid axis.
     """
 
     halo: Halo
@@ -86,6 +80,11 @@ class FieldSpec:
         """Number of grid axes."""
         return len(self.halo)
 
+    def box(self, starts: tuple[int, ...], subsizes: tuple[int, ...]) -> Box:
+        """Box of the grid axes, component axes in full."""
+        before, after = self.components_before, self.components_after
+        return Box((0,) * len(before) + starts + (0,) * len(after), before + subsizes + after)
+
     @cached_property
     def digest(self) -> str:
         """Fingerprint of 16 hexadecimal digits, equal for equal specs in every process."""
@@ -101,7 +100,7 @@ class FieldSpec:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a rank's array: first index and extent along every axis of the array."""
+    """Box of a rank's array: first index and extent along every axis of the array."""
 
     starts: tuple[int, ...]
     subsizes: tuple[int, ...]
@@ -117,7 +116,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """What is exchanged with the neighbour in one direction.
+    """Boxes exchanged with the neighbour in one direction.
 
     Attributes
     ----------
@@ -127,7 +126,7 @@ class Region:
         The neighbour's rank; this rank itself along a periodic axis of one rank.
     send : Box or None
         Owned points that the neighbour keeps in its halo. They match the neighbour's ``recv``
-        of the opposite direction, also where the same peer lies in several directions.
+        of the opposite direction, also where the same peer has several directions.
     recv : Box or None
         Halo that the neighbour fills. None, like ``send``, where the width is 0.
     """
@@ -146,7 +145,7 @@ class _Interval(NamedTuple):
 
 
 class _AxisLayout(NamedTuple):
-    """One grid axis of a rank's array: see the drawing at the head of the module."""
+    """One grid axis of a rank's array: see the diagram in the module's docstring."""
 
     start: int  # global index of the first owned point
     low: int
@@ -170,7 +169,7 @@ class _AxisLayout(NamedTuple):
         return self.low + self.points + self.high
 
     def sent(self) -> tuple[_Interval, ...]:
-        """Give what is sent in direction 0, +1, -1, so that the direction is the index."""
+        """Intervals sent in direction 0, +1, -1, so that the direction is the index."""
         end = self.low + self.points
         return (
             _Interval(self.low, self.points),
@@ -179,7 +178,7 @@ class _AxisLayout(NamedTuple):
         )
 
     def received(self) -> tuple[_Interval, ...]:
-        """Give what is received from direction 0, +1, -1."""
+        """Intervals received from direction 0, +1, -1."""
         end = self.low + self.points
         return (
             _Interval(self.low, self.points),
@@ -197,20 +196,18 @@ class FieldLayout:
     decomposition : Decomposition
         The grid and its ranks.
     rank : int
-        Whose array.
+        The array's rank.
     spec : FieldSpec
         Halo, component axes and staggering; the same on all ranks.
 
     Raises
     ------
     DecompositionError
-        If ``spec`` is for another number of grid axes.
-        If there is no such rank.
+        If ``spec`` is for another number of grid axes, or there is no such rank.
 
     Notes
     -----
-    Not collective; touches no device. Halo widths are checked by ``check_widths``, alike on
-    every rank.
+    Halo widths are checked by ``check_widths``, alike on every rank.
 
     Examples
     --------
@@ -239,7 +236,7 @@ class FieldLayout:
         self.decomposition.coords_of(self.rank)
 
     def __repr__(self) -> str:
-        """Return the shape of the rank's array, and which of its axes are which."""
+        """Return the shape of the rank's array, and the properties of its axes."""
         facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
         return f"<halox field layout: {facts}>"
 
@@ -308,9 +305,8 @@ class FieldLayout:
     def regions(self, corners: bool = True) -> tuple[Region, ...]:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
 
-        Along an axis on which the direction is 0, boxes cover the owned points; so every halo
-        point is filled by the rank that owns it, corners by the diagonal neighbour, whatever
-        the order of the messages.
+        Along an axis on which the direction is 0, boxes cover the owned points; so every halo point is
+        filled by the rank that owns it, corners by the diagonal neighbour, in any order of the messages.
 
         Parameters
         ----------
@@ -328,26 +324,22 @@ class FieldLayout:
         """
         sent = [axis.sent() for axis in self._axes]
         received = [axis.received() for axis in self._axes]
+        found = self.decomposition.neighbours(self.rank, corners)
         return tuple(
             Region(
-                neighbour.direction,
-                neighbour.rank,
-                self._box(sent, neighbour.direction),
-                self._box(received, neighbour.direction),
+                at.direction,
+                at.rank,
+                self._box(sent, at.direction),
+                self._box(received, at.direction),
             )
-            for neighbour in self.decomposition.neighbours(self.rank, corners)
+            for at in found
         )
 
     def check_widths(self) -> None:
-        """Refuse a halo that is wider than what the neighbours own.
+        """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.
 
-        Looks at all ranks' blocks, so that all ranks raise or none.
-
-        Raises
-        ------
-        DecompositionError
-            If a halo is wider than a block along an axis that exchanges; names the axis, the
-            rank, its block, the width asked and the width allowed.
+        Looks at all ranks' blocks, so that all ranks raise or none. The error names the axis, the rank, its
+        block, the width asked and the width allowed.
         """
         spec, decomposition = self.spec, self.decomposition
         for index, axis in enumerate(decomposition.axes):
@@ -379,44 +371,26 @@ class FieldLayout:
         )
         if 0 in subsizes:
             return None
-        before, after = self.spec.components_before, self.spec.components_after
-        return Box((0,) * len(before) + starts + (0,) * len(after), self._with_components(subsizes))
+        return self.spec.box(starts, subsizes)
 
 
 def infer_spec(
     decomposition: Decomposition, rank: int, shape: Sequence[int], halo: Halo
 ) -> FieldSpec:
-    """Tell from an array's shape alone which of its axes are the grid's.
+    """Infer from an array's shape alone which of its axes are the grid's.
 
-    An array may have component axes in front of or behind the grid axes. It is never read as
-    staggered, since an array of the wrong shape could then pass for one.
-
-    Parameters
-    ----------
-    decomposition : Decomposition
-        The grid and its ranks.
-    rank : int
-        Whose array.
-    shape : sequence of int
-        Shape of the array.
-    halo : tuple of (int, int)
-        ``(low, high)`` per grid axis.
-
-    Returns
-    -------
-    FieldSpec
-        The one reading that fits.
+    An array may have component axes before or after the grid axes. It is never read as staggered, since
+    an array of the wrong shape could then pass for one.
 
     Raises
     ------
     FieldError
-        If no reading fits; gives the ``padded_shape`` expected.
-        If more than one fits; lists them.
+        If no reading fits; gives the ``padded_shape`` expected. If more than one fits; lists them.
 
     Notes
     -----
-    Not collective: with blocks of different sizes one rank may raise alone, or read its shape
-    differently. A caller that goes on collectively compares outcomes first.
+    With blocks of different sizes one rank may raise alone, or read its shape differently. A caller that
+    goes on collectively compares outcomes first.
 
     Examples
     --------
@@ -429,11 +403,8 @@ def infer_spec(
     plain = FieldLayout(decomposition, rank, FieldSpec(halo)).padded_shape
     readings = []
     for first in range(len(shape) - len(plain) + 1):
-        before, grid, after = (
-            shape[:first],
-            shape[first : first + len(plain)],
-            shape[first + len(plain) :],
-        )
+        behind = first + len(plain)
+        before, grid, after = shape[:first], shape[first:behind], shape[behind:]
         if grid == plain and min(before + after, default=1) >= 1:
             readings.append(FieldSpec(halo, before, after))
     if len(readings) == 1:

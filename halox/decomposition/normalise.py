@@ -1,13 +1,13 @@
-"""What users may write for halos, periodicity and shapes, brought to one form each.
+"""Arguments for halos, periodicity and shapes, normalised to one form each.
 
-Every function takes the forms the user's contract allows, returns plain tuples of Python
-integers or booleans, and raises ``DecompositionError`` naming the argument, what was given,
-what is expected and how to write it.
+Every function takes the forms of the public API, returns plain tuples of Python integers or
+booleans, and raises ``DecompositionError`` naming the argument, the value given, the values allowed
+and the remedy.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from halox.errors import DecompositionError
 from halox.values import LARGEST, as_bool, as_int, as_list, shown
@@ -19,38 +19,16 @@ MAX_AXES = 4
 
 
 def normalise_halo(halo: object, ndim: int) -> Halo:
-    """Halo widths as ``(low, high)`` per grid axis.
+    """Halo widths in cells as ``(low, high)`` per grid axis.
 
-    Parameters
-    ----------
-    halo : int or sequence
-        One width for every side; or one entry per axis, each a width for both sides or a pair
-        ``(low, high)``. With two axes a flat ``(a, b)`` means one width per axis.
-    ndim : int
-        Number of grid axes.
-
-    Returns
-    -------
-    tuple of (int, int)
-        ``(low, high)`` per grid axis, in cells.
-
-    Raises
-    ------
-    DecompositionError
-        If a width is not an integer (``True`` and ``False`` are not).
-        If a width is negative.
-        If the number of entries is not ``ndim``, or a pair does not have two.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    ``halo`` is one width for every side, or one entry per axis, each a width for both sides or a pair
+    ``(low, high)``. With two axes a flat ``(a, b)`` means one width per axis. ``True`` and ``False`` are no
+    widths.
 
     Examples
     --------
-    >>> normalise_halo(1, 2)
-    ((1, 1), (1, 1))
-    >>> normalise_halo((1, 2), 2)
-    ((1, 1), (2, 2))
+    >>> normalise_halo(1, 2), normalise_halo((1, 2), 2)
+    (((1, 1), (1, 1)), ((1, 1), (2, 2)))
     >>> normalise_halo(((0, 1), 2), 2)
     ((0, 1), (2, 2))
     """
@@ -61,10 +39,7 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
     if len(entries) != ndim:
         pair = ndim == 1 and len(entries) == 2
         remedy = f"write (({', '.join(map(shown, entries))}),)" if pair else _per_axis_remedy(ndim)
-        raise DecompositionError(
-            f"halo: expected one entry per grid axis ({ndim}), got {len(entries)} in {shown(halo)}; "
-            f"{remedy}"
-        )
+        raise _wrong_number("halo", ndim, entries, halo, remedy)
     widths = []
     for axis, entry in enumerate(entries):
         name = f"halo[{axis}]"
@@ -84,77 +59,28 @@ def normalise_halo(halo: object, ndim: int) -> Halo:
 
 
 def normalise_periodic(periodic: object, ndim: int) -> tuple[bool, ...]:
-    """Periodicity as one boolean per grid axis.
-
-    Parameters
-    ----------
-    periodic : bool or sequence of bool
-        One for all axes, or one per axis.
-    ndim : int
-        Number of grid axes.
-
-    Returns
-    -------
-    tuple of bool
-        One per grid axis.
-
-    Raises
-    ------
-    DecompositionError
-        If an entry is not ``True`` or ``False``.
-        If the number of entries is not ``ndim``.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    """Periodicity as one boolean per grid axis, from one for all or one per axis.
 
     Examples
     --------
     >>> normalise_periodic(True, 2)
     (True, True)
-    >>> normalise_periodic([True, False], 2)
-    (True, False)
     """
     entries = as_list(periodic)
     if entries is None:
         return (_boolean(periodic, "periodic"),) * ndim
     if len(entries) != ndim:
-        raise DecompositionError(
-            f"periodic: expected one entry per grid axis ({ndim}), got {len(entries)} in "
-            f"{shown(periodic)}; {_per_axis_remedy(ndim)}"
-        )
+        raise _wrong_number("periodic", ndim, entries, periodic, _per_axis_remedy(ndim))
     return tuple(_boolean(entry, f"periodic[{axis}]") for axis, entry in enumerate(entries))
 
 
 def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
-    """Shape of the global grid as a tuple of one to four positive integers.
-
-    Parameters
-    ----------
-    grid_shape : int or sequence of int
-        Cells per axis; an integer alone is one axis.
-
-    Returns
-    -------
-    tuple of int
-        Cells per axis.
-
-    Raises
-    ------
-    DecompositionError
-        If there are no axes, or more than four.
-        If an entry is not an integer, or is less than one.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    """Shape of the global grid, one to four positive integers; an integer alone is one axis.
 
     Examples
     --------
-    >>> normalise_grid_shape([512, 512, 512])
-    (512, 512, 512)
-    >>> normalise_grid_shape(100)
-    (100,)
+    >>> normalise_grid_shape([512, 512, 512]), normalise_grid_shape(100)
+    ((512, 512, 512), (100,))
     """
     entries = _entries(grid_shape)
     if not 1 <= len(entries) <= MAX_AXES:
@@ -162,10 +88,7 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
             f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {shown(grid_shape)}; "
             "give further axes to the fields as component axes"
         )
-    shape = tuple(
-        _integer(entry, f"grid_shape[{axis}]", "a number of cells")
-        for axis, entry in enumerate(entries)
-    )
+    shape = _integers("grid_shape", entries, "a number of cells")
     for axis, cells in enumerate(shape):
         if cells < 1:
             raise DecompositionError(
@@ -176,32 +99,10 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
 
 
 def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | None:
-    """Process grid as the user gave it: a tuple with 0 for each axis left free, or None.
+    """Process grid with 0 for each axis left free, or None where all axes are.
 
-    Parameters
-    ----------
-    proc_shape : None, int or sequence
-        Ranks per axis; ``None`` or 0 for an axis that halox may choose. ``None`` alone leaves
-        all axes free; an integer alone is allowed with one axis.
-    ndim : int
-        Number of grid axes.
-
-    Returns
-    -------
-    tuple of int or None
-        Ranks per axis, 0 where free; None when every axis is free.
-
-    Raises
-    ------
-    DecompositionError
-        If an entry is neither None nor an integer.
-        If an entry is negative.
-        If the number of entries is not ``ndim``.
-
-    Notes
-    -----
-    Not collective; touches no device. Whether the entries multiply up to the number of ranks
-    is checked by ``choose_proc_shape``.
+    ``None`` or 0 stands for an axis that halox may choose; an integer alone is allowed with one axis.
+    ``choose_proc_shape`` compares the product with the number of ranks.
 
     Examples
     --------
@@ -212,21 +113,17 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     """
     if proc_shape is None:
         return None
+    remedy = "write 0 or None for an axis that halox may choose"
     entries = _entries(proc_shape)
     if len(entries) != ndim:
-        raise DecompositionError(
-            f"proc_shape: expected one entry per grid axis ({ndim}), got {len(entries)} in "
-            f"{shown(proc_shape)}; write 0 or None for an axis that halox may choose"
-        )
-    shape = tuple(
-        0 if entry is None else _integer(entry, f"proc_shape[{axis}]", "a number of ranks")
-        for axis, entry in enumerate(entries)
-    )
+        raise _wrong_number("proc_shape", ndim, entries, proc_shape, remedy)
+    given = [0 if entry is None else entry for entry in entries]
+    shape = _integers("proc_shape", given, "a number of ranks")
     for axis, parts in enumerate(shape):
         if parts < 0:
             raise DecompositionError(
                 f"proc_shape[{axis}]: expected a number of ranks, got {parts} in {shown(proc_shape)}; "
-                "write 0 or None for an axis that halox may choose"
+                f"{remedy}"
             )
     return shape if any(shape) else None
 
@@ -235,29 +132,6 @@ def normalise_blocks(
     blocks: object, grid_shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, ...]:
     """Cells of each part, per grid axis; None for an axis that is to be cut evenly.
-
-    Parameters
-    ----------
-    blocks : None or sequence
-        Per axis None, or the cells of each part; ``None`` alone cuts all axes evenly.
-    grid_shape : tuple of int
-        Cells per axis.
-
-    Returns
-    -------
-    tuple
-        One entry per axis.
-
-    Raises
-    ------
-    DecompositionError
-        If the number of entries is not that of the axes, or an entry is not a sequence.
-        If a part is not an integer, or has less than one cell.
-        If the parts of an axis do not add up to its cells.
-
-    Notes
-    -----
-    Not collective; touches no device.
 
     Examples
     --------
@@ -284,10 +158,7 @@ def normalise_blocks(
             raise DecompositionError(
                 f"{name}: expected None or cells, got {shown(entry)}; {remedy}"
             )
-        parts = tuple(
-            _integer(cells, f"{name}[{part}]", "a number of cells")
-            for part, cells in enumerate(sizes)
-        )
+        parts = _integers(name, sizes, "a number of cells")
         if min(parts, default=0) < 1 or sum(parts) != grid_shape[axis]:
             raise DecompositionError(
                 f"{name}: expected parts of at least 1 cell that add up to "
@@ -299,28 +170,21 @@ def normalise_blocks(
 
 
 def normalise_ranks(ranks: object) -> int:
-    """Return the number of ranks as a positive integer.
-
-    Raises
-    ------
-    DecompositionError
-        If ``ranks`` is not an integer, or is less than one.
-
-    Examples
-    --------
-    >>> normalise_ranks(4)
-    4
-    """
+    """Return the number of ranks as a positive integer."""
     count = _integer(ranks, "ranks", "a number of ranks")
     if count < 1:
         raise DecompositionError(f"ranks: expected at least 1, got {count}")
     return count
 
 
-def _entries(value: object) -> list[Any]:
-    """Entries of a sequence; one that is none stands for itself."""
+def _entries(value: object) -> list[object]:
+    """Entries of a sequence; anything else stands for itself."""
     found = as_list(value)
     return [value] if found is None else found
+
+
+def _integers(name: str, values: list[object], meaning: str) -> tuple[int, ...]:
+    return tuple(_integer(value, f"{name}[{i}]", meaning) for i, value in enumerate(values))
 
 
 def _integer(value: object, name: str, meaning: str) -> int:
@@ -353,6 +217,15 @@ def _boolean(value: object, name: str) -> bool:
             "write one boolean, or one per grid axis"
         )
     return found
+
+
+def _wrong_number(
+    name: str, ndim: int, entries: list[object], given: object, remedy: str
+) -> DecompositionError:
+    return DecompositionError(
+        f"{name}: expected one entry per grid axis ({ndim}), got {len(entries)} in {shown(given)}; "
+        f"{remedy}"
+    )
 
 
 def _per_axis_remedy(ndim: int) -> str:

@@ -1,4 +1,4 @@
-"""One axis cut into parts: who owns which cells, and how wide a halo the parts can fill."""
+"""One axis cut into parts: ranges of cells, and widths of halo that the parts can fill."""
 
 from __future__ import annotations
 
@@ -12,32 +12,10 @@ from halox.errors import DecompositionError
 
 
 def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
-    """Half-open range of cells that one part owns along an axis.
+    """Half-open range of cells that one of ``parts`` parts owns along an axis of ``n`` cells.
 
-    The first ``n % parts`` parts own one extra cell.
-
-    Parameters
-    ----------
-    n : int
-        Cells along the axis, halo excluded.
-    parts, part : int
-        Number of parts; index of this one, ``0 <= part < parts``.
-
-    Returns
-    -------
-    start, stop : int
-        Half-open global range.
-
-    Raises
-    ------
-    DecompositionError
-        If ``n < parts``; names the largest usable ``parts``.
-        If ``parts`` is less than one.
-        If ``part`` is outside ``0 <= part < parts``.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    The first ``n % parts`` parts own one extra cell. Raises `DecompositionError` if ``n < parts``, naming the
+    largest usable ``parts``, or if there is no such part.
 
     Examples
     --------
@@ -53,7 +31,7 @@ def owned_range(n: int, parts: int, part: int) -> tuple[int, int]:
 
 
 class WidthLimit(NamedTuple):
-    """The widest halo that can be filled on a side, and the part that limits it."""
+    """Widest halo that can be filled on a side, and the part that limits it."""
 
     width: int
     part: int
@@ -63,32 +41,16 @@ class WidthLimit(NamedTuple):
 class AxisPartition:
     """One axis of the grid, cut into consecutive parts.
 
-    Parameters
-    ----------
-    cells : int
-        Cells along the axis.
-    bounds : tuple of int
-        Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``; starts with 0, ends with
-        ``cells``.
-    periodic : bool
-        Whether the last cell is followed by the first.
-
-    Raises
-    ------
-    DecompositionError
-        If ``bounds`` do not rise from 0 to ``cells``.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    Part ``p`` owns cells ``bounds[p]`` to ``bounds[p + 1] - 1``; bounds that do not rise from 0 to ``cells``
+    raise `DecompositionError`. On a periodic axis the last cell is followed by the first.
 
     Examples
     --------
     >>> axis = AxisPartition.even(10, 4, periodic=True)
     >>> axis.bounds
     (0, 3, 6, 8, 10)
-    >>> axis.owned(1), axis.smallest
-    ((3, 6), (2, 2))
+    >>> axis.owned(1)
+    (3, 6)
     """
 
     cells: int
@@ -106,26 +68,14 @@ class AxisPartition:
 
     @classmethod
     def even(cls, cells: int, parts: int, periodic: bool) -> AxisPartition:
-        """Cut into parts of equal size, the first ``cells % parts`` one cell larger.
-
-        Raises
-        ------
-        DecompositionError
-            If ``cells < parts``; names the largest usable ``parts``.
-            If ``parts`` is less than one.
-        """
+        """Cut into parts of equal size, the first ``cells % parts`` one cell larger."""
         _check_parts(cells, parts)
         starts = (owned_range(cells, parts, part)[0] for part in range(parts))
         return cls(cells, (*starts, cells), periodic)
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[int], periodic: bool) -> AxisPartition:
-        """Cut into parts of the given sizes.
-
-        Raises
-        ------
-        DecompositionError
-            If there are no blocks, or one has less than one cell.
+        """Cut into parts of the given sizes, each of at least one cell.
 
         Examples
         --------
@@ -150,21 +100,12 @@ class AxisPartition:
             stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
         )
 
-    @cached_property
-    def smallest(self) -> tuple[int, int]:
-        """Cells of the smallest part, and the first part of that size."""
-        size = min(self.sizes)
-        return size, self.sizes.index(size)
-
     def owned(self, part: int) -> tuple[int, int]:
         """Half-open range of the cells that ``part`` owns."""
         return self.bounds[part], self.bounds[part + 1]
 
     def closes(self, part: int) -> bool:
-        """Whether ``part`` ends at the far end of an axis that is not periodic.
-
-        A staggered field has its one extra point there.
-        """
+        """Whether ``part`` ends an axis that is not periodic, where a staggered field has its extra point."""
         return not self.periodic and part == self.parts - 1
 
     def points(self, staggered: bool) -> int:
@@ -190,16 +131,8 @@ class AxisPartition:
     def width_limits(self, staggered: bool = False) -> tuple[WidthLimit | None, WidthLimit | None]:
         """Widest low and high halo for which every neighbour owns enough points.
 
-        Parameters
-        ----------
-        staggered : bool
-            For a field with one more point along the axis. Its parts store the first point of
-            the next part as well, which takes one point from what is left for the halo.
-
-        Returns
-        -------
-        low, high : WidthLimit or None
-            None on an axis along which nothing is exchanged.
+        None on an axis along which nothing is exchanged. The parts of a staggered field store the first
+        point of the next part as well, which leaves one point less for the halo.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Which rank has which block: ranks of one node take blocks that touch.
+"""Placement of ranks on blocks: ranks of one node take blocks that touch.
 
 The family searched: ranks in their own order, or node by node, on the blocks in the order of
 any permutation of the process grid's axes; node by node on the blocks in the order of a snake,
@@ -31,42 +31,15 @@ _Blocks: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Placement:
-    """Which rank has which block of the process grid.
-
-    Attributes
-    ----------
-    proc_shape : tuple of int
-        Ranks per axis.
-    coords : tuple of tuple of int
-        Block of each rank.
-    rank_of : tuple of int
-        Rank of each block, blocks in C order of their coordinates.
-    method : str
-        How the ranks were laid out, in words.
-    nodes : int
-        Number of nodes.
-    bytes_between_nodes : int
-        Bytes through all faces between blocks of different nodes, with this placement.
-    bytes_between_nodes_by_rank_order : int
-        The same, had ranks taken the blocks in C order.
-
-    Notes
-    -----
-    Not collective; touches no device.
-
-    Examples
-    --------
-    >>> Placement.by_rank((2, 2)).coords
-    ((0, 0), (0, 1), (1, 0), (1, 1))
-    """
+    """Ranks of the blocks of the process grid."""
 
     proc_shape: tuple[int, ...]
-    coords: tuple[tuple[int, ...], ...]
-    rank_of: tuple[int, ...]
-    method: str
+    coords: tuple[tuple[int, ...], ...]  # block of each rank
+    rank_of: tuple[int, ...]  # of each block, blocks in C order of their coordinates
+    method: str  # order in which ranks were laid out, in words
     nodes: int
-    bytes_between_nodes: int
-    bytes_between_nodes_by_rank_order: int
+    bytes_between_nodes: int  # through all faces between blocks of different nodes
+    bytes_between_nodes_by_rank_order: int  # the same, had ranks taken the blocks in C order
 
     @classmethod
     def by_rank(cls, proc_shape: Sequence[int]) -> Placement:
@@ -76,7 +49,7 @@ class Placement:
         return cls(shape, coords, tuple(range(len(coords))), _RANK_ORDER, 1, 0, 0)
 
     def summary(self) -> str:
-        """Say in one sentence where ranks are and what that gained.
+        """One sentence on the nodes, the order and the bytes saved.
 
         Examples
         --------
@@ -111,40 +84,11 @@ def place(
 ) -> Placement:
     """Put ranks on blocks so that few bytes cross between nodes.
 
-    Parameters
-    ----------
-    proc_shape : sequence of int
-        Ranks per axis.
-    periodic : sequence of bool
-        Per axis, whether the last block touches the first.
-    axis_bytes : sequence of int
-        Per axis, bytes that two ranks exchange through a face normal to it.
-    nodes : sequence of int
-        Node of each rank: any integers, equal for ranks of one node.
-
-    Returns
-    -------
-    Placement
-        The best of the family that the module describes; rank order if nothing beats it.
-
-    Raises
-    ------
-    DecompositionError
-        If ``nodes`` does not have one entry per rank of ``proc_shape``.
-        If ``periodic`` or ``axis_bytes`` does not have one entry per axis.
-
-    Notes
-    -----
-    Not collective; touches no device. Deterministic: equal on all ranks for equal arguments.
-    Edges and corners are not counted. Two ranks along a periodic axis share two faces.
-
-    Examples
-    --------
-    >>> placement = place((2, 4), (False, False), (100, 100), [0, 0, 0, 0, 1, 1, 1, 1])
-    >>> placement.coords[:4]
-    ((0, 0), (0, 1), (1, 0), (1, 1))
-    >>> placement.bytes_between_nodes, placement.bytes_between_nodes_by_rank_order
-    (200, 400)
+    ``axis_bytes`` are the bytes that two ranks exchange through a face normal to each axis, ``nodes`` the
+    node of each rank: any integers, equal for ranks of one node. Returns the best of the family that the
+    module describes, rank order if nothing beats it; equal on all ranks for equal arguments. Edges and
+    corners are not counted; two ranks along a periodic axis share two faces. Raises `DecompositionError`
+    if a sequence does not have one entry per rank, or per axis.
     """
     shape = tuple(proc_shape)
     for name, entries, expected in (
@@ -180,9 +124,9 @@ def place(
 
 
 def _candidates(shape: tuple[int, ...], node_of: _Blocks) -> Iterator[tuple[str, _Blocks]]:
-    """Ways to lay out ranks: a description, and the rank of each block. Rank order first."""
+    """Candidate layouts: a description, and the rank of each block. Rank order first."""
     in_order = np.arange(node_of.size)
-    # Stable: nodes come by their number, the ranks of a node keep their order.
+    # Stable: nodes in the order of their numbers, the ranks of a node in their own.
     by_node = np.argsort(node_of, kind="stable")
     c_order = tuple(range(len(shape)))
     orders = list(permutations(c_order))
@@ -217,10 +161,7 @@ def _boxes(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
 def _fill(
     shape: tuple[int, ...], tile: tuple[int, ...], axes: Sequence[int], ranks: _Blocks
 ) -> _Blocks:
-    """Ranks laid tile by tile, tiles and blocks of a tile in C order of the permuted axes.
-
-    Returns the rank of each block, an array of shape ``shape``.
-    """
+    """Rank of each block, ranks laid tile by tile, in C order of the permuted axes."""
     ndim = len(shape)
     tiles = [cells // extent for cells, extent in zip(shape, tile, strict=True)]
     laid = ranks.reshape([tiles[a] for a in axes] + [tile[a] for a in axes])

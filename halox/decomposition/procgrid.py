@@ -1,13 +1,13 @@
-"""The process grid: how many ranks along each axis, so that little has to be sent.
+"""Process grid: the numbers of ranks along each axis that minimise the cells sent.
 
 A rank whose block has ``n`` cells along an axis fills ``w`` halo cells along it for the parts
 below and above. Over all directions, corners included, it sends ``prod(n + w) - prod(n)``
 cells. Those that it sends to itself, along periodic axes of one rank, are copies and no
-messages: ``prod(n + w where one rank, n elsewhere) - prod(n)``. What remains,
+messages: ``prod(n + w where one rank, n elsewhere) - prod(n)``. The rest,
 
     prod(n + w) - prod(n + w where one rank, n elsewhere),
 
-is what the process grid should make small for the rank that sends most.
+is minimised for the rank that sends most.
 """
 
 from __future__ import annotations
@@ -43,42 +43,13 @@ def choose_proc_shape(
     proc_shape: int | Sequence[int | None] | None = None,
     blocks: Sequence[Sequence[int] | None] | None = None,
 ) -> tuple[int, ...]:
-    """Ranks per axis that minimise what the busiest rank sends to other ranks.
+    """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
-    Ties go to fewer cells copied within a rank, then to more ranks along the outermost axes,
-    whose faces lie in memory in the longest runs.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
-    grid_shape : int or sequence of int
-        Cells of the global grid per axis.
-    halo, periodic
-        As ``normalise_halo`` and ``normalise_periodic`` take them. A halo of 0 everywhere
-        counts as 1 when process grids are compared: fields may bring halos of their own.
-    proc_shape : None, int or sequence
-        0 or None for an axis to be chosen; other axes are taken as given.
-    blocks : sequence, optional
-        Per axis None, or the cells of each part, where an even division is not wanted.
-
-    Returns
-    -------
-    tuple of int
-        Ranks per axis; they multiply up to ``ranks``, and every block is at least as wide as
-        the halos that it fills.
-
-    Raises
-    ------
-    DecompositionError
-        If ``ranks`` is less than one, or an argument is malformed.
-        If ``proc_shape`` does not multiply up to ``ranks``; lists workable process grids.
-        If a block would be empty, or narrower than a halo that it fills; lists workable process
-        grids near the one given, or workable numbers of ranks near ``ranks``.
-
-    Notes
-    -----
-    Not collective; touches no device. Deterministic.
+    They multiply up to ``ranks``, and every block is at least as wide as the halos that it fills. Ties go
+    to fewer cells copied within a rank, then to more ranks along the outermost axes, whose faces are the
+    longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are compared: fields
+    may bring halos of their own. Raises `DecompositionError`, which lists workable process grids, or
+    workable numbers of ranks, if nothing fits.
 
     Examples
     --------
@@ -108,18 +79,12 @@ def choose_proc_shape(
 
 
 def counted_halo(halo: Halo) -> Halo:
-    """Halo widths by which decompositions are compared: 1 everywhere if all are 0.
-
-    Examples
-    --------
-    >>> counted_halo(((0, 0), (0, 0)))
-    ((1, 1), (1, 1))
-    """
+    """Halo widths by which decompositions are compared: 1 everywhere if all are 0."""
     return halo if any(map(any, halo)) else ((1, 1),) * len(halo)
 
 
 class _Load(NamedTuple):
-    """What a part weighs along one axis."""
+    """Load of a part along one axis."""
 
     owned: int
     reached: int  # owned cells and the halo cells that they fill, on this rank and others
@@ -128,7 +93,7 @@ class _Load(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One grid axis, to be cut evenly into any number of parts, or as ``blocks`` say."""
+    """One grid axis, to be cut evenly into any number of parts, or into ``blocks``."""
 
     index: int
     cells: int
@@ -144,7 +109,7 @@ class _Axis:
         return AxisPartition.even(self.cells, parts, self.periodic)
 
     def fitting(self, parts: int) -> tuple[int, int]:
-        """Return the widths asked for, cut to what ``parts`` can fill."""
+        """Return the widths asked for, limited to those that ``parts`` can fill."""
         limits = self.cut(parts).width_limits()
         low, high = (
             width if limit is None else min(width, limit.width)
@@ -153,7 +118,7 @@ class _Axis:
         return low, high
 
     def obstacle(self, parts: int, step: int | None = None) -> str | None:
-        """Say what speaks against cutting into ``parts``; None if nothing does.
+        """Reason against cutting into ``parts``, or None.
 
         ``step`` is the distance between the ranks of two parts, where that is known.
         """
@@ -222,7 +187,7 @@ def _workable(
 
 
 def _cost(axes: Sequence[_Axis], procs: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
-    """Return what to minimise: cells the busiest rank sends, cells copied, then inner cuts."""
+    """Cost to minimise: cells the busiest rank sends, cells copied, then inner cuts."""
     sent = copied = 0
     for loads in product(*(_loads(axis, parts) for axis, parts in zip(axes, procs, strict=True))):
         local = math.prod(load.local for load in loads)
@@ -232,7 +197,7 @@ def _cost(axes: Sequence[_Axis], procs: tuple[int, ...]) -> tuple[int, int, tupl
 
 
 def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
-    """Say why no process grid fits, and what would."""
+    """Reason why no process grid fits, and the remedy."""
     grid_shape = tuple(axis.cells for axis in axes)
     free = (0,) * len(axes)
     others = sorted(
@@ -259,7 +224,7 @@ def _refusal(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str:
 
 
 def _narrower_halo(axes: Sequence[_Axis], ranks: int, given: tuple[int, ...]) -> str | None:
-    """Say which halo, nearest to the one asked for, would do; None if it is not the halo's fault."""
+    """Nearest halo to the one asked for that would do; None if the halo is not the obstacle."""
     bare = [replace(axis, halo=(0, 0)) for axis in axes]
     found = []
     for procs in _workable(bare, ranks, given):

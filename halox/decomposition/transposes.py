@@ -1,7 +1,7 @@
-"""Which cells pass between two ways of dividing one grid: every rank's share of every other's.
+"""Overlaps of two divisions of one grid: every rank's share of every other's cells.
 
-Both divisions cut each axis into consecutive parts, so what a rank owns in one and a peer owns in the other meet in
-one box, or not at all::
+Both divisions cut each axis into consecutive parts, so that the cells of a rank in one and of a peer in the other
+meet in one box, or not at all::
 
     a: rows                    b: columns                 from a's rank 1 to b's ranks
     +-----------------+        +-----+-----+-----+        +-----+-----+-----+
@@ -30,14 +30,9 @@ from halox.values import as_int, as_list, shown
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What this rank owns in one division and ``peer`` owns in the other.
+    """Cells, never none, that this rank owns in one division and ``peer``, maybe itself, in the other.
 
-    Attributes
-    ----------
-    peer : int
-        The other rank; may be this one.
-    box : Box
-        The cells in this rank's array, component axes in full. Never empty.
+    ``box`` is their place in this rank's array, component axes in full.
     """
 
     peer: int
@@ -47,17 +42,7 @@ class Overlap:
 def normalise_axes(axes: object, ndim: int) -> tuple[int, ...]:
     """Return an order of axes as a tuple; the natural order for None.
 
-    Parameters
-    ----------
-    axes : None or sequence of int
-        Every axis once.
-    ndim : int
-        Number of axes.
-
-    Raises
-    ------
-    DecompositionError
-        If it is no permutation of ``range(ndim)``.
+    Raises `DecompositionError` if it is no permutation of ``range(ndim)``.
 
     Examples
     --------
@@ -77,34 +62,12 @@ def normalise_axes(axes: object, ndim: int) -> tuple[int, ...]:
 
 
 def inverse_axes(axes: Sequence[int]) -> tuple[int, ...]:
-    """Return the order that undoes an order of axes.
-
-    Examples
-    --------
-    >>> inverse_axes((2, 0, 1))
-    (1, 2, 0)
-    """
+    """Return the order that undoes an order of axes."""
     return tuple(sorted(range(len(axes)), key=lambda k: axes[k]))
 
 
 def check_same_grid(a: Decomposition, b: Decomposition, axes: Sequence[int]) -> None:
-    """Refuse two decompositions that are not of the same cells.
-
-    Parameters
-    ----------
-    a, b : Decomposition
-    axes : sequence of int
-        Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
-
-    Raises
-    ------
-    DecompositionError
-        If the cells along any axis differ.
-
-    Notes
-    -----
-    Not collective; the same outcome on every rank.
-    """
+    """Raise `DecompositionError` unless axis ``k`` of ``b`` has the cells of axis ``axes[k]`` of ``a``."""
     wanted = tuple(a.grid_shape[axis] for axis in axes)
     if b.grid_shape != wanted:
         order = "" if tuple(axes) == tuple(range(a.ndim)) else f" in the order axes={tuple(axes)}"
@@ -115,21 +78,10 @@ def check_same_grid(a: Decomposition, b: Decomposition, axes: Sequence[int]) -> 
 
 
 def check_same_field(a: FieldLayout, b: FieldLayout, axes: Sequence[int]) -> None:
-    """Refuse two arrays that cannot hold the same field.
+    """Raise `FieldError` unless two arrays of a rank, one in either decomposition, can hold the same field.
 
-    The component axes may stand before the grid axes in one and behind them in the other, in the same order.
-
-    Parameters
-    ----------
-    a, b : FieldLayout
-        Of the same rank, in either decomposition.
-    axes : sequence of int
-        Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
-
-    Raises
-    ------
-    FieldError
-        If components or staggering differ, or if a staggered axis is periodic in one grid only.
+    The component axes may stand before the grid axes in one and after them in the other, in the same
+    order. Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
     """
     first, second = a.spec, b.spec
     components = [spec.components_before + spec.components_after for spec in (first, second)]
@@ -154,25 +106,9 @@ def check_same_field(a: FieldLayout, b: FieldLayout, axes: Sequence[int]) -> Non
 def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> tuple[Overlap, ...]:
     """Boxes of a rank's array that the ranks own in another decomposition of the same grid.
 
-    Together they are the interior, and no two have a cell in common. Halos belong to none.
-
-    Parameters
-    ----------
-    layout : FieldLayout
-        The rank's array in its own decomposition.
-    other : Decomposition
-        The other one.
-    axes : sequence of int
-        Axis ``i`` of the layout's decomposition is axis ``axes[i]`` of ``other``.
-
-    Returns
-    -------
-    tuple of Overlap
-        In ascending order of the peer, without peers that share no cell.
-
-    Notes
-    -----
-    Not collective; touches no device. The time grows with the number of peers in the result, not with that of ranks.
+    Together they are the interior, and no two have a cell in common; halos belong to none. Axis ``i`` of the
+    layout's decomposition is axis ``axes[i]`` of ``other``. In ascending order of the peer, without peers
+    that share no cell; the time grows with their number, not with that of ranks.
 
     Examples
     --------
@@ -194,7 +130,6 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
             if start < stop:
                 shared.append((part, start - first, stop - start))
         parts.append(shared)
-    before, after = spec.components_before, spec.components_after
     found = []
     for chosen in product(*parts):
         coords = [0] * other.ndim
@@ -205,28 +140,14 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
             raise AssertionError("a part of an axis lies outside the process grid")
         starts = tuple(start for _, start, _ in chosen)
         subsizes = tuple(size for _, _, size in chosen)
-        box = Box(
-            (0,) * len(before) + starts + (0,) * len(after),
-            before + subsizes + after,
-        )
-        found.append(Overlap(peer, box))
+        found.append(Overlap(peer, spec.box(starts, subsizes)))
     return tuple(sorted(found, key=lambda overlap: overlap.peer))
 
 
 def common_axes(spec: FieldSpec, axes: Sequence[int]) -> tuple[int, ...]:
-    """Positions of an array's axes in an order that both arrays of a transpose have in common.
+    """Axes of an array of a transpose in an order common to both: components, then ``grid_a``'s.
 
-    Parameters
-    ----------
-    spec : FieldSpec
-        Which axes of the array are the grid's.
-    axes : sequence of int
-        The grid axes of this array, in the order of ``grid_a``.
-
-    Returns
-    -------
-    tuple of int
-        First the component axes, then the grid axes in the order of ``grid_a``.
+    ``axes`` are the grid axes of this array, in the order of ``grid_a``.
 
     Examples
     --------

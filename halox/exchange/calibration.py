@@ -20,6 +20,7 @@ from halox.exchange.costs import Costs
 from halox.runtime.user_files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
+    from halox.runtime.context import Context
     from halox.runtime.topology import Topology
     from halox.runtime.world import World
 
@@ -57,13 +58,7 @@ class Fingerprint:
 
 
 def tuning_file() -> Path:
-    """Return where the user's constants are kept.
-
-    Raises
-    ------
-    HaloxError
-        If the user has no home directory and ``XDG_CACHE_HOME`` names none.
-    """
+    """Return where the user's constants are kept."""
     try:
         return cache_folder() / "tuning.json"
     except RuntimeError as error:
@@ -75,16 +70,6 @@ def tuning_file() -> Path:
 def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
     """Return what the ranks' set-up is known by; the same on all of them.
 
-    Parameters
-    ----------
-    world : World
-    topology : Topology
-        Who has which GPU.
-    device : int or None
-        This rank's GPU.
-
-    Notes
-    -----
     Collective over the world.
     """
     mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
@@ -123,16 +108,15 @@ def describe_topology(topology: Topology) -> str:
     )
 
 
+def costs_of(context: Context) -> Costs:
+    """Return the constants that all ranks choose by; collective, for `Context.once`."""
+    fingerprint = fingerprint_of(context.world, context.find_gpus(), context.device)
+    return agreed_costs(context.world, fingerprint)
+
+
 def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
     """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones.
 
-    Raises
-    ------
-    HaloxError
-        On all ranks, if rank 0 turns warnings into errors and has one.
-
-    Notes
-    -----
     Collective over the world. Rank 0 alone reads: files may differ between nodes, and ranks must not.
     Without other ranks, and without GPUs, there is nothing to choose, and nothing is read.
     """
@@ -147,20 +131,9 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     """Return the user's constants for a set-up, None if there are none.
 
-    Parameters
-    ----------
-    fingerprint : Fingerprint
-    path : Path, optional
-        `tuning_file` by default.
+    Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of another format, or
+    knows other set-ups only.
 
-    Warns
-    -----
-    UserWarning
-        If there is a file and it cannot be used: it is corrupt, no regular file, too large, of another format, or
-        knows other set-ups only.
-
-    Notes
-    -----
     Local; never raises.
     """
     try:
@@ -179,13 +152,7 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
 
 
 def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
-    """Return the constants of a set-up from a file's contents, None if the file holds none at all.
-
-    Raises
-    ------
-    HaloxError
-        If the file cannot be used; says why.
-    """
+    """Return the constants of a set-up from a file's contents, None if the file holds none at all."""
     entries = _entries(found)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
@@ -193,8 +160,8 @@ def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
                 found = Costs.from_dict(entry.get("costs"))
             except HaloxError as error:
                 raise HaloxError(f"it is corrupt: {error}") from error
-            # Ways that could not be measured are not in the file.
-            return Costs.default().updated(found.ways, found.origin)
+            # Protocols that could not be measured are not in the file.
+            return Costs.default().updated(found.protocols, found.origin)
     if entries:
         raise HaloxError(_other_machine(fingerprint, entries))
     return None
@@ -203,18 +170,6 @@ def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
 def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Path:
     """Write the constants of a set-up, in the place of those measured for it before.
 
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    HaloxError
-        If it cannot be written.
-
-    Notes
-    -----
     Local. Other set-ups' entries are kept, unless the file is corrupt or of another format. Readers see the old
     file or the new one, never half of one.
     """
@@ -239,13 +194,7 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
 
 
 def _entries(found: Any) -> list[dict[str, Any]]:
-    """Return the entries of a file from its contents.
-
-    Raises
-    ------
-    HaloxError
-        If it is not such a file.
-    """
+    """Return the entries of a file from its contents."""
     if not isinstance(found, dict) or "format" not in found:
         raise HaloxError("it is corrupt: no format is named in it")
     if found["format"] != FORMAT:

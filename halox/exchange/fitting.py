@@ -1,4 +1,4 @@
-"""Constants of a way from measured times: least squares that no negative constant and few strays can spoil."""
+"""Constants of a protocol from measured times: least squares that no negative constant and few strays can spoil."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.exchange.costs import RUN_BYTES, WayCost, run_weights, way_name
+from halox.exchange.costs import protocol_name
+from halox.paths.costs import RUN_BYTES, ProtocolCost, run_weights
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,17 +31,9 @@ class Sample:
     us: float
 
 
-def fit(samples: Sequence[Sample]) -> WayCost | None:
+def fit(samples: Sequence[Sample]) -> ProtocolCost | None:
     """Return the constants that fit best, None if the samples leave one open.
 
-    Parameters
-    ----------
-    samples : sequence of Sample
-        Of one way: with small and large messages, runs of the lengths of `RUN_BYTES`, and, for ``message_us``
-        to be other than 0, several messages in one exchange.
-
-    Notes
-    -----
     Not collective. Minimises the sum of relative errors, by least squares with weights that are renewed from the
     errors; so 5 us of 50 weigh as much as 0.5 of 5, and one stray measurement moves nothing. Constants are never
     negative, and longer runs never slower: the unknowns are latency, time a message, time per byte of the
@@ -67,42 +60,32 @@ def fit(samples: Sequence[Sample]) -> WayCost | None:
     speeds = [
         min(FASTEST_GB_PER_S, 1e-3 / cost) if cost > 0 else FASTEST_GB_PER_S for cost in per_byte
     ]
-    return WayCost(float(found[0]), float(found[1]), tuple(float(speed) for speed in speeds))
+    return ProtocolCost(float(found[0]), float(found[1]), tuple(float(speed) for speed in speeds))
 
 
-def error_of(cost: WayCost, samples: Sequence[Sample]) -> float:
-    """Return the median relative error of a way's constants over some measurements."""
+def error_of(cost: ProtocolCost, samples: Sequence[Sample]) -> float:
+    """Return the median relative error of a protocol's constants over some measurements."""
     return float(
         np.median([abs(cost.us(s.nbytes, s.run_bytes, s.messages) / s.us - 1) for s in samples])
     )
 
 
 def follow_siblings(
-    missing: str, fitted: Mapping[str, WayCost], before: Mapping[str, WayCost], shared_gpu: bool
-) -> WayCost | None:
-    """Guess the constants of a way that could not be measured from the other ways of its path.
+    missing: str,
+    fitted: Mapping[str, ProtocolCost],
+    before: Mapping[str, ProtocolCost],
+    shared_gpu: bool,
+) -> ProtocolCost | None:
+    """Guess the constants of a protocol that could not be measured, "path/protocol", from the others of its path.
 
-    Parameters
-    ----------
-    missing : str
-        "path/way".
-    fitted, before : mapping of str to WayCost
-        What has been measured in this run, and all ways before it, by `way_name`.
-    shared_gpu : bool
-        Whether it was measured on a shared GPU.
-
-    Returns
-    -------
-    WayCost or None
-        The way's constants as before, changed in the proportion in which its siblings' have changed; None where no
-        sibling was measured, and for ways through MPI, which has a speed of its own. Left alone, they would be
-        compared with measured ones as if they were measured too.
+    They are those before, changed in the proportion in which its siblings' have changed; None where no sibling was
+    measured. Left alone, they would be compared with measured ones as if they were measured too.
     """
-    path, _, way = missing.partition("/")
-    name = way_name(path, way, shared_gpu)
+    path, _, protocol = missing.partition("/")
+    name = protocol_name(path, protocol, shared_gpu)
     siblings = [n for n in fitted if n.startswith(f"{path}/") and n in before and n != name]
     old = before.get(name)
-    if old is None or not siblings or way == "mpi":
+    if old is None or not siblings:
         return None
 
     def ratio(of: Any) -> float:
@@ -119,7 +102,7 @@ def follow_siblings(
     ]
     for i in range(1, len(speeds)):
         speeds[i] = max(speeds[i], speeds[i - 1])
-    return WayCost(
+    return ProtocolCost(
         old.latency_us * ratio(lambda cost: cost.latency_us),
         old.message_us * ratio(lambda cost: cost.message_us),
         tuple(speeds),

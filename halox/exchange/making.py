@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.building import Builder
+from halox.exchange.building import build_channels
+from halox.exchange.calibration import costs_of
+from halox.exchange.costs import Costs
 from halox.exchange.draft import Draft, checked
-from halox.exchange.measuring import Stopwatch
+from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
-from halox.exchange.report import Key, Report, Row
-from halox.exchange.selection import (
-    End,
-    Judge,
-    Route,
-    choose_route,
-    describe_end,
-    wished_path,
-)
-from halox.exchange.surroundings import Surroundings
-from halox.paths.base import Operation
+from halox.exchange.report import Report, Row
+from halox.exchange.selection import choose_route, describe_end, wished_path
+from halox.paths.base import EndpointInfo, Job, Key, Route, SelectionContext
+from halox.paths.build import Build
 from halox.paths.messages import check_match
 from halox.runtime.arrays import Described, HostArray
+from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.world import World, raise_together
 
@@ -68,7 +64,7 @@ class _Said:
 
 
 def make_plan(
-    surroundings: Surroundings,
+    context: Context,
     draft: Callable[[], Draft],
     *,
     keep: bool = True,
@@ -79,7 +75,7 @@ def make_plan(
 
     Parameters
     ----------
-    surroundings : Surroundings
+    context : Context
         The ranks and their shared memory.
     draft : callable
         Returns this rank's `Draft`; may raise a `HaloxError`, which is then raised on all ranks.
@@ -101,7 +97,7 @@ def make_plan(
     -----
     Collective. Arrays on a GPU are made idle.
     """
-    world = surroundings.world
+    world = context.world
     drafted: Draft | None = None
     arrays: Sequence[HostArray] | Sequence[Described] = ()
 
@@ -118,7 +114,7 @@ def make_plan(
                 )
             from halox.runtime.gpu.cuda import cupy
 
-            surroundings.use_device(found.device)
+            context.use_device(found.device)
             cupy().cuda.Device(found.device).synchronize()
         drafted = found
         return _Said(
@@ -129,7 +125,7 @@ def make_plan(
             found.operation,
             found.numbers,
             found.specs,
-            surroundings.leftovers.closed,
+            context.leftovers.closed,
             world.ranks.plans,
             found.floats,
         )
@@ -140,63 +136,49 @@ def make_plan(
     number = world.ranks.plans = 1 + max(one.plans for one in said)
     _check_alike(said)
     _check_counts(said)
-    if surroundings.device_arena is not None:
+    if context.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
-        surroundings.device_arena.reclaim()
-    surroundings.leftovers.reclaim([one.closed for one in said])
-    judge = _judge(surroundings, drafted.operation, any(one.on_gpu for one in said), said[0].wish)
+        context.device_arena.reclaim()
+    context.leftovers.reclaim([one.closed for one in said])
+    on_gpu = any(one.on_gpu for one in said)
+    selection = _selection(context, drafted, on_gpu)
+    costs = context.once(costs_of) if on_gpu else Costs.default()
     # What other arrays of the layout shall use cannot depend on where these lie.
     floats = drafted.device is None and all(one.floats for one in said)
-    messages = (*drafted.sends, *drafted.receives)
+    whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     ends = {
-        m.key: describe_end(
-            m,
-            drafted.described,
-            None if floats else surroundings.arena,
-            world.nodes[world.rank],
-            world.rank,
-            surroundings.device_arena,
-        )
-        for m in messages
+        m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages
     }
-    routes, error = _choose_routes(world, drafted, ends, judge)
-    build = Builder(surroundings, drafted, arrays, routes, number)
-    made = build.channels(error)
-    rows = [Row.of(m, route, route.why_not) for m in messages for route, _ in [build.routes[m.key]]]
+    choose = partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
+    routes, error = _choose_routes(world, whole, ends, choose)
+    build = Build(context, whole, drafted.device, routes, number)
+    built = build_channels(build, error)
+    rows = [Row.of(m, build.routes[m.key][0]) for m in whole.messages]
     operation = "exchange" if drafted.operation == "copy" else "accumulation"
     names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in drafted.described)
     report = Report(world.rank, operation, names, tuple(rows))
-    channels, cargoes = [c for c, _ in made], [cargo for _, cargo in made]
     plan = Plan(
-        channels,
+        [one.channel for one in built.channels],
         report,
         drafted.sends,
         world.check_open,
-        partial(surroundings.leftovers.add, number),
-        Stopwatch(world, drafted.device, cargoes),
+        partial(context.leftovers.add, number),
+        Timer(world, drafted.device, built.channels),
         # A run that is a launch and no more is not counted, on any rank.
-        world.ticker(call, number) if build.needs_host else None,
+        world.ticker(call, number) if built.needs_host else None,
         guard=world.guard,
     )
-    plan.floats = floats and build.is_movable
+    plan.floats = floats and built.is_movable
     plan.hold(drafted.arrays, alive=keep)
     return plan
 
 
-def _judge(
-    surroundings: Surroundings, operation: Operation, on_gpu: bool, wish: str | None
-) -> Judge:
-    """Return what both ends of every message choose by; collective if any rank's arrays are on a GPU."""
+def _selection(context: Context, draft: Draft, on_gpu: bool) -> SelectionContext:
+    """Return the selection inputs; collective if any rank's arrays are on a GPU."""
     if not on_gpu:
-        return Judge(operation, wish=wish)
-    surroundings.look_around()
-    return Judge(
-        operation,
-        surroundings.topology,
-        surroundings.costs,
-        wish,
-        surroundings.no_cuda_aware,
-    )
+        return SelectionContext(draft.operation)
+    topology = context.find_gpus()
+    return SelectionContext(draft.operation, topology, context.why_no_device_pointers())
 
 
 def _check_alike(said: Sequence[_Said]) -> None:
@@ -244,8 +226,11 @@ def _check_counts(said: Sequence[_Said]) -> None:
 
 
 def _choose_routes(
-    world: World, draft: Draft, ends: dict[Key, End], judge: Judge
-) -> tuple[dict[Key, tuple[Route, End]], HaloxError | None]:
+    world: World,
+    whole: Job,
+    ends: Mapping[Key, EndpointInfo],
+    choose: Callable[..., Route],
+) -> tuple[dict[Key, tuple[Route, EndpointInfo]], HaloxError | None]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
 
     Returns
@@ -255,16 +240,15 @@ def _choose_routes(
     HaloxError or None
         What is wrong with a message, for the ranks to agree on.
     """
-    messages = (*draft.sends, *draft.receives)
-    records: dict[int, dict[tuple[str, int], End]] = {m.peer: {} for m in messages}
+    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
     for (direction, peer, tag), end in ends.items():
         records[peer][direction, tag] = end
     own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
     theirs = own | world.swap(records, sorted(records), _MAKING)
-    routes: dict[Key, tuple[Route, End]] = {}
+    routes: dict[Key, tuple[Route, EndpointInfo]] = {}
     opposite = {"send": "receive", "receive": "send"}
     try:
-        for message in messages:
+        for message in whole.messages:
             mine = ends[message.key]
             other = theirs[message.peer].get((opposite[message.direction], message.tag))
             if other is None:
@@ -276,7 +260,7 @@ def _choose_routes(
             if message.direction == "receive":
                 check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
             to_self = message.peer == world.rank
-            route = choose_route(sender, receiver, to_self=to_self, judge=judge)
+            route = choose(sender, receiver, to_self=to_self)
             routes[message.key] = (route, other)
     except (MismatchError, PathError) as error:
         return routes, error

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from halox.errors import HaloxError
-from halox.exchange.report import Key
-from halox.paths.base import Channel
-from halox.paths.messages import Message
+from halox.paths.base import Carried, Channel, Key
 from halox.runtime.world import World
 from halox.values import as_int, shown
 
-STRETCHES = 5
+ROWS = 5
 """Rows of exchanges, of which the median counts."""
 
 MOST_REPEATS = 1_000_000
@@ -24,37 +21,13 @@ MOST_REPEATS = 1_000_000
 _MEASURING = "the measuring of a plan"
 
 
-@dataclass(frozen=True)
-class Cargo:
-    """What one channel of a plan carries.
+class Timer:
+    """Measures the channels of a plan apart."""
 
-    Attributes
-    ----------
-    name : str
-        Of the channel; the same on all ranks that have it, another for every other channel of the plan.
-    messages : tuple of Message
-        This rank's.
-    """
-
-    name: str
-    messages: tuple[Message, ...]
-
-
-class Stopwatch:
-    """Measures the channels of a plan apart.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    device : int or None
-        The GPU that the plan's arrays are on.
-    cargoes : sequence of Cargo or None
-        For each channel what it carries; None for one that carries nothing.
-    """
-
-    def __init__(self, world: World, device: int | None, cargoes: Sequence[Cargo | None]) -> None:
-        self._world, self._device, self._cargoes = world, device, tuple(cargoes)
+    def __init__(self, world: World, device: int | None, carried: Sequence[Carried]) -> None:
+        self._world, self._device = world, device
+        # Not the channels: the plan lets go of them when it is closed.
+        self._messages = [(one.name, one.messages) for one in carried]
 
     def check(self, repeats: object) -> int:
         """Return the number of exchanges; raise on all ranks unless all ask for the same; collective."""
@@ -73,24 +46,19 @@ class Stopwatch:
     def measure(self, channels: Sequence[Channel], repeats: int) -> dict[Key, float]:
         """Return for each message the microseconds of an exchange of the channel that carries it.
 
-        Notes
-        -----
         Collective; the arrays' contents are exchanged. One channel after the other, in an order that all ranks
         know, since a rank may have some that others have not.
         """
         mine = {
-            cargo.name: (channel, cargo)
-            for channel, cargo in zip(channels, self._cargoes, strict=True)
-            if cargo is not None
+            name: (channel, messages)
+            for channel, (name, messages) in zip(channels, self._messages, strict=True)
         }
-        names = sorted(set().union(*self._world.gather(set(mine), _MEASURING)))
         found: dict[Key, float] = {}
-        for name in names:
-            channel, cargo = mine.get(name, (None, None))
+        for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING))):
+            channel, messages = mine.get(name, (None, ()))
             call = None if channel is None else _exchange_of(channel)
             us = exchange_us(self._world, call, repeats, self._device)
-            if cargo is not None:
-                found |= {message.key: us for message in cargo.messages}
+            found |= {message.key: us for message in messages}
         return found
 
 
@@ -99,37 +67,21 @@ def exchange_us(
     call: Callable[[], None] | None,
     repeats: int,
     device: int | None = None,
-    stretches: int = STRETCHES,
+    rows: int = ROWS,
 ) -> float:
-    """Return the microseconds of one call among many.
+    """Return the microseconds of one call among many, of the slowest rank, the same on all ranks.
 
-    Parameters
-    ----------
-    world : World
-    call : callable or None
-        What is timed; None on a rank that has no part in it.
-    repeats : int
-        Calls in a row between two looks at the clock; on a GPU the row ends when the stream is empty.
-    device : int or None
-        The GPU whose current stream the calls use.
-    stretches : int
-        Rows, each after a barrier, of which the median counts.
+    ``repeats`` calls in a row are timed, on a GPU until the stream is empty, in several rows after a barrier each, of
+    which the median counts. A rank without a part in it gives None for the call.
 
-    Returns
-    -------
-    float
-        The slowest rank's, the same on all ranks.
-
-    Notes
-    -----
     Collective over the world.
     """
     wait = _nothing if device is None else _stream_is_empty
     if call is not None:
         call()  # what is done at a first call only
         wait()
-    mine = np.zeros(stretches)
-    for stretch in range(stretches):
+    mine = np.zeros(rows)
+    for row in range(rows):
         world.gather(None, _MEASURING)
         if call is None:
             continue
@@ -137,14 +89,14 @@ def exchange_us(
         for _ in range(repeats):
             call()
         wait()
-        mine[stretch] = (time.perf_counter() - begin) / repeats * 1e6
+        mine[row] = (time.perf_counter() - begin) / repeats * 1e6
     slowest = np.max(world.gather(mine, _MEASURING), axis=0)
     return float(np.median(slowest))
 
 
 def _exchange_of(channel: Channel) -> Callable[[], None]:
     def exchange() -> None:
-        channel.start_at_once()
+        channel.run()
         channel.finish()
 
     return exchange

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any, NoReturn, Protocol
 
 from halox.errors import ClosedError, StateError
-from halox.exchange.measuring import Stopwatch
+from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
@@ -84,7 +84,7 @@ class Plan:
         messages: Sequence[Message],
         check_open: Callable[[], None],
         let_go: LetGo,
-        stopwatch: Stopwatch | None = None,
+        timer: Timer | None = None,
         tick: Callable[[], None] | None = None,
         *,
         guard: CallGuard,
@@ -99,7 +99,7 @@ class Plan:
         # Steps of channels that do nothing in them are left out.
         starts = [c for c in channels if type(c).start is not Channel.start]
         self._starts = (*counted, *(channel.start for channel in starts))
-        self._starts_at_once = (*counted, *map(_start_at_once, starts))
+        self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the bytes before its first element, and all.
@@ -107,7 +107,7 @@ class Plan:
         self.bound: Bound | None = None
         self.floats = False
         self._report = report
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._check_open = check_open
         self._guard = guard
         self.arrays: tuple[object, ...] = ()
@@ -125,7 +125,7 @@ class Plan:
         if self._checks:
             self._check(_READY)
         try:
-            for start in self._starts_at_once:
+            for start in self._runs:
                 start()
             for finish in self._finishes:
                 finish()
@@ -308,16 +308,16 @@ class Plan:
         as in normal calls, some hundred times: cells that are received and sent on travel on each time.
         """
         self._check_open()
-        if self._stopwatch is None:
-            raise StateError("this plan was made without a stopwatch; make it with grid.plan()")
-        stopwatch = self._stopwatch
+        if self._timer is None:
+            raise StateError("this plan was made without a timer; make it with grid.plan()")
+        timer = self._timer
 
         def measure() -> None:
-            found = stopwatch.measure(self._channels, number)
+            found = timer.measure(self._channels, number)
             self._report = self._report.measured(found)
 
         with self._guard:
-            number = stopwatch.check(repeats)
+            number = timer.check(repeats)
         self._advance(
             (_READY, _READY),
             (measure,),
@@ -339,7 +339,7 @@ class Plan:
             self._refuse(_RUNNING, "")
         self._release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._starts_at_once = self._finishes = ()
+        self._channels = self._checks = self._starts = self._runs = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
@@ -371,9 +371,8 @@ def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
     let_go(backwards, life.arrays)
 
 
-def _start_at_once(channel: Channel) -> Callable[[], None]:
-    has_own = type(channel).start_at_once is not Channel.start_at_once
-    return channel.start_at_once if has_own else channel.start
+def _run_of(channel: Channel) -> Callable[[], None]:
+    return channel.start if type(channel).run is Channel.run else channel.run
 
 
 def _raise_closed() -> None:

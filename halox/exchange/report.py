@@ -1,4 +1,4 @@
-"""What a plan does, message by message, for people and for programs."""
+"""Report of a plan, message by message, for people and for programs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from halox.exchange.selection import Route
-from halox.notebook import html_table
+from halox.paths.base import Key, Route
 from halox.paths.messages import Message
-
-Key = tuple[str, int, int]
-"""Direction, peer and tag: what tells the messages of a plan apart."""
+from halox.tables import html_table, text_table
 
 _HEAD = (
-    *("peer", "way", "bytes", "types", "runs", "run bytes", "path"),
+    *("peer", "direction", "bytes", "types", "blocks", "block bytes", "path"),
     *("predicted us", "measured us", "why"),
 )
 
@@ -31,9 +28,9 @@ class Row:
     nbytes : int
         Payload in bytes.
     parts, blocks, block_bytes : int
-        Datatypes in the message, contiguous runs in all of them, mean bytes of a run.
-    path, way, reason : str
-        The path taken, how it goes there, and why.
+        Datatypes in the message, contiguous blocks in all of them, mean bytes of a block.
+    path, protocol, reason : str
+        The path and protocol taken, and why.
     tag : int
         Tells several messages with one peer apart.
     predicted_us : float or None
@@ -51,7 +48,7 @@ class Row:
     blocks: int
     block_bytes: int
     path: str
-    way: str
+    protocol: str
     reason: str
     tag: int = 0
     predicted_us: float | None = None
@@ -59,7 +56,7 @@ class Row:
     why_not: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, message: Message, route: Route, why_not: Mapping[str, str] | None = None) -> Row:
+    def of(cls, message: Message, route: Route) -> Row:
         """Describe a message, its route, and why other paths cannot be taken."""
         return cls(
             message.peer,
@@ -69,12 +66,17 @@ class Row:
             message.block_count,
             message.block_bytes,
             route.path,
-            route.way,
+            route.protocol,
             route.reason,
             message.tag,
             route.predicted_us,
-            why_not=dict(why_not or {}),
+            why_not=dict(route.why_not),
         )
+
+    @property
+    def way(self) -> str:
+        """Earlier name of `protocol`."""
+        return self.protocol
 
     @property
     def key(self) -> Key:
@@ -116,7 +118,7 @@ class Report:
                 str(row.parts),
                 f"{row.blocks:,}",
                 f"{row.block_bytes:,}",
-                f"{row.path}/{row.way}",
+                f"{row.path}/{row.protocol}",
                 _us(row.predicted_us),
                 _us(row.measured_us),
                 row.reason,
@@ -134,18 +136,8 @@ class Report:
 
     def __str__(self) -> str:
         """Return a table with a line a message."""
-        head, lines = _HEAD, self._lines()
-        widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-        left = {1, 6, 9}
-
-        def render(line: tuple[str, ...]) -> str:
-            cells = [
-                cell.ljust(width) if i in left else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            return "  ".join(cells).rstrip()
-
-        body = [render(head), *map(render, lines)] if lines else ["no messages: no neighbour"]
+        lines = self._lines()
+        body = text_table([_HEAD, *lines], {1, 6, 9}) if lines else ["no messages: no neighbour"]
         if any(row.measured_us is not None for row in self.rows):
             body.append("measured us: of an exchange of all messages that go one path together")
         return "\n".join([self._title, *body])

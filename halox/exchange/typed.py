@@ -11,10 +11,10 @@ from halox.errors import FieldError, HaloxError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
-from halox.exchange.surroundings import Surroundings
 from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
 from halox.runtime.arrays import Described, describe
+from halox.runtime.context import Context
 from halox.runtime.world import World
 from halox.values import as_int, as_list, shown
 
@@ -74,8 +74,9 @@ class Exchange:
         Those with the same peer and tag travel as one message, matched in the order given.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks; ``MPI.COMM_WORLD`` by default.
-    path : {"peer", "ipc", "staged", "cuda_aware", "host"}, optional
-        What all messages to other ranks take; by default that of HALOX_PATH, or else the fastest.
+    path : str, optional
+        The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
+        HALOX_PATH, or else the fastest.
 
     Raises
     ------
@@ -114,10 +115,10 @@ class Exchange:
         path: str | None = None,
     ) -> None:
         world = World(comm, "making an Exchange")
-        self._surroundings = Surroundings(world)
+        self._context = Context(world)
         try:
             self._plan: Plan = make_plan(
-                self._surroundings,
+                self._context,
                 lambda: _draft(
                     _items("sends", sends, Send), _items("receives", receives, Recv), world.size
                 ),
@@ -125,7 +126,7 @@ class Exchange:
                 call="exchange",
             )
         except HaloxError as error:
-            self._surroundings.close_after(error)
+            self._context.close_after(error)
             raise
 
     def __call__(self) -> None:
@@ -151,7 +152,7 @@ class Exchange:
     def close(self) -> None:
         """Free everything; collective, and harmless when repeated."""
         self._plan.close()
-        self._surroundings.close()
+        self._context.close()
 
     def __repr__(self) -> str:
         """Return what it moves, and its state."""

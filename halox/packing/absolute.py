@@ -1,6 +1,6 @@
 """Bounds of datatypes whose displacements are addresses, as with MPI_BOTTOM.
 
-There is no array whose memory such a type must stay in: every byte is looked up.
+No array bounds such a type: the allocation of every byte is looked up.
 """
 
 from __future__ import annotations
@@ -30,34 +30,13 @@ def check_absolute(
     memory_range: MemoryRange = addresses.memory_range,
     memory_kind: Callable[[int], MemoryKind] = addresses.memory_kind,
 ) -> None:
-    """Raise if items of a datatype at address 0 touch anything but one GPU's memory.
+    """Raise `FieldError` if items of a datatype at address 0 touch other memory than one GPU's.
 
-    Parameters
-    ----------
-    datatype : Datatype
-        Its displacements are addresses.
-    count : int
-        Items, one extent apart.
-    device : int
-        The GPU that will pack.
-    name : str
-        What the caller calls the datatype, for errors.
-    memory_range, memory_kind : callable
-        What lies at an address; :mod:`halox.runtime.gpu.addresses` unless for a test.
-
-    Raises
-    ------
-    FieldError
-        If a byte lies in host memory, in no memory, or in that of another GPU; names the range of
-        addresses and what is there.
-    DeviceError
-        If there is no GPU.
-
-    Notes
-    -----
-    Not collective; waits for nothing. Looks up each allocation touched once, not each block.
-    A block may run on from one allocation into the next one where they are neighbours: two blocks
-    that were given apart may have been joined there, and no byte is out of bounds.
+    The error names the range of addresses and the memory there. ``name`` is the caller's name of the
+    datatype; ``memory_range`` and ``memory_kind`` are replaced by tests only. Each allocation is
+    looked up once, not each block. A block may run on from one allocation into the next one where they
+    are neighbours: two blocks that were given apart may have been joined there, and no byte is out of
+    bounds.
     """
     layout = datatype.items(count)
     if datatype.size == 0 or count == 0:
@@ -71,7 +50,7 @@ def check_absolute(
         )
 
     def end_of_allocation(address: int) -> int:
-        """End of the GPU's allocation that an address lies in, 0 if it lies in none."""
+        """End of the GPU's allocation that holds an address, 0 if none does."""
         kind, found = memory_kind(address), memory_range(address)
         usable = kind.kind == "managed" or (kind.kind == "device" and kind.device == device)
         return sum(found) if usable and found is not None else 0
@@ -86,23 +65,23 @@ def check_absolute(
         end = end_of_allocation(position)
         if not end:
             touched = f"{name}: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
-            raise FieldError(f"{touched} are in {_where(memory_kind(position), device)}")
-        # All that ends inside this allocation is done; a block that goes on is looked at again.
+            raise FieldError(f"{touched} are in {_described(memory_kind(position), device)}")
+        # Blocks that end inside this allocation are done; one that goes on is looked up again.
         at, position = int(np.searchsorted(ends, end, side="right")), end
 
 
 def _intervals(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sort ranges of addresses and join those that touch or overlap."""
+    """Ranges of addresses, sorted; those that touch or overlap are joined."""
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))
     return starts[first], ends[np.append(first[1:] - 1, len(ends) - 1)]
 
 
-def _where(kind: MemoryKind, device: int) -> str:
-    """Name the memory, and what to do instead."""
+def _described(kind: MemoryKind, device: int) -> str:
+    """Name of the memory, and the remedy."""
     if kind.kind == "device" and kind.device != device:
         return (
             f"memory of GPU {kind.device}, and GPU {device} would pack them; make one datatype for "

@@ -1,4 +1,4 @@
-"""Which packer for which layout, size and destination."""
+"""Choice of a packer by layout, size and destination."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from halox.errors import DatatypeError
-from halox.notebook import html_facts
 from halox.packing.refine import MAX_PARTS, paired
+from halox.tables import html_facts
 from halox.values import shown
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from halox.packing.device_packer import DevicePacker
 
 METHODS = ("auto", "strided", "workunits", "traversal", "copy_engine")
-"""What ``method`` may be on a GPU."""
+"""Values of ``method`` on a GPU."""
 
 LISTED_BLOCKS = 1 << 24
-"""Most blocks of one item that are listed one by one, 16 bytes each; beyond, the tree is walked."""
+"""Most blocks of one item that are listed one by one, 16 bytes each; beyond, the tree is traversed."""
 
 DMA_BLOCK_BYTES = 1 << 16
 DMA_BYTES = 1 << 20
@@ -48,40 +48,18 @@ class Choice(NamedTuple):
 
 @cache
 def packers() -> dict[str, type[DevicePacker]]:
-    """Return the packers by name; they are imported when a GPU's array first comes along."""
+    """Return the packers by name, imported at the first use of an array on a GPU."""
     from halox.packing.copy_engine import CopyEnginePacker
     from halox.packing.strided import StridedPacker
     from halox.packing.traversal import TraversalPacker
     from halox.packing.workunits import WorkUnitsPacker
 
-    every: tuple[type[DevicePacker], ...] = (
-        StridedPacker,
-        WorkUnitsPacker,
-        TraversalPacker,
-        CopyEnginePacker,
-    )
+    every = (StridedPacker, WorkUnitsPacker, TraversalPacker, CopyEnginePacker)
     return {packer.method: packer for packer in every}
 
 
 def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
-    """Choose the packer for some items.
-
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    to_host : bool
-        Whether the packed bytes are in host memory.
-
-    Returns
-    -------
-    Choice
-
-    Notes
-    -----
-    Not collective; touches no device.
-    """
+    """Choose the packer for some items, whose packed bytes are in host memory or on a GPU."""
     nbytes = datatype.size * count
     parts = paired(0, datatype, count, 0)
     if parts is not None:
@@ -111,13 +89,7 @@ def choose(datatype: Datatype, count: int, *, to_host: bool = False) -> Choice:
 
 
 def check_method(method: object) -> None:
-    """Raise unless there is a method of this name for arrays on a GPU.
-
-    Raises
-    ------
-    DatatypeError
-        If there is none; lists them.
-    """
+    """Raise `DatatypeError` unless this is the name of a method for arrays on a GPU."""
     if not isinstance(method, str) or method not in METHODS:
         raise DatatypeError(f"method: got {shown(method)}, must be one of {', '.join(METHODS)}")
 
@@ -127,31 +99,8 @@ def device_packer(
 ) -> DevicePacker:
     """Make a packer by its name.
 
-    Parameters
-    ----------
-    method : {"auto", "strided", "workunits", "traversal", "copy_engine"}
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    device : int
-        The GPU that does the work.
-    max_blocks : int, optional
-        Most thread blocks of a launch.
-
-    Returns
-    -------
-    DevicePacker
-
-    Raises
-    ------
-    DatatypeError
-        If there is no such method, or it cannot take the type; says why.
-    DeviceError
-        If ``max_blocks`` is less than 1.
-
-    Notes
-    -----
-    Not collective.
+    Raises `DatatypeError` if there is no such method, or it cannot take the type, and `DeviceError` if
+    ``max_blocks``, the most thread blocks of a launch, is less than 1.
     """
     check_method(method)
     if method == "auto":

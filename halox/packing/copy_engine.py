@@ -1,49 +1,54 @@
-"""The packer that leaves the work to the CUDA driver's copies: no kernel of ours runs."""
+"""Packer on the copies of the CUDA driver, 2D, 3D and batched; it launches no kernel.
+
+:func:`plan` finds the fewest copies that pack a datatype. One copy moves a box: slices of rows of
+bytes, at one pitch on each side, slices a whole number of rows apart. Of the nested strides of a type
+(:mod:`halox.packing.refine`) any level can be the rows whose strides on both sides are at least a row's
+width, and any other one the slices whose strides are multiples of the rows'. The remaining levels
+cost a copy for each of their steps; blocks that fit no box are copied by a batch of contiguous copies.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations, product
+from math import prod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.copy_engine_plan import Box, plan
 from halox.packing.device_packer import DevicePacker
-from halox.runtime.gpu.driver import PreparedBatch, PreparedMemcpy
+from halox.packing.refine import Copy, Level, Piece, Side, pieces
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
+
+MOST_BOXES = 64
+"""Boxes of a plan; each is a call of some microseconds of host time."""
+
+MOST_RUNS = 65536
+"""Contiguous copies of a plan."""
+
+_MOST_PARTS = 1024
+"""Most strided parts of an irregular type that are searched for boxes."""
 
 
 class CopyEnginePacker(DevicePacker):
     """Packs by 2D and 3D copies of the driver, and by batches of contiguous ones.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    device : int
-        The GPU whose stream orders the copies.
-    max_blocks : int, optional
-        Without meaning here, as no kernel of ours is launched.
+    Meant for long rows, for packing into page-locked host memory and for GPUs that are busy otherwise:
+    copies between GPUs and to or from the host take no SM. For copies within one GPU that is the
+    driver's choice. A row is moved as a unit, however short: blocks of a few bytes take many times as
+    long as with a kernel. ``max_blocks`` has no effect. A type that takes more than 64 copies of rows
+    and more than 65 536 contiguous ones raises `DatatypeError`.
 
     Attributes
     ----------
     calls : int
-        Copies that the driver is handed in one pack or unpack; a batch counts as one.
-
-    Raises
-    ------
-    DatatypeError
-        If it would take more than 64 copies of rows and more than 65 536 contiguous ones.
-    DeviceError
-        If there is no NVIDIA driver.
-
-    Notes
-    -----
-    Not collective. Meant for long rows, for packing into page-locked host memory and for GPUs that
-    are busy otherwise: copies between GPUs and to or from the host take no SM. For copies within
-    one GPU that is the driver's choice. A row is moved as a unit, however short: blocks of a few
-    bytes take many times as long as with a kernel.
+        Driver calls of one pack or unpack; a batch counts as one.
     """
 
     method: ClassVar[str] = "copy_engine"
@@ -54,7 +59,7 @@ class CopyEnginePacker(DevicePacker):
         super().__init__(datatype, count, device, max_blocks)
         planned = plan(datatype, count)
         self._boxes = [
-            (box.array, box.packed, _copy(box, device), _copy(_reversed(box), device))
+            (box.array, box.packed, _copy(box, device), _copy(box, device, unpack=True))
             for box in planned.boxes
         ]
         self._batches: tuple[PreparedBatch, PreparedBatch] | None = None
@@ -83,8 +88,8 @@ class CopyEnginePacker(DevicePacker):
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory.
 
-        See :meth:`DevicePacker.pack`. On the legacy default stream, in a capture, and with drivers
-        older than CUDA 12.8 a batch is handed over copy by copy.
+        On the legacy default stream, in a capture, and with drivers older than CUDA 12.8 a batch is
+        issued copy by copy.
         """
         for array_offset, packed_offset, copy, _ in self._boxes:
             copy.launch(packed + packed_offset, array + array_offset, stream)
@@ -92,32 +97,168 @@ class CopyEnginePacker(DevicePacker):
             self._batches[0].launch(packed, array, stream)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say; the reverse of :meth:`pack`."""
+        """Copy contiguous bytes to the places of the items."""
         for array_offset, packed_offset, _, copy in self._boxes:
             copy.launch(array + array_offset, packed + packed_offset, stream)
         if self._batches is not None:
             self._batches[1].launch(array, packed, stream)
 
 
-def _copy(box: Box, device: int) -> PreparedMemcpy:
-    """Prepare the copy of a box from the array to packed memory."""
+def _copy(box: Box, device: int, *, unpack: bool = False) -> PreparedMemcpy:
+    """Prepare the copy of a box from the array to packed memory, or back."""
+    source, target = (box.array_pitch, box.array_rows), (box.packed_pitch, box.packed_rows)
+    if unpack:
+        source, target = target, source
     return PreparedMemcpy(
         box.width,
         box.height,
         box.depth,
-        target_pitch=box.packed_pitch,
-        target_rows=box.packed_rows,
-        source_pitch=box.array_pitch,
-        source_rows=box.array_rows,
+        target_pitch=target[0],
+        target_rows=target[1],
+        source_pitch=source[0],
+        source_rows=source[1],
         device=device,
     )
 
 
-def _reversed(box: Box) -> Box:
-    """Exchange the two sides."""
-    return box._replace(
-        array_pitch=box.packed_pitch,
-        array_rows=box.packed_rows,
-        packed_pitch=box.array_pitch,
-        packed_rows=box.array_rows,
+class Box(NamedTuple):
+    """One copy of slices of rows; offsets in bytes from the array's and the packed address."""
+
+    array: int
+    packed: int
+    width: int
+    height: int
+    depth: int
+    array_pitch: int
+    array_rows: int
+    packed_pitch: int
+    packed_rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Copies that pack a datatype, and, reversed, unpack it.
+
+    The three arrays of shape (n,) are the contiguous copies: displacements from the two addresses,
+    and bytes.
+    """
+
+    boxes: tuple[Box, ...]
+    array_offsets: npt.NDArray[np.int64]
+    packed_offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+
+
+class _Cut(NamedTuple):
+    """A loop nest: the levels of its boxes (rows, then slices), and those left to unroll."""
+
+    piece: Piece
+    taken: tuple[Level, ...]
+    unrolled: tuple[Level, ...]
+
+    @property
+    def copies(self) -> int:
+        """Number of boxes, or where no level fits one, of contiguous copies."""
+        return prod(level.steps for level in self.unrolled)
+
+
+def plan(
+    datatype: Datatype,
+    count: int = 1,
+    *,
+    most_boxes: int = MOST_BOXES,
+    most_runs: int = MOST_RUNS,
+) -> Plan:
+    """Plan the copies that pack items of a datatype.
+
+    Boxes where that takes at most ``most_boxes`` copies, else contiguous copies only. Raises
+    `DatatypeError` if that takes more than ``most_runs``; says how many.
+    """
+    layout = datatype.items(count)
+    parts = layout.parts(_MOST_PARTS)
+    n_blocks = 0
+    if parts is not None:
+        pairs = [Copy(Side(0, part.memory), Side(0, part.packed)) for part in parts]
+        cuts = [_cut(piece) for pair in pairs for piece in pieces(pair)]
+        boxes = sum(cut.copies for cut in cuts if cut.taken)
+        runs = sum(cut.copies for cut in cuts if not cut.taken)
+        if 0 < boxes <= most_boxes and runs <= most_runs:
+            return _plan(cuts)
+        # Counted without a list, which can be long; a lower bound, as neighbours in memory may be packed apart.
+        n_blocks = sum(part.memory.n_blocks for part in parts)
+    if n_blocks <= most_runs:
+        blocks = layout.block_list()
+        n_blocks = blocks.n_blocks
+    if n_blocks > most_runs:
+        raise DatatypeError(
+            f"its {n_blocks} blocks are more than {most_runs} contiguous copies, and more than "
+            f"{most_boxes} copies of rows at equal distances"
+        )
+    return Plan((), blocks.offsets, np.cumsum(blocks.lengths) - blocks.lengths, blocks.lengths)
+
+
+def _cut(piece: Piece) -> _Cut:
+    """Choose the levels of boxes so that the fewest copies are left; of equals, the innermost."""
+    levels = piece.levels[-2::-1]
+    choices = [
+        choice
+        for n in (1, 2)
+        for choice in permutations(range(len(levels)), n)
+        if _fits(*(levels[at] for at in choice), width=piece.levels[-1].steps)
+    ]
+    best = max(choices, key=lambda choice: prod(levels[at].steps for at in choice), default=())
+    return _Cut(
+        piece,
+        tuple(levels[at] for at in best),
+        tuple(level for at, level in enumerate(levels) if at not in best),
+    )
+
+
+def _fits(rows: Level, slices: Level | None = None, *, width: int) -> bool:
+    """Whether a box can have these rows and slices, on both sides."""
+    pitches = (rows.source_stride, rows.target_stride)
+    if min(pitches) < width or max(pitches) > MAX_PITCH:
+        return False
+    return slices is None or all(
+        stride % pitch == 0 and stride >= rows.steps * pitch
+        for stride, pitch in zip((slices.source_stride, slices.target_stride), pitches, strict=True)
+    )
+
+
+def _plan(cuts: list[_Cut]) -> Plan:
+    boxes: list[Box] = []
+    runs: list[tuple[int, int, int]] = []
+    for cut in cuts:
+        for array, packed in _starts(cut):
+            if cut.taken:
+                boxes.append(_box(cut, array, packed))
+            else:
+                runs.append((array, packed, cut.piece.levels[-1].steps))
+    array_offsets, packed_offsets, sizes = np.array(runs, np.int64).reshape(-1, 3).T
+    return Plan(tuple(boxes), array_offsets, packed_offsets, sizes)
+
+
+def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
+    """Offsets of every copy on both sides."""
+    for index in product(*(range(level.steps) for level in cut.unrolled)):
+        steps = list(zip(index, cut.unrolled, strict=True))
+        yield (
+            cut.piece.source + sum(i * level.source_stride for i, level in steps),
+            cut.piece.target + sum(i * level.target_stride for i, level in steps),
+        )
+
+
+def _box(cut: _Cut, array: int, packed: int) -> Box:
+    rows = cut.taken[0]
+    slices = cut.taken[1] if len(cut.taken) > 1 else None
+    return Box(
+        array=array,
+        packed=packed,
+        width=cut.piece.levels[-1].steps,
+        height=rows.steps,
+        depth=slices.steps if slices else 1,
+        array_pitch=rows.source_stride,
+        array_rows=slices.source_stride // rows.source_stride if slices else rows.steps,
+        packed_pitch=rows.target_stride,
+        packed_rows=slices.target_stride // rows.target_stride if slices else rows.steps,
     )

@@ -1,16 +1,17 @@
-"""Launches that move the parts of messages on a GPU: into packed buffers, out of them, and between arrays."""
+"""Launches that move the parts of messages on a GPU: pack, unpack, add, and copy between arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from halox.errors import DatatypeError
 from halox.packing.device_arrays import device_array
-from halox.packing.refine import Copy, Side, paired
+from halox.packing.device_packer import Launchable, StreamLike
+from halox.packing.refine import Copy, Side, cut_parts, paired
 from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
@@ -25,18 +26,24 @@ Endpoint = tuple[Described, "Datatype", int]
 Move = tuple[Endpoint, int]
 """An endpoint, and the address of its packed bytes."""
 
+FragmentedMove = tuple[Endpoint, int, Sequence[int]]
+"""An endpoint, the address of its packed bytes, and the ends of its share of each fragment, counted
+from there."""
+
+_Irregular = tuple["Datatype", int, int, int]
+_Addition = tuple[Sequence[Copy], np.dtype[np.generic]]
 _MOST_ADDED_PARTS = 1 << 20
 
 
 class Launches:
-    """Several launches, one after the other on the same stream, and what they need kept alive."""
+    """Several launches in order on one stream, and the memory that they need."""
 
-    def __init__(self, parts: Sequence[Any], keep: Sequence[Any] = ()) -> None:
+    def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
 
-    def launch(self, stream: Any = None) -> None:
-        """Put all of them on a stream, CuPy's current one by default."""
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue all of them on a stream, CuPy's current one by default."""
         pointer = stream_pointer(stream)
         for part in self._parts:
             part.launch(pointer)
@@ -44,16 +51,38 @@ class Launches:
 
 def launch_pack(moves: Sequence[Move], device: int) -> Launches:
     """Return one launch that packs all strided endpoints, and one for the irregular ones."""
-    return _launch(moves, device, unpack=False)
+    return _moving(moves, device, unpack=False)
 
 
 def launch_unpack(moves: Sequence[Move], device: int) -> Launches:
     """Return one launch that unpacks all strided endpoints, and one for the irregular ones."""
-    return _launch(moves, device, unpack=True)
+    return _moving(moves, device, unpack=True)
+
+
+def fragment_launches(
+    moves: Sequence[FragmentedMove], fragments: int, device: int, *, unpack: bool
+) -> list[Launches]:
+    """Return for each fragment what :func:`launch_pack` or :func:`launch_unpack` returns for all.
+
+    Each move has as many ends as there are fragments. Uploads tables and waits for that.
+    """
+    copies: list[list[Copy]] = [[] for _ in range(fragments)]
+    irregular: list[list[_Irregular]] = [[] for _ in range(fragments)]
+    for (found, datatype, count), packed, ends in moves:
+        parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+        if isinstance(parts, int):
+            irregular[parts].append((datatype, count, found.pointer, packed))
+            continue
+        for fragment, of_it in zip(copies, parts, strict=True):
+            fragment += of_it
+    return [
+        _launches(strided, others, device, unpack=unpack)
+        for strided, others in zip(copies, irregular, strict=True)
+    ]
 
 
 def launch_add(moves: Sequence[Move], device: int) -> Launches:
-    """Return launches that add packed elements to endpoints in the order given, each in its dtype."""
+    """Return launches that add packed elements to endpoints in order, each in its dtype."""
     return _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
 
 
@@ -65,7 +94,7 @@ def launch_between(
     Strided types move in one launch; others go through a packed buffer.
     """
     copies: list[Copy] = []
-    additions: list[tuple[list[Copy], np.dtype[Any]]] = []
+    additions: list[_Addition] = []
     packing: list[Move] = []
     unpacking: list[Move] = []
     buffers = []
@@ -85,7 +114,7 @@ def launch_between(
             additions.append((_additions(target, packed), element_type(target)))
         else:
             unpacking.append((target, packed))
-    parts: list[Any] = [launch_pack(packing, device)]
+    parts: list[Launchable] = [launch_pack(packing, device)]
     if operation == "add":
         parts.append(_adding(additions, device))
     else:
@@ -104,13 +133,13 @@ class Zeroing:
         source = int(self._zeros.data.ptr)
         self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
 
-    def launch(self, stream: Any = None) -> None:
-        """Put it on a stream, CuPy's current one by default."""
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue it on a stream, CuPy's current one by default."""
         self._copy.launch(stream)
 
 
-def element_type(endpoint: Endpoint) -> np.dtype[Any]:
-    """Return the dtype in which an endpoint's elements are added."""
+def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:
+    """Dtype in which an endpoint's elements are added."""
     _, datatype, _ = endpoint
     if datatype.uniform is None:
         raise DatatypeError(
@@ -119,36 +148,40 @@ def element_type(endpoint: Endpoint) -> np.dtype[Any]:
     return datatype.uniform
 
 
-def check_bounds(array: Any, datatype: Datatype, count: int) -> None:
+def check_bounds(array: object, datatype: Datatype, count: int) -> None:
     """Raise `FieldError` if a datatype reaches outside an array's memory."""
     device_array(array, "array").check_bounds(datatype, count)
 
 
-def _launch(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
+def _moving(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
     copies: list[Copy] = []
-    irregular: list[tuple[Datatype, int, int, int]] = []
+    irregular: list[_Irregular] = []
     for (found, datatype, count), packed in moves:
         pairs = paired(found.pointer, datatype, count, packed)
         if pairs is None:
             irregular.append((datatype, count, found.pointer, packed))
         else:
             copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
-    parts: list[Any] = []
-    if copies:
-        parts.append(StridedCopy(copies, device=device))
+    return _launches(copies, irregular, device, unpack=unpack)
+
+
+def _launches(
+    copies: Sequence[Copy], irregular: Sequence[_Irregular], device: int, *, unpack: bool
+) -> Launches:
+    parts: list[Launchable] = [StridedCopy(copies, device=device)] if copies else []
     if irregular:
         parts.append(WorkUnitsCopy(irregular, unpack=unpack, device=device))
     return Launches(parts)
 
 
 def _whole(endpoint: Endpoint) -> Side | None:
-    """Return an endpoint as strided blocks, if it is that as a whole."""
+    """Return an endpoint as strided blocks, if it is regular as a whole."""
     found, datatype, count = endpoint
     strided = datatype.items(count).strided
     return None if strided is None else Side(found.pointer, strided)
 
 
-def _adding(additions: Sequence[tuple[Sequence[Copy], np.dtype[Any]]], device: int) -> Launches:
+def _adding(additions: Sequence[_Addition], device: int) -> Launches:
     return Launches(
         [
             StridedAdd([copy for copies, _ in group for copy in copies], dtype, device=device)
@@ -169,43 +202,38 @@ def _additions(endpoint: Endpoint, packed: int) -> list[Copy]:
 
 
 def _joined(copies: Sequence[Copy]) -> list[Copy]:
-    """Join neighbouring copies that are alike and stand at equal steps, as long lists often have them.
+    """Join neighbouring copies of one shape at equal steps, as long lists often have them.
 
     The joined copies move the same bytes in the same order.
     """
     joined: list[Copy] = []
-    stretch: list[Copy] = []
+    series: list[Copy] = []
     for copy in copies:
-        if stretch and not (
-            _shape(copy) == _shape(stretch[0])
-            and (len(stretch) == 1 or _step(stretch[-1], copy) == _step(*stretch[:2]))
+        if series and not (
+            _shape(copy) == _shape(series[0])
+            and (len(series) == 1 or _step(series[-1], copy) == _step(*series[:2]))
         ):
-            joined.append(_one(stretch))
-            stretch = []
-        stretch.append(copy)
-    if stretch:
-        joined.append(_one(stretch))
+            joined.append(_one(series))
+            series = []
+        series.append(copy)
+    if series:
+        joined.append(_one(series))
     return joined
 
 
-def _shape(copy: Copy) -> list[Any]:
-    """Return what the sides of copies that differ in nothing but their place have in common."""
-    return [(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
+def _shape(copy: Copy) -> list[Side]:
+    """Both sides less their offsets."""
+    return [Side(side.pointer, side.strided.shifted(-side.strided.offset)) for side in copy]
 
 
-def _step(first: Copy, second: Copy) -> tuple[int, int]:
+def _step(first: Copy, second: Copy) -> list[int]:
     """Bytes from one copy to another on both sides."""
-    source, target = (
-        b.strided.offset - a.strided.offset for a, b in zip(first, second, strict=True)
-    )
-    return source, target
+    pairs = zip(first, second, strict=True)
+    return [b.strided.offset - a.strided.offset for a, b in pairs]
 
 
-def _one(stretch: list[Copy]) -> Copy:
+def _one(series: list[Copy]) -> Copy:
     """Return one copy for several at equal steps."""
-    steps = _step(*stretch[:2]) if len(stretch) > 1 else (0, 0)
-    source, target = (
-        side._replace(strided=side.strided.repeated(len(stretch), step))
-        for side, step in zip(stretch[0], steps, strict=True)
-    )
-    return Copy(source, target)
+    steps = _step(*series[:2]) if len(series) > 1 else [0, 0]
+    sides = zip(series[0], steps, strict=True)
+    return Copy(*(Side(s.pointer, s.strided.repeated(len(series), step)) for s, step in sides))

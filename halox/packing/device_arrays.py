@@ -1,4 +1,4 @@
-"""Arrays of any library on a GPU, as the packers see them: an address and the memory around it."""
+"""Arrays of any library on a GPU: address, allocation, and checks of both."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from halox.datatypes import contiguous
+from halox.datatypes import StridedBlocks, contiguous
 from halox.errors import DeviceError, FieldError
 from halox.runtime import dlpack
 from halox.runtime.arrays import Described, as_ndarray, describe
@@ -23,18 +24,8 @@ if TYPE_CHECKING:
 class DeviceArray:
     """An array's first element and the bytes around it that belong to its allocation.
 
-    Attributes
-    ----------
-    name : str
-        What the caller calls it, for errors.
-    pointer : int
-        Address of element [0, ..., 0].
-    low, high : int
-        Half-open range of addresses that may be touched.
-    device : int
-    shape, strides : tuple of int
-    itemsize : int
-        Bytes of an element.
+    ``pointer`` is the address of element [0, ..., 0]; ``low`` and ``high`` are the half-open range of
+    addresses that may be touched. ``name`` is the caller's name of the array, for errors.
     """
 
     name: str
@@ -47,13 +38,7 @@ class DeviceArray:
     itemsize: int = 1
 
     def check_bounds(self, datatype: Datatype, count: int = 1) -> None:
-        """Raise if ``count`` items of a datatype touch bytes outside the allocation.
-
-        Raises
-        ------
-        FieldError
-            With the byte ranges asked for and allowed, relative to the first element.
-        """
+        """Raise `FieldError` if ``count`` items of a datatype touch bytes outside the allocation."""
         items = contiguous(count, datatype)
         if items.size == 0:
             return
@@ -70,28 +55,14 @@ class DeviceArray:
 def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArray:
     """Describe an array on a GPU, of CuPy or of a library that offers its memory.
 
-    Parameters
-    ----------
-    array : object
-        A CuPy array may be touched anywhere in its allocation, others between their own first and
-        last byte.
-    name : str
-        For errors.
-    writable : bool
-        Whether it will be written to.
-
-    Raises
-    ------
-    FieldError
-        If it is no device array, or read-only and to be written to.
-    DeviceError
-        If there is no GPU.
+    A CuPy array may be touched anywhere in its allocation, others between their own first and last
+    byte. Raises `FieldError` if it is no device array, or is ``writable`` and read-only.
 
     Notes
     -----
-    Not collective. Later work of CuPy's current stream on the array's GPU comes after what another
-    library has under way on the array, as far as that library says; not while the stream is being
-    captured, whose graph cannot hold work of other streams.
+    Later work of CuPy's current stream on the array's GPU is ordered after pending work of another
+    library on the array, as far as that library says; not while the stream is being captured, whose
+    graph cannot hold work of other streams.
     """
     cupy()
     if is_cupy_array(array):
@@ -100,12 +71,13 @@ def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArra
         place, form = (int(array.data.ptr), low, high), (array.shape, array.strides, array.itemsize)
         return DeviceArray(name, *place, int(array.device.id), *form)
     found, device = _foreign(array, name, writable)
-    below, above = extent(found.shape, found.strides, found.dtype.itemsize)
-    place = found.pointer, found.pointer - below, found.pointer + above
-    return DeviceArray(name, *place, device, found.shape, found.strides, found.dtype.itemsize)
+    form = found.shape, found.strides, found.dtype.itemsize
+    low, high = (0, 0) if 0 in found.shape else StridedBlocks(0, *form).span
+    place = found.pointer, found.pointer + low, found.pointer + high
+    return DeviceArray(name, *place, device, *form)
 
 
-def _foreign(array: Any, name: str, writable: bool) -> tuple[Described, int]:
+def _foreign(array: object, name: str, writable: bool) -> tuple[Described, int]:
     """Describe an array of any library on a GPU, and order the current stream after its work."""
     if not is_device_array(array):
         raise FieldError(f"{name}: got {type(array).__name__}, needs an array in device memory")
@@ -125,30 +97,15 @@ def _read_only(name: str) -> FieldError:
     )
 
 
-def packed_bytes(array: Any, name: str, nbytes: int, device: int, *, writable: bool = False) -> int:
-    """Address, for a GPU, of a packed buffer, after a check that it is one.
+def packed_bytes(
+    array: object, name: str, nbytes: int, device: int, *, writable: bool = False
+) -> int:
+    """Address, for a GPU, of a packed buffer of at least ``nbytes`` bytes.
 
-    Parameters
-    ----------
-    array : object
-        Bytes in the GPU's memory, in that of another GPU that it can reach, or in page-locked host
-        memory.
-    name : str
-        For errors.
-    nbytes : int
-        Bytes that it must hold.
-    device : int
-        The GPU that reads or writes it.
-    writable : bool
-        Whether it will be written to.
-
-    Raises
-    ------
-    FieldError
-        If it is not a contiguous one-dimensional uint8 array of at least ``nbytes`` bytes, or
-        read-only and to be written to, or in host memory that is not page-locked.
-    DeviceError
-        If it lies on a GPU that this one cannot reach.
+    The buffer is in the GPU's memory, in that of another GPU that it can reach, or in page-locked host
+    memory. Raises `FieldError` if it is not a contiguous one-dimensional uint8 array of that size, is
+    ``writable`` and read-only, or is in other host memory; `DeviceError` if it is on a GPU that this
+    one cannot reach.
     """
     array = as_ndarray(array, name)
     if isinstance(array, np.ndarray):
@@ -164,7 +121,7 @@ def _check_shape(
     name: str,
     nbytes: int,
     shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    dtype: np.dtype[np.generic],
     strides: tuple[int, ...],
 ) -> None:
     fits = len(shape) == 1 and dtype == np.uint8 and shape[0] >= nbytes
@@ -175,9 +132,7 @@ def _check_shape(
         )
 
 
-def _pinned_bytes(
-    array: np.ndarray[Any, np.dtype[Any]], name: str, nbytes: int, writable: bool
-) -> int:
+def _pinned_bytes(array: npt.NDArray[np.generic], name: str, nbytes: int, writable: bool) -> int:
     _check_shape(name, nbytes, array.shape, array.dtype, array.strides)
     if writable and not array.flags.writeable:
         raise _read_only(name)
@@ -186,7 +141,7 @@ def _pinned_bytes(
     kind = memory_kind(array.ctypes.data)
     if kind.kind != "pinned" or kind.device_pointer is None:
         raise FieldError(
-            f"{name}: lies in host memory that is not page-locked, which the GPU cannot reach; give "
+            f"{name}: is in host memory that is not page-locked, which the GPU cannot reach; give "
             "an array of device memory, or page-locked memory such as cupyx.empty_pinned makes"
         )
     return kind.device_pointer
@@ -194,17 +149,11 @@ def _pinned_bytes(
 
 @cache
 def reach(device: int, other: int, name: str = "array") -> None:
-    """Let a GPU use another one's memory.
-
-    Raises
-    ------
-    DeviceError
-        If the two are not connected for that.
-    """
+    """Let a GPU use another one's memory; raises `DeviceError` if the two are not connected for that."""
     runtime = cupy().cuda.runtime
     if not runtime.deviceCanAccessPeer(device, other):
         raise DeviceError(
-            f"{name}: lies on device {other}, which device {device} cannot reach; put both on one "
+            f"{name}: is on device {other}, which device {device} cannot reach; put both on one "
             "device, or go through page-locked host memory"
         )
     with cupy().cuda.Device(device):
@@ -213,20 +162,6 @@ def reach(device: int, other: int, name: str = "array") -> None:
         except runtime.CUDARuntimeError as error:
             if "PeerAccessAlreadyEnabled" not in str(error):
                 raise DeviceError(f"{name}: no access to device {other}: {error}") from error
-
-
-def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Bytes of an array before and after the address of its first element.
-
-    Examples
-    --------
-    >>> extent((3, 4), (-32, 8), 8)
-    (64, 32)
-    """
-    if 0 in shape:
-        return 0, 0
-    reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
-    return -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + itemsize
 
 
 def _wait_for_producer(array: Any, name: str, device: int) -> None:

@@ -1,52 +1,49 @@
-"""What all packers on the GPU have in common."""
+"""Base of the packers on a GPU, and the kernel launches that they prepare."""
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from halox.errors import DatatypeError
-from halox.runtime.gpu.launch import check_max_blocks
+from halox.runtime.gpu.compiler import kernel
+from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 
+class Stream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the stream."""
+
+
+StreamLike = Stream | int | None
+"""A stream, its address, or None for CuPy's current one."""
+
+
+class Launchable(Protocol):
+    """Work that can be enqueued on a stream, again and again."""
+
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue it on a stream of the current device; does not block."""
+
+
 class DevicePacker(ABC):
-    """Packs and unpacks ``count`` items of one datatype on one GPU, wherever the data lie.
+    """Packs and unpacks ``count`` items, one extent apart, of one datatype on one GPU.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    device : int
-        The GPU that does the work.
-    max_blocks : int, optional
-        Most thread blocks of a launch, to leave SMs to others; by default as many as there is
-        work for.
-
-    Attributes
-    ----------
-    method : str
-        Name of the strategy, as in ``halox.pack(..., method=...)``.
-    nbytes : int
-        Bytes that a call moves.
-
-    Raises
-    ------
-    DatatypeError
-        If this packer cannot take the type; with the reason.
-    DeviceError
-        If there is no GPU, or ``max_blocks`` is less than 1.
-
-    Notes
-    -----
-    Not collective. The first call may compile, build and upload tables, and block; later calls
-    only launch, so that they can be captured into a graph.
+    The constructor raises `DatatypeError`, with the reason, if the packer cannot take the type, and
+    `DeviceError` if there is no GPU or ``max_blocks``, the most thread blocks of a launch, is less than
+    1. The first call may compile, build and upload tables, and block; later calls only launch, so
+    that they can be captured into a graph.
     """
 
     method: ClassVar[str]
+    """Name of the strategy, as in ``halox.pack(..., method=...)``."""
 
     def __init__(
         self, datatype: Datatype, count: int, device: int, max_blocks: int | None = None
@@ -82,4 +79,29 @@ class DevicePacker(ABC):
 
     @abstractmethod
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say; the reverse of :meth:`pack`."""
+        """Copy contiguous bytes to the places of the items; the reverse of :meth:`pack`."""
+
+
+def table_launch(
+    name: str,
+    function: str,
+    device: int,
+    shape: tuple[int, int],
+    table: bytes,
+    *numbers: int,
+    defines: tuple[tuple[str, str], ...] = (),
+    shared_bytes: int = 0,
+) -> PreparedLaunch:
+    """Prepare a kernel of this room: its parameters are two addresses, a table, and 32-bit numbers.
+
+    ``shape`` is blocks and threads. The addresses are 0 until :meth:`PreparedLaunch.launch_at` sets
+    them; memory that the table points to is the caller's to keep alive.
+    """
+    parameters = (
+        ctypes.c_uint64(0),
+        ctypes.c_uint64(0),
+        (ctypes.c_char * len(table)).from_buffer_copy(table),
+        *map(ctypes.c_uint32, numbers),
+    )
+    loaded = kernel(name, function, device, defines)
+    return PreparedLaunch(loaded, *shape, parameters, device=device, shared_bytes=shared_bytes)

@@ -1,14 +1,12 @@
-"""Which additions may share a launch, and which must follow one another.
+"""Order of additions: those that overlap are dealt into rounds, a launch each.
 
-Two blocks of a launch that add into one byte would lose an update. Here additions are dealt into
-rounds so that targets within a round are disjoint and overlapping additions keep the order in
-which they were given.
+Two thread blocks of a launch that add into one byte would lose an update. Targets within a round are
+disjoint, and overlapping additions keep the order in which they were given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,38 +15,23 @@ from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Piece, Side, pieces
 
 MAX_ROUNDS = 4096
-"""More launches than this for one addition is a type that wants another algorithm."""
+"""Most launches of one addition."""
 
-# For NumPy's exact overlap search, some milliseconds. Any, because the stubs know only 0 and -1.
-_SEARCH_STEPS: Any = 100_000
+# For NumPy's exact overlap search, some milliseconds.
+_SEARCH_STEPS = 100_000
 
 
 def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     """Deal copies into rounds whose targets are disjoint.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        A copy whose own target visits a byte more than once is cut into parts that do not.
-
-    Returns
-    -------
-    list of list of Copy
-        A copy stands in a later round than every earlier copy that its target overlaps.
-
-    Raises
-    ------
-    DatatypeError
-        If there would be more than 4096 rounds.
-
-    Notes
-    -----
-    Not collective; touches no device. Takes time in proportion to the square of the number of
-    copies, in NumPy, plus an exact test for each pair whose byte ranges meet.
+    A copy stands in a later round than every earlier copy that its target overlaps; one whose own
+    target visits a byte more than once is cut into parts that do not. Raises `DatatypeError` beyond
+    4096 rounds. Takes time in proportion to the square of the number of copies, in NumPy, plus an
+    exact test for each pair whose byte ranges meet.
     """
     parts = [part for copy in copies for part in _without_self_overlap(copy)]
     views = [_view(part.target) for part in parts]
-    bounds = [_bounds(part.target) for part in parts]
+    bounds = [[side.pointer + end for end in side.strided.span] for _, side in parts]
     low, high = np.array(bounds, dtype=np.uint64).reshape(-1, 2).T
     turn = np.zeros(len(parts), dtype=np.int64)
     for i, view in enumerate(views):
@@ -68,19 +51,10 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
     return dealt
 
 
-def _bounds(side: Side) -> tuple[int, int]:
-    """Return the half-open range of addresses between a side's first and last byte."""
-    blocks = side.strided
-    first = side.pointer + blocks.offset
-    reach = [(n - 1) * stride for n, stride in zip(blocks.counts, blocks.strides, strict=True)]
-    below, above = (sum(r for r in reach if r * sign > 0) for sign in (-1, 1))
-    return first + below, first + above + blocks.block_bytes
-
-
 def _view(side: Side) -> np.ndarray:
     """Make an array that has a side's addresses, for arithmetic only: it must not be read."""
     blocks = side.strided
-    interface: dict[str, Any] = {
+    interface = {
         "version": 3,
         "data": (side.pointer + blocks.offset, True),
         "shape": (*blocks.counts, blocks.block_bytes),
@@ -92,7 +66,7 @@ def _view(side: Side) -> np.ndarray:
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
     try:
-        return bool(np.shares_memory(first, second, max_work=_SEARCH_STEPS))
+        return bool(np.shares_memory(first, second, max_work=_SEARCH_STEPS))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -112,34 +86,25 @@ def _without_self_overlap(copy: Copy) -> list[Copy]:
 def _parts(piece: Piece) -> list[Copy]:
     """Unroll outer levels of a piece until its target visits each byte once."""
     *outer, run = piece.levels
-
-    def side(pointer: int, strides: tuple[int, ...]) -> Side:
-        counts = tuple(level.steps for level in outer)
-        return Side(pointer, StridedBlocks(0, counts, strides, run.steps))
-
-    target = side(piece.target, tuple(level.target_stride for level in outer))
+    counts, *strides = zip(*outer, strict=True) if outer else ((), (), ())
+    source, target = (
+        Side(pointer, StridedBlocks(0, counts, along, run.steps))
+        for pointer, along in zip(piece[:2], strides, strict=True)
+    )
     if not target.strided.overlaps:
-        source = side(piece.source, tuple(level.source_stride for level in outer))
         return [Copy(source, target)]
     first = piece.levels[0]
     if first.steps > MAX_ROUNDS:
         raise _too_many()
-    return [
-        part
+    starts = (
+        (piece.source + i * first.source_stride, piece.target + i * first.target_stride)
         for i in range(first.steps)
-        for part in _parts(
-            Piece(
-                piece.source + i * first.source_stride,
-                piece.target + i * first.target_stride,
-                piece.levels[1:],
-            )
-        )
-    ]
+    )
+    return [part for start in starts for part in _parts(Piece(*start, piece.levels[1:]))]
 
 
 def _too_many() -> DatatypeError:
     return DatatypeError(
-        f"the target overlaps itself so often that adding would take more than "
-        f"{MAX_ROUNDS} launches; "
-        "use a datatype whose blocks overlap less, or add on the host"
+        f"the target overlaps itself so often that adding would take more than {MAX_ROUNDS} "
+        "launches; use a datatype whose blocks overlap less, or add on the host"
     )

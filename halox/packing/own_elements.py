@@ -1,15 +1,15 @@
-"""Whether a datatype placed on a view of an array touches the view's own elements alone.
+"""Check that a datatype on a view of an array touches the view's own elements alone.
 
 Displacements of a datatype count bytes of memory, as in MPI. In an array without gaps that is the
 same as counting elements. In a view with gaps, ``A[:, 1]``, four consecutive items are one element of
-the view and three of its neighbours', which nobody has asked for; so there a datatype may touch the
-view's elements only, and a block of it only elements that follow each other in memory and index::
+the view and three of other columns; so there a datatype may touch the view's elements only, and
+each of its blocks only elements that follow each other in memory and index::
 
     A  .  #  .  .  .  #  .  .  .  #  .  .     # A[:, 1], an axis of stride 4
           ^--------                           contiguous(3): refused
           ^           ^           ^           vector(3, 1, 4): its elements
 
-Grids do not come here: their boxes are made from the array's own strides.
+Grids skip this check: their boxes are made from the array's own strides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,49 +24,39 @@ import numpy.typing as npt
 from halox.datatypes import Datatype, StridedBlocks
 from halox.errors import FieldError
 
+Int64 = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class _Elements:
-    """The bytes of an array's elements, as runs that start at nested strides.
+    """Bytes of an array's elements, as runs that start at nested strides."""
 
-    Attributes
-    ----------
-    run : int
-        Bytes of a run of elements, each of which follows the one before in memory and along an axis.
-    axes : tuple of (int, int)
-        Number and distance of the runs, which is positive, largest distance first.
-    first : int
-        Byte of the array's first element, counted from its lowest one.
-    dense : bool
-        Whether they are one run of memory, each of them once.
-    """
-
-    run: int
-    axes: tuple[tuple[int, int], ...]
-    first: int
-    dense: bool
+    run: int  # bytes of a run of elements that follow each other in memory and along an axis
+    axes: tuple[tuple[int, int], ...]  # number and positive distance of the runs, largest first
+    first: int  # byte of the array's first element, counted from its lowest one
+    dense: bool  # whether they are one run of memory, each of them once
 
     @property
     def reach(self) -> int:
         """Bytes from the lowest one to the highest."""
         return self.run + sum((n - 1) * step for n, step in self.axes)
 
-    def places(self, offset: Any) -> tuple[list[Any], Any]:
-        """Return the number of the run along each axis, and the byte in it, for bytes from the first element."""
-        rest, numbers = offset + self.first, []
+    def places(self, offset: Int64 | int) -> tuple[list[Int64], Int64]:
+        """Return for bytes from the first element the run's number along each axis, and the byte in it."""
+        rest, numbers = np.asarray(offset + self.first), []
         for n, step in self.axes:
             number = np.clip(rest // step, 0, n - 1)
             numbers.append(number)
             rest = rest - number * step
         return numbers, rest
 
-    def hold(self, offsets: npt.NDArray[np.int64], lengths: Any) -> bool:
-        """Whether each block lies in one run."""
+    def hold(self, offsets: Int64, lengths: Int64 | int) -> bool:
+        """Whether each block is in one run."""
         _, rest = self.places(offsets)
         return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
 
     def hold_box(self, blocks: StridedBlocks) -> bool:
-        """Whether strided blocks lie in runs; a False is not certain, and no block is listed."""
+        """Whether strided blocks are in runs; a False is not certain, and no block is listed."""
         numbers, rest = self.places(blocks.offset)
         axes = (*self.axes, (self.run - blocks.block_bytes + 1, 1))
         low = [int(number) for number in (*numbers, rest)]
@@ -109,32 +98,11 @@ def check_own_elements(
     datatype: Datatype,
     count: int,
 ) -> None:
-    """Refuse a datatype that touches memory between the elements of a view.
+    """Raise `FieldError` for a datatype that touches memory between the elements of a view.
 
-    Parameters
-    ----------
-    name : str
-        Of the array, for the error.
-    shape, strides : tuple of int
-        Of the array; strides in bytes.
-    itemsize : int
-        Bytes of an element.
-    datatype : Datatype
-    count : int
-        Number of consecutive items.
-
-    Raises
-    ------
-    FieldError
-        If the array's elements are not one run of memory, and a block of the items is not of
-        consecutive elements of it. Says how to describe its elements.
-    DatatypeError
-        If ``count`` is negative, or the items reach over 2**63 bytes.
-
-    Notes
-    -----
-    Not collective; touches no device. Where the elements are one run of memory, in any order of the
-    axes, every datatype passes: displacements are MPI's, and may leave the array.
+    ``name`` is the array's, for the error, which says how to describe its elements; strides are in
+    bytes. Where the elements are one run of memory, in any order of the axes, every datatype passes:
+    displacements are MPI's, and may leave the array. Touches no device.
     """
     elements = _elements(shape, strides, itemsize)
     if elements.dense or 0 in shape:
@@ -148,7 +116,7 @@ def check_own_elements(
         if strided is not None:
             if elements.hold_box(strided):
                 return
-            lengths: Any = strided.block_bytes
+            lengths: Int64 | int = strided.block_bytes
             offsets = _distinct(strided).offsets()
         else:
             blocks = layout.block_list()
@@ -166,7 +134,7 @@ def check_own_elements(
 
 
 def _distinct(blocks: StridedBlocks) -> StridedBlocks:
-    """Leave out the levels that come back to the same place."""
+    """Leave out the levels of stride 0."""
     levels = [level for level in zip(blocks.counts, blocks.strides, strict=True) if level[1]]
     counts, strides = tuple(n for n, _ in levels), tuple(stride for _, stride in levels)
     return StridedBlocks(blocks.offset, counts, strides, blocks.block_bytes)

@@ -1,4 +1,4 @@
-"""Pack and unpack what a datatype describes, wherever the array lives."""
+"""``halox.pack`` and ``halox.unpack``, for arrays on the host and on a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pack(
         items may touch its own elements only. :data:`halox.BOTTOM` if displacements are addresses in
         the current GPU's memory.
     datatype : Datatype or dtype-like
-        What to copy.
+        Bytes to copy.
     count : int
         Number of consecutive items.
     out : array of uint8, shape (n,), contiguous, optional
@@ -54,8 +54,8 @@ def pack(
         that GPU's memory, in that of a GPU it can reach, or a NumPy array in page-locked host
         memory, which the GPU then writes by itself.
     method : {"auto", "strided", "workunits", "traversal", "copy_engine", "host"}
-        How: chosen by layout, size and destination (see :func:`packing_method`), or by name.
-        ``"host"`` is the one for NumPy arrays, the others are for GPUs.
+        Packer: chosen by layout, size and destination (see :func:`packing_method`), or by name.
+        ``"host"`` is for NumPy arrays, the others are for GPUs.
     max_blocks : int, optional
         Most thread blocks of a GPU kernel, to leave multiprocessors to others; no limit by default.
 
@@ -114,14 +114,14 @@ def unpack(
     method: str = "auto",
     max_blocks: int | None = None,
 ) -> None:
-    """Copy contiguous bytes to where a datatype says.
+    """Copy contiguous bytes to the places that a datatype describes.
 
     Parameters
     ----------
     packed : array of uint8, shape (n,), contiguous, n >= count * datatype.size
         Bytes in the datatype's order, in memory as ``out`` of :func:`pack`.
     datatype : Datatype or dtype-like
-        Where the bytes go. It may not touch a byte twice.
+        Places of the bytes. It may not touch a byte twice.
     target : ndarray, device array or BOTTOM
         As ``source`` of :func:`pack`; written in place.
     count : int
@@ -167,7 +167,7 @@ def unpack(
 
 
 def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> Choice:
-    """Return which method :func:`pack` chooses for its arguments, and why.
+    """Return the method that :func:`pack` chooses for its arguments, and the reason.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def _host_packer(
     return HostPacker(array, datatype, count)
 
 
-def _no_array(name: str, array: Any) -> FieldError:
+def _no_array(name: str, array: object) -> FieldError:
     return FieldError(
         f"{name} must be a NumPy array, or a device array or another library's with __dlpack__ or "
         f"__cuda_array_interface__, got {type(array).__name__}"

@@ -1,7 +1,7 @@
-"""Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and a cache of both.
+"""Packing and unpacking of arrays on a GPU: checks, the choice of a packer, and caches of both.
 
-A time loop packs the same few datatypes over and over. What can be found out once for a datatype
-and a count is kept; a later call checks the addresses against it and launches.
+A time loop packs the same few datatypes, most often in the same arrays. Packers and checks are cached
+by datatype and count, the last arrays that passed the checks by identity; a later call only launches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from halox.runtime.gpu.launch import check_max_blocks
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
-
 Move = Callable[[int, int, int], None]
 
 
@@ -45,16 +44,13 @@ KEPT_CALLS = 256
 """Most datatypes, with count and method, whose packers are kept; the oldest go first."""
 
 
-class _Seen:
-    """Two arrays that have passed all checks, and what is to be done with them.
-
-    A time loop comes with the same arrays again and again; these need no second look.
-    """
+class _Checked:
+    """Two arrays that have passed all checks, and the packer's method with their addresses."""
 
     __slots__ = ("device", "first", "move", "one", "other", "second")
 
     def __init__(
-        self, one: Any, other: Any, move: Move, first: int, second: int, device: int
+        self, one: object, other: object, move: Move, first: int, second: int, device: int
     ) -> None:
         # Weak: the cache must not keep arrays alive.
         self.one = ref(one)
@@ -64,7 +60,7 @@ class _Seen:
         self.second = second
         self.device = device
 
-    def same(self, one: Any, other: Any) -> bool:
+    def same(self, one: object, other: object) -> bool:
         """Whether these are the arrays, and their GPU is the current one."""
         return (
             self.one() is one is not None
@@ -74,7 +70,7 @@ class _Seen:
 
 
 class _Call:
-    """All that is known of packing some items by some method."""
+    """Checks and packers of some items and a method, cached."""
 
     def __init__(self, datatype: Datatype, count: int, method: str, max_blocks: int | None) -> None:
         self.datatype = datatype  # kept alive, so that its id stays its own
@@ -84,14 +80,14 @@ class _Call:
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
         self.ndarray = cupy().ndarray
-        self.packed_before: _Seen | None = None
-        self.unpacked_before: _Seen | None = None
+        self.last_pack: _Checked | None = None
+        self.last_unpack: _Checked | None = None
         self._overlaps: bool | None = None
-        self._view: Hashable = None  # the last array with gaps whose own elements alone are touched
+        self._view: Hashable = None  # the last view with gaps that passed the check
         self._packers: dict[tuple[int, bool], DevicePacker] = {}
 
     def packer(self, device: int, to_host: bool) -> DevicePacker:
-        """Return the packer on a GPU for packed bytes in host memory or on a GPU."""
+        """Packer on a GPU for packed bytes in host memory or on a GPU."""
         found = self._packers.get((device, to_host))
         if found is None:
             method = self.method
@@ -102,7 +98,7 @@ class _Call:
         return found
 
     def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
-        """Address and GPU of an array, all of whose bytes that the items touch are its own."""
+        """Address and GPU of an array, after a check that the items touch its own bytes alone."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
                 self._check_view(name, array.shape, array.strides, array.itemsize)
@@ -123,7 +119,7 @@ class _Call:
     def _check_view(
         self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
     ) -> None:
-        """Raise if the items touch memory between a view's elements; the last view's answer is kept."""
+        """Raise if the items touch memory between a view's elements; the last view that passed is cached."""
         view = shape, strides, itemsize
         if view != self._view:
             check_own_elements(name, *view, self.datatype, self.count)
@@ -142,10 +138,10 @@ class _Call:
                 return int(data.ptr)
         return packed_bytes(array, name, self.nbytes, device, writable=writable)
 
-    def seen(self, one: Any, other: Any, move: Move, *known: int) -> _Seen | None:
-        """Remember two arrays, if they stay where they are as long as they live: CuPy's own."""
+    def checked(self, one: object, other: object, move: Move, *rest: int) -> _Checked | None:
+        """Record for two arrays that keep their address for life: CuPy's own."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
-            return _Seen(one, other, move, *known)
+            return _Checked(one, other, move, *rest)
         return None
 
     def check_receivable(self) -> None:
@@ -166,7 +162,7 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
     key = (id(datatype), count, method, max_blocks)
     try:
         found = _calls.get(key)
-    except Exception:  # what has no hash, or an object that raises anything
+    except Exception:  # an argument without a hash, or one that raises anything
         check_method(method)
         check_max_blocks(max_blocks)
         raise
@@ -190,8 +186,8 @@ def pack_device(
 ) -> Any:
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
-    seen = call.packed_before
-    if seen is None or not seen.same(source, out):
+    last = call.last_pack
+    if last is None or not last.same(source, out):
         pointer, device = call.array(source, "source")
         if _cuda().runtime.getDevice() != device:
             with _cuda().Device(device):
@@ -200,10 +196,10 @@ def pack_device(
             out = cupy().empty(call.nbytes, np.uint8)
         packed = call.packed(out, "out", device, writable=True)
         move = call.packer(device, type(out) is np.ndarray).pack
-        call.packed_before = call.seen(source, out, move, pointer, packed, device)
+        call.last_pack = call.checked(source, out, move, pointer, packed, device)
         move(pointer, packed, _current_stream())
     else:
-        seen.move(seen.first, seen.second, _current_stream())
+        last.move(last.first, last.second, _current_stream())
     return out if out.size == call.nbytes else out[: call.nbytes]
 
 
@@ -217,8 +213,8 @@ def unpack_device(
 ) -> None:
     """Unpack into an array on a GPU; see :func:`halox.unpack`."""
     call = _call(datatype, count, method, max_blocks)
-    seen = call.unpacked_before
-    if seen is None or not seen.same(packed, target):
+    last = call.last_unpack
+    if last is None or not last.same(packed, target):
         call.check_receivable()
         pointer, device = call.array(target, "target", writable=True)
         if _cuda().runtime.getDevice() != device:
@@ -226,10 +222,10 @@ def unpack_device(
                 return unpack_device(packed, datatype, target, count, method, max_blocks)
         source = call.packed(packed, "packed", device)
         move = call.packer(device, type(packed) is np.ndarray).unpack
-        call.unpacked_before = call.seen(packed, target, move, source, pointer, device)
+        call.last_unpack = call.checked(packed, target, move, source, pointer, device)
         move(source, pointer, _current_stream())
     else:
-        seen.move(seen.first, seen.second, _current_stream())
+        last.move(last.first, last.second, _current_stream())
 
 
 @cache
@@ -241,13 +237,13 @@ def _current_stream() -> int:
     return int(_cuda().get_current_stream().ptr)
 
 
-def method_for(datatype: Datatype, count: int, packed: Any = None) -> Choice:
-    """Return what ``method="auto"`` chooses; see :func:`halox.packing_method`."""
+def method_for(datatype: Datatype, count: int, packed: object = None) -> Choice:
+    """Choice of ``method="auto"``; see :func:`halox.packing_method`."""
     return choose(datatype, count_of("count", count), to_host=isinstance(packed, np.ndarray))
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:
-    """Return the error for items that touch a byte twice and would be written."""
+    """Error for items that touch a byte twice and would be written."""
     return DatatypeError(
         f"{count} item(s) of {datatype!r} touch some byte twice, so that they cannot be received "
         "into; give a datatype whose blocks do not overlap"

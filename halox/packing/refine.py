@@ -1,14 +1,17 @@
-"""Strided copies between two layouts, brought to common levels.
+"""Strided copies between two layouts: refined to common levels, cut at packed byte ranges.
 
 A :class:`Copy` names bytes twice, by a source and by a target, each as strided blocks of its own.
 A loop can walk both at once only where both have the same counts; :func:`pieces` finds the few
-loops that do it.
+loops that do it. :func:`cut_parts` cuts the packing of a large message into fragments.
+No GPU is touched here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MAX_PARTS = 64
-"""Most strided parts of a type that is moved as such; more are a matter for lists of blocks."""
+"""Most strided parts of a type that is moved as such; a type of more is moved by a list of blocks."""
 
 
 class Side(NamedTuple):
@@ -100,27 +103,8 @@ def paired(
 ) -> list[tuple[Side, Side]] | None:
     """Pair the strided parts of some items with their places in packed memory.
 
-    Parameters
-    ----------
-    pointer : int
-        Address of the element at displacement 0.
-    datatype : Datatype
-    count : int
-        Items, one extent apart.
-    packed : int
-        Address of the first packed byte.
-    limit : int
-        Most parts.
-
-    Returns
-    -------
-    list of (Side, Side) or None
-        Array side and packed side of each part, together all bytes once; empty if there are none.
-        None if it takes more than ``limit`` parts.
-
-    Notes
-    -----
-    Not collective; touches no device.
+    Displacement 0 is at address ``pointer``, the first packed byte at ``packed``. The pairs, array side
+    first, hold all bytes once. None if the items have more than ``limit`` parts.
     """
     parts = datatype.items(count).parts(limit)
     if parts is None:
@@ -131,34 +115,12 @@ def paired(
 def pieces(copy: Copy) -> list[Piece]:
     """Loop nests that together perform a copy.
 
-    Parameters
-    ----------
-    copy : Copy
-
-    Returns
-    -------
-    list of Piece
-        The last level of each walks single bytes, both strides 1; counts above 1 otherwise,
-        neighbouring levels merged where both sides allow it. One piece where the two sides'
-        levels fit together, as they do for a pack, an unpack and boxes of equal shape; more where
-        blocks of different lengths meet.
-
-    Raises
-    ------
-    DatatypeError
-        If the two sides have different numbers of bytes.
-
-    Notes
-    -----
-    Not collective; touches no device. Copies whose block lengths have no common pattern cost one
-    piece a block.
+    The last level of each walks single bytes, both strides 1; other counts are above 1, and
+    neighbouring levels are merged where both sides allow it. One piece where the two sides' levels
+    fit together, as for a pack, an unpack and boxes of equal shape; more where blocks of different
+    lengths meet, at worst one a block. Raises `DatatypeError` if the sides differ in bytes.
     """
-    source, target = run_of(copy.source), run_of(copy.target)
-    if copy.source.strided.nbytes != copy.target.strided.nbytes:
-        raise DatatypeError(
-            f"copy: the source has {copy.source.strided.nbytes} bytes and the target "
-            f"{copy.target.strided.nbytes}; both sides must have the same number"
-        )
+    source, target = _runs_of(copy)
     if copy.source.strided.nbytes == 0:
         return []
     return [
@@ -167,8 +129,18 @@ def pieces(copy: Copy) -> list[Piece]:
     ]
 
 
-def run_of(side: Side) -> Run:
-    """Return a side's bytes as one run."""
+def _runs_of(copy: Copy) -> tuple[Run, Run]:
+    """Both sides as runs, after a check that they are of equal size."""
+    given, wanted = (side.strided.nbytes for side in copy)
+    if given != wanted:
+        raise DatatypeError(
+            f"copy: the source has {given} bytes and the target {wanted}; both sides must have the "
+            "same number"
+        )
+    return _run_of(copy.source), _run_of(copy.target)
+
+
+def _run_of(side: Side) -> Run:
     blocks = side.strided
     levels = [*zip(blocks.counts, blocks.strides, strict=True), (blocks.block_bytes, 1)]
     return Run(side.pointer + blocks.offset, _levels(levels))
@@ -194,29 +166,28 @@ def _refine(
         return
     # The outermost counts have no common factor: no level fits both. The side with fewer, larger
     # items falls apart into them, the other into the ranges that match.
+    sources, targets = [source], [target]
     if n_source < n_target:
-        first = [Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
-        yield from _match(first, [target], outer)
+        sources = [Run(source.pointer + i * s_stride, tuple(s_inner)) for i in range(n_source)]
     else:
-        second = [Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
-        yield from _match([source], second, outer)
+        targets = [Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
+    for first, second in _matched(sources, targets):
+        yield from _refine(first, second, outer)
 
 
-def _match(
-    sources: list[Run], targets: list[Run], outer: tuple[Level, ...]
-) -> Iterator[tuple[Run, Run, tuple[Level, ...]]]:
-    """Cut two sequences of runs at each other's ends and refine the pairs."""
+def _matched(sources: list[Run], targets: list[Run]) -> Iterator[tuple[Run, Run]]:
+    """Pair two sequences of runs of equally many bytes, cut at each other's ends."""
     sources, targets = sources[::-1], targets[::-1]  # stacks: the next run is the last
     while sources:
         source, target = sources.pop(), targets.pop()
         extra = source.nbytes - target.nbytes
         if extra == 0:
-            yield from _refine(source, target, outer)
+            yield source, target
             continue
         longer, shorter = (source, target) if extra > 0 else (target, source)
-        cut = [*longer.range(0, shorter.nbytes), *longer.range(shorter.nbytes, abs(extra))]
+        parts = [*longer.range(0, shorter.nbytes), *longer.range(shorter.nbytes, abs(extra))]
         longer_stack, shorter_stack = (sources, targets) if extra > 0 else (targets, sources)
-        longer_stack.extend(reversed(cut))
+        longer_stack.extend(reversed(parts))
         shorter_stack.append(shorter)
 
 
@@ -231,3 +202,76 @@ def _merged(levels: tuple[Level, ...]) -> tuple[Level, ...]:
                 continue
         merged.append(level)
     return tuple(reversed(merged))
+
+
+def cut(copy: Copy, ends: Sequence[int]) -> list[list[Copy]]:
+    """Cut a copy at byte positions of its packed order.
+
+    ``ends`` are the ends of the parts, ascending, the last one at the copy's size; a part may be
+    empty. For each part the copies that move its bytes: few, as long as both sides are few nested
+    loops. Raises `DatatypeError` if the sides differ in bytes, or ``ends`` does not end at their size.
+    """
+    source, target = _runs_of(copy)
+    nbytes = copy.source.strided.nbytes
+    if not ends or ends[-1] != nbytes or any(a > b for a, b in pairwise(ends)):
+        raise DatatypeError(f"ends: got {list(ends)}, must ascend to the copy's {nbytes} bytes")
+    parts, start = [], 0
+    for end in ends:
+        sides = ([*run.range(start, end - start)] for run in (source, target))
+        parts.append([Copy(_side(a), _side(b)) for a, b in _matched(*sides)])
+        start = end
+    return parts
+
+
+def _side(run: Run) -> Side:
+    *outer, last = run.levels or ((1, 1),)
+    if last[1] != 1:
+        outer, last = [*outer, last], (1, 1)
+    counts, strides = (tuple(level[i] for level in outer) for i in (0, 1))
+    return Side(run.pointer, StridedBlocks(0, counts, strides, last[0]))
+
+
+def cut_parts(
+    pointer: int,
+    datatype: Datatype,
+    count: int,
+    packed: int,
+    ends: Sequence[int],
+    *,
+    unpack: bool,
+) -> list[list[Copy]] | int:
+    """Cut the packing, or unpacking, of some items at positions of their packed bytes.
+
+    Addresses as for :func:`paired`; ``ends`` are the ends of the fragments, counted from ``packed``:
+    ascending, the last one at the items' size. Fragments may be empty.
+
+    Returns
+    -------
+    list of list of Copy, or int
+        The copies of each fragment. If the items are too irregular to be moved as strided copies,
+        the number of the one fragment with which all of them must be moved.
+
+    Notes
+    -----
+    A part that cannot be cut is packed for the first fragment that has a byte of it, and unpacked with
+    the last one.
+    """
+    pairs = paired(pointer, datatype, count, packed)
+    if pairs is None:
+        return _bearer(ends, 0, ends[-1], unpack)
+    fragments: list[list[Copy]] = [[] for _ in ends]
+    for array, place in pairs:
+        copy = Copy(place, array) if unpack else Copy(array, place)
+        low, high = (place.pointer - packed + end for end in place.strided.span)
+        if place.strided.counts:  # scattered over the packed bytes
+            fragments[_bearer(ends, low, high, unpack)].append(copy)
+            continue
+        own = [min(max(end - low, 0), high - low) for end in ends]
+        for fragment, copies in zip(fragments, cut(copy, own), strict=True):
+            fragment += copies
+    return fragments
+
+
+def _bearer(ends: Sequence[int], low: int, high: int, unpack: bool) -> int:
+    """Return the first fragment that has a byte of [low, high), or for unpacking the last one."""
+    return bisect_left(ends, high) if unpack else bisect_right(ends, low)

@@ -1,27 +1,23 @@
-"""The strided packer on the GPU: tables of strided copies and additions, one kernel launch each.
+"""Strided copies and additions on a GPU, a kernel launch each, and the packer built on them.
 
-Planning is in :mod:`halox.packing.strided_plan`, which needs no GPU; here tables are
-uploaded and kernels launched.
+:mod:`halox.packing.strided_plan` makes the tables; they are uploaded and launched here.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
-from halox.packing.device_packer import DevicePacker
+from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import Plan, plan
-from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
 from halox.runtime.gpu.device_memory import uploaded
-from halox.runtime.gpu.launch import PreparedLaunch
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -46,8 +42,6 @@ _ELEMENTS = {
 class StridedPacker(DevicePacker):
     """Packs types that consist of few strided parts; see :class:`DevicePacker`.
 
-    Notes
-    -----
     Words are as wide as the layout and the addresses of a call allow; each width is planned, and
     its table made, when it first occurs.
     """
@@ -82,7 +76,7 @@ class StridedPacker(DevicePacker):
         launch.at(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say."""
+        """Copy contiguous bytes to the places of the items."""
         bits = (array | packed) & 15
         launch = self._unpacks.get(bits)
         if launch is None:
@@ -99,35 +93,10 @@ class StridedPacker(DevicePacker):
 class StridedCopy:
     """Strided copies, all performed by one kernel launch.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        Addresses must be valid on the device: its own memory, a peer's, or mapped host memory.
-        Targets must not overlap one another or any source; if they do, which bytes arrive is not
-        defined.
-    device : int
-        The GPU that runs the kernel.
-    max_blocks : int, optional
-        Most thread blocks of 128 threads, to leave SMs to others; by default as many as there is
-        work for.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes that a launch moves.
-
-    Raises
-    ------
-    DatatypeError
-        If the sides of a copy differ in bytes.
-    DeviceError
-        If there is no GPU or the kernel cannot be loaded.
-
-    Notes
-    -----
-    Not collective. Making one allocates device memory for the table (some 200 bytes a copy, 4
-    bytes a chunk) and waits until it is uploaded; do it while no stream is being captured. What
-    the addresses point to is the caller's to keep alive.
+    Addresses must be valid on ``device``, whose own memory they name, a peer's, or mapped host memory.
+    Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. Making
+    one allocates and uploads a table if it is too large for the launch's parameters, and waits for
+    that; do it while no stream is being captured. Memory at the addresses is the caller's to keep alive.
     """
 
     def __init__(
@@ -135,55 +104,22 @@ class StridedCopy:
     ) -> None:
         planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks)
         self.nbytes = planned.nbytes
+        """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)
 
-    def launch(self, stream: Any = None) -> None:
-        """Perform the copies on a stream.
-
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream, int or None
-            A stream of the device, its address, or CuPy's current one.
-
-        Notes
-        -----
-        Not collective; does not block; ordered as work of the stream, and may be captured. The
-        GPU must be the calling thread's current device.
-        """
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
         self._launch.at(stream_pointer(stream), 0, 0)
 
 
 class StridedAdd:
     """Strided additions, ``target += source`` element by element.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        What to add to what. Where targets overlap, additions happen in the order given, in
-        launches one after another; equal inputs give equal bits. Sources must not overlap
-        targets.
-    dtype : dtype-like
-        Type of the elements: floating point of 2, 4, 8 bytes, complex of 8, 16, or integers.
-    device : int
-        The GPU that runs the kernels.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of the targets that are added to.
-
-    Raises
-    ------
-    DatatypeError
-        If elements of that dtype cannot be added, or addresses or strides are not aligned to them.
-        If the sides of a copy differ in bytes.
-        If targets overlap so often that it would take more than 4096 launches.
-    DeviceError
-        If there is no GPU or the kernel cannot be loaded.
-
-    Notes
-    -----
-    As for :class:`StridedCopy`.
+    Elements are floating point of 2, 4, 8 bytes, complex of 8, 16, or integers. Where targets overlap,
+    additions happen in the order given, in launches one after another; equal inputs give equal
+    bits. Sources must not overlap targets. Raises `DatatypeError` if elements of that dtype cannot be
+    added, addresses or strides are not aligned to them, or targets overlap so often that it would
+    take more than 4096 launches. Otherwise as :class:`StridedCopy`.
     """
 
     def __init__(self, copies: Sequence[Copy], dtype: npt.DTypeLike, *, device: int) -> None:
@@ -200,23 +136,18 @@ class StridedAdd:
 
     @property
     def launches(self) -> int:
-        """Kernel launches that the additions take."""
+        """Number of kernel launches."""
         return len(self._launches)
 
-    def launch(self, stream: Any = None) -> None:
-        """Perform the additions on a stream; see :meth:`StridedCopy.launch`."""
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the additions on a stream; see :meth:`StridedCopy.launch`."""
         pointer = stream_pointer(stream)
         for launch in self._launches:
             launch.at(pointer, 0, 0)
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:
-    """C type and bytes of what the kernel adds for a dtype; a complex number is two of them.
-
-    Raises
-    ------
-    DatatypeError
-        If elements of that dtype cannot be added on the GPU.
+    """C type and bytes of the kernel's elements for a dtype; a complex number is two of them.
 
     Examples
     --------
@@ -238,32 +169,28 @@ def _nothing(stream: int, source: int, target: int) -> None:
 
 
 class _Launch:
-    """A plan made ready: its table, in the launch's parameters or in device memory, and its kernel."""
+    """A plan with its kernel and its table, in the launch's parameters or in device memory."""
 
     def __init__(
         self, name: str, planned: Plan, device: int, defines: tuple[tuple[str, str], ...] = ()
     ) -> None:
         self.at: Callable[[int, int, int], None] = _nothing
-        """Puts it on a stream, the plan's addresses being relative to two others."""
+        """Enqueues it on a stream, the plan's addresses being relative to two others."""
         if not planned.chunks:
             return
         table = planned.table
         if not planned.inline:
             self._memory = uploaded(table, device)
             pointer = self._memory.pointer
-            table = np.array([pointer, pointer + planned.chunk_region_offset], np.uint64)
-        launch = PreparedLaunch(
-            kernel(name, name, device, (*planned.defines, *defines)),
-            planned.blocks,
-            planned.threads,
-            (
-                ctypes.c_uint64(0),
-                ctypes.c_uint64(0),
-                (ctypes.c_char * table.nbytes).from_buffer_copy(table.tobytes()),
-                ctypes.c_uint32(len(planned.regions)),
-                ctypes.c_uint32(planned.chunks),
-                ctypes.c_uint32(planned.chunk_words),
-            ),
-            device=device,
-        )
-        self.at = launch.launch_at
+            table = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
+        self.at = table_launch(
+            name,
+            name,
+            device,
+            (planned.blocks, planned.threads),
+            table.tobytes(),
+            len(planned.regions),
+            planned.chunks,
+            planned.chunk_words,
+            defines=(*planned.defines, *defines),
+        ).launch_at

@@ -1,7 +1,7 @@
 """Plans for the strided kernels: the table of regions that one launch reads.
 
-No GPU is touched here. The table's layout is that of the C structs in ``packing/kernels/strided_body.cu``;
-a test holds one against the other.
+No GPU is touched here. The table has the layout of the C structs in ``packing/kernels/strided_body.cu``;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_LEVELS = 5
 """Levels of a region: four, and the words of a block."""
 
 THREADS = (64, 128, 256)
-"""Threads of a block: the most that still give every multiprocessor something to do."""
+"""Threads of a block: the most that still occupy every multiprocessor."""
 
 CAPPED_THREADS = (64, 128, 256, 512, 1024)
-"""The same where the number of blocks is limited: up to all that a multiprocessor can give."""
+"""The same where the number of blocks is limited: up to all threads of a multiprocessor."""
 
 IN_FLIGHT = {16: 1, 8: 2, 4: 4, 2: 4, 1: 4}
 """Words a thread loads before it stores the first, by bytes a word.
@@ -36,7 +36,7 @@ long-lived ones with many (98 % of a copy's speed against 94 %, docs/performance
 """
 
 CAPPED_IN_FLIGHT = 4
-"""The same where the number of blocks is limited: few threads must keep many loads going."""
+"""The same where the number of blocks is limited: few threads must keep many loads in flight."""
 
 CAPPED_THREADS_PER_SM = 512
 """Most threads of such a launch, by multiprocessor: more of them are slower, and half as many
@@ -46,14 +46,14 @@ MAX_WORDS = 2**31 - 2**14
 """Most words of a region: 32-bit indices, with room for the last steps of a loop."""
 
 TABLE_BYTES = 4000
-"""Most bytes of a table that travels with the launch itself; larger tables lie in device memory.
+"""Most bytes of a table that is a kernel parameter; larger tables are read from device memory.
 
 Reading a table from device memory costs two loads, one after the other, before the first byte
 moves: 0.35 us, a third of what packing 64 KiB takes. A launch carries 4 KiB of parameters.
 """
 
 RUN_PIECE = 1024
-"""Bytes of a run of no alignment that the lanes of a warp move at once, as in ``strided_body.cu``."""
+"""Bytes of an unaligned run that the lanes of a warp move at once, as in ``strided_body.cu``."""
 
 SHORTEST_RUN = 32
 """Bytes of a block from which it is moved as a run, where no words of 4 bytes fit."""
@@ -72,7 +72,7 @@ LEVEL = np.dtype(
 
 @cache
 def region_dtype(levels: int) -> np.dtype[np.void]:
-    """Return the layout of a region with that many levels."""
+    """Layout of a region with that many levels."""
     return np.dtype(
         [
             ("source", "u8"),
@@ -87,7 +87,7 @@ def region_dtype(levels: int) -> np.dtype[np.void]:
 
 
 class Row(NamedTuple):
-    """A region before it has its chunks: loops over words, outermost first.
+    """A region without its chunks: loops over words, outermost first.
 
     In a row of runs (``word_bytes`` 0) the innermost loop is over the lanes that share a piece of a
     run, the one around it over the pieces if there are several.
@@ -119,33 +119,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one launch of a strided kernel needs; see :func:`plan`.
+    """Tables and shape of one launch of a strided kernel; see :func:`plan`."""
 
-    Attributes
-    ----------
-    regions : ndarray of :func:`region_dtype`, shape (n,)
-    chunks : int
-        Chunks of all regions.
-    chunk_words : int
-        Words of a chunk; the last one of a region may be shorter.
-    threads, blocks : int
-        Launch shape.
-    word_bytes : int
-        Bytes of a word, 0 if each region says for itself.
-    in_flight : int
-        Words a thread loads before it stores the first.
-    nbytes : int
-        Bytes moved.
-    """
-
-    regions: npt.NDArray[np.void]
-    chunks: int
-    chunk_words: int
-    threads: int
+    regions: npt.NDArray[np.void]  # of region_dtype
+    chunks: int  # of all regions
+    chunk_words: int  # of each chunk but the last one of a region
+    threads: int  # of a block
     blocks: int
-    word_bytes: int
-    in_flight: int
-    nbytes: int
+    word_bytes: int  # 0 if regions differ in that
+    in_flight: int  # words a thread loads before it stores the first
+    nbytes: int  # moved
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
@@ -161,29 +144,23 @@ class Plan:
 
     @property
     def inline(self) -> int:
-        """Regions of the launch's own table that hold this plan's, or 0 if it needs device memory."""
+        """Regions of the parameter that holds this plan's, or 0 if it needs device memory."""
         # Few sizes, because each is compiled.
         sizes = (1, 6, TABLE_BYTES // self.regions.dtype.itemsize)
         return next((size for size in sizes if len(self.regions) <= size), 0)
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
-        """What the kernel reads, as bytes: for device memory the regions, then each chunk's region."""
+        """Bytes that the kernel reads; in device memory the regions, then each chunk's region."""
         if self.inline:
             filled = np.zeros(self.inline, self.regions.dtype)
             filled[: len(self.regions)] = self.regions
             return filled.view(np.uint8)
-        parts = [self.regions.view(np.uint8), self.chunk_region.view(np.uint8)]
-        return np.concatenate(parts)
-
-    @property
-    def chunk_region_offset(self) -> int:
-        """Where in a table in device memory the regions end and the chunks' regions begin."""
-        return self.regions.nbytes
+        return np.concatenate([self.regions.view(np.uint8), self.chunk_region.view(np.uint8)])
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Parameters that the kernel is compiled with."""
+        """Compile-time parameters of the kernel."""
         return (
             ("MAX_LEVELS", str(self.levels)),
             ("WORD_BYTES", str(self.word_bytes)),
@@ -202,40 +179,20 @@ def plan(
     max_words: int = MAX_WORDS,
     max_word: int = 16,
 ) -> Plan:
-    """Plan one launch that performs all copies.
+    """Plan one launch that performs all copies, with no chunks if there is nothing to move.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        Empty copies are left out.
-    sms : int
-        Multiprocessors of the GPU, over which the words are spread.
-    max_blocks : int, optional
-        Most thread blocks of the launch; by default a block for each chunk.
-    element_bytes : int
-        Words hold whole elements of this size; 1 for plain copies.
-    max_words : int
-        Most words of a region; larger ones are cut.
-    max_word : int
-        Widest word in bytes; for copies whose addresses are relative to ones that are only known
-        to be multiples of it.
-
-    Returns
-    -------
-    Plan
-        With no chunks and no blocks if there is nothing to move.
+    The words are spread over ``sms`` multiprocessors, a thread block for each chunk unless ``max_blocks``
+    limits them. Words hold whole elements of ``element_bytes``, 1 for plain copies, and have at most
+    ``max_word`` bytes, for copies whose addresses are relative to ones that are only known to be multiples
+    of it. Regions of more than ``max_words`` words are cut.
 
     Raises
     ------
     DeviceError
         If ``max_blocks`` is less than 1.
     DatatypeError
-        If the two sides of a copy differ in bytes.
-        If an address or a stride is not a multiple of ``element_bytes``.
-
-    Notes
-    -----
-    Not collective; touches no device.
+        If the two sides of a copy differ in bytes, or an address or a stride is not a multiple of
+        ``element_bytes``.
     """
     check_max_blocks(max_blocks)
     rows = [row for copy in copies for row in rows_of(copy, element_bytes, max_words, max_word)]
@@ -246,12 +203,12 @@ def plan(
     )
     work = int(words.sum()) // in_flight
     if max_blocks is None:
-        threads = _threads(work, 2 * sms, THREADS)
+        threads = most_threads(work, 2 * sms, THREADS)
     else:
         most = CAPPED_THREADS_PER_SM * sms
         max_blocks = min(max_blocks, most // CAPPED_THREADS[0])
         choices = tuple(t for t in CAPPED_THREADS if t * max_blocks <= most)
-        threads = _threads(work, max_blocks, choices)
+        threads = most_threads(work, max_blocks, choices)
     chunk_words = threads * in_flight
     chunks = -(-words // chunk_words)
     first_chunks = np.cumsum(chunks) - chunks
@@ -274,26 +231,29 @@ def plan(
     )
 
 
-def _threads(work: int, blocks: int, choices: tuple[int, ...]) -> int:
-    """Return the most threads a block with which so many threads in all make that many blocks."""
+def most_threads(work: int, blocks: int, choices: tuple[int, ...]) -> int:
+    """Return the most threads a block with which ``work`` threads in all make that many blocks."""
     return max((t for t in choices if work >= blocks * t), default=choices[0])
 
 
-def divisor(count: int) -> tuple[int, int]:
-    """Numbers (magic, shift) with ``w // count == (w * magic >> 32) >> shift`` for w < 2**31.
+def divisor(count: int, bits: int = 32) -> tuple[int, int]:
+    """Numbers (magic, shift), ``w // count == (w * magic >> bits) >> shift`` for w < 2**(bits - 1).
 
-    With ``2**(s-1) < count <= 2**s`` the multiplier ceil(2**(31+s) / count) exceeds the true
-    quotient by less than 2**s / 2**(31+s) of itself, too little to reach the next integer while
-    w < 2**31, and it is below 2**32 (Granlund and Montgomery 1994, section 4).
+    With ``2**(s-1) < count <= 2**s`` the multiplier ceil(2**(bits-1+s) / count) exceeds the true
+    quotient by less than 2**s / 2**(bits-1+s) of itself, too little to reach the next integer while
+    w < 2**(bits-1), and it is below 2**bits (Granlund and Montgomery 1994, section 4).
 
     Examples
     --------
     >>> magic, shift = divisor(7)
     >>> (1_000_000_006 * magic >> 32) >> shift
     142857143
+    >>> magic, shift = divisor(7, 64)
+    >>> (10**18 * magic >> 64) >> shift == 10**18 // 7
+    True
     """
-    bits = (count - 1).bit_length()
-    return -(-(1 << (31 + bits)) // count), bits - 1
+    s = (count - 1).bit_length()
+    return -(-(1 << (bits - 1 + s)) // count), s - 1
 
 
 def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
@@ -307,18 +267,12 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
     for position, level in enumerate(reversed(row.levels)):
         last = position == len(row.levels) - 1
         magic, shift = (0, 0) if last else divisor(level.steps)
-        region["level"][position] = (
-            level.source_stride,
-            level.target_stride,
-            level.steps,
-            magic,
-            shift,
-            0,
-        )
+        steps, *strides = level
+        region["level"][position] = (*strides, steps, magic, shift, 0)
 
 
 def rows_of(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> Iterator[Row]:
-    """Yield the rows that together perform a copy; arguments as of :func:`plan`."""
+    """Yield the rows that together perform a copy; arguments as for :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
         word = min(max_word, _word_bytes(piece.source, piece.target, piece.levels))
@@ -367,8 +321,7 @@ def _limit_levels(row: Row) -> Iterator[Row]:
         yield row
         return
     at = min(range(len(_loops(row))), key=lambda i: row.levels[i].steps)
-    left = row.levels[:at] + row.levels[at + 1 :]
-    for item in _items(row, at, left):
+    for item in _items(row, at):
         yield from _limit_levels(item)
 
 
@@ -385,24 +338,22 @@ def _limit_words(row: Row, max_words: int) -> Iterator[Row]:
     level, inner = row.levels[0], row.levels[1:]
     fitting = max_words // prod(below.steps for below in inner)
     if fitting < 2:
-        for item in _items(row, 0, inner):
+        for item in _items(row, 0):
             yield from _limit_words(item, max_words)
         return
     for start in range(0, level.steps, fitting):
         part = level._replace(steps=min(fitting, level.steps - start))
-        yield row._replace(
-            source=row.source + start * level.source_stride,
-            target=row.target + start * level.target_stride,
-            levels=(part, *inner) if part.steps > 1 else inner,
-        )
+        yield _item(row, level, start, (part, *inner) if part.steps > 1 else inner)
 
 
-def _items(row: Row, at: int, left: tuple[Level, ...]) -> Iterator[Row]:
+def _items(row: Row, at: int) -> Iterator[Row]:
     """Yield the rows that level ``at`` walks through."""
-    level = row.levels[at]
-    for i in range(level.steps):
-        yield row._replace(
-            source=row.source + i * level.source_stride,
-            target=row.target + i * level.target_stride,
-            levels=left,
-        )
+    left = row.levels[:at] + row.levels[at + 1 :]
+    for i in range(row.levels[at].steps):
+        yield _item(row, row.levels[at], i, left)
+
+
+def _item(row: Row, level: Level, step: int, left: tuple[Level, ...]) -> Row:
+    source = row.source + step * level.source_stride
+    target = row.target + step * level.target_stride
+    return row._replace(source=source, target=target, levels=left)

@@ -1,22 +1,19 @@
-"""The traversal packer on the GPU: any datatype, each thread on its own way down the tree.
+"""Traversal packer on a GPU: any datatype, each thread walks the tree down to its words.
 
-The tree is simplified in :mod:`halox.packing.traversal_tree` and written in
-:mod:`halox.packing.traversal_plan`, which need no GPU; here it is uploaded and launched.
+:mod:`halox.packing.traversal_tree` simplifies the tree, :mod:`halox.packing.traversal_plan`
+serialises it; it is uploaded and launched here.
 """
 
 from __future__ import annotations
 
-import ctypes
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
-from halox.packing.device_packer import DevicePacker
+from halox.packing.device_packer import DevicePacker, table_launch
 from halox.packing.traversal_plan import plan
 from halox.packing.traversal_tree import MOST_NESTED, Tree, common_word, nesting, simplified
-from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import multiprocessors
 from halox.runtime.gpu.device_memory import uploaded
-from halox.runtime.gpu.launch import PreparedLaunch
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -25,37 +22,16 @@ _ADDRESSES = 2**64 - 1
 
 
 class TraversalPacker(DevicePacker):
-    """Packs any datatype by walking its tree of constructors from the root to each word.
+    """Packs any datatype by walking its tree of constructors; see :class:`DevicePacker`.
 
-    Threads find where their words lie from the words' numbers alone: by divisions for what is
-    regular, and by search over prefix sums for lists. No list of blocks is expanded, so that the
-    tables are as small as the datatype's description, whatever ``count`` is.
+    Threads find the places of their words from the words' numbers alone: by divisions for regular
+    nodes, by search over prefix sums for lists. No list of blocks is expanded, so that the tables are
+    as small as the datatype's description, whatever ``count`` is. Irregular constructors may be nested
+    64 deep.
 
-    Parameters
-    ----------
-    datatype, count, device, max_blocks
-        As for :class:`~halox.packing.device_packer.DevicePacker`.
-
-    Attributes
-    ----------
-    method : str
-        ``"traversal"``.
-    nbytes : int
-        Bytes that a call moves.
-
-    Raises
-    ------
-    DatatypeError
-        If irregular constructors are nested more than 64 deep.
-    DeviceError
-        If ``max_blocks`` is less than 1.
-
-    Notes
-    -----
-    Not collective. A word is the largest of 16, 8, 4, 2 bytes or 1 that divides all lengths and
-    distances of the datatype and both addresses. The first call with words of one size compiles,
-    builds and uploads, and blocks; capture a graph only after a call with addresses aligned alike.
-    Thread-safe.
+    A word is the largest of 16, 8, 4, 2 bytes or 1 that divides all lengths and distances of the
+    datatype and both addresses. The first call with words of one size blocks; capture a graph only
+    after a call with addresses aligned alike. Thread-safe.
 
     References
     ----------
@@ -86,19 +62,13 @@ class TraversalPacker(DevicePacker):
         return None
 
     def pack(self, array: int, packed: int, stream: int) -> None:
-        """Copy the bytes that the items describe to contiguous memory.
-
-        Parameters
-        ----------
-        array, packed, stream : int
-            As for :meth:`~halox.packing.device_packer.DevicePacker.pack`.
-        """
+        """Copy the bytes that the items describe to contiguous memory."""
         if self.nbytes:
             first = (array + self._offset) & _ADDRESSES
             self._variant(first, packed).pack.launch_at(stream, first, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say; the reverse of :meth:`pack`."""
+        """Copy contiguous bytes to the places of the items."""
         if self.nbytes:
             first = (array + self._offset) & _ADDRESSES
             self._variant(first, packed).unpack.launch_at(stream, first, packed)
@@ -107,13 +77,13 @@ class TraversalPacker(DevicePacker):
         bits = first | packed | self._word
         word_bytes = bits & -bits
         variant = self._variants.get(word_bytes)
-        if variant is None:
-            with self._lock:
-                variant = self._variants.get(word_bytes)
-                if variant is None:
-                    variant = _Variant(self._tree, word_bytes, self.device, self.max_blocks)
-                    self._variants[word_bytes] = variant
-        return variant
+        if variant is not None:
+            return variant
+        with self._lock:
+            if word_bytes not in self._variants:
+                made = _Variant(self._tree, word_bytes, self.device, self.max_blocks)
+                self._variants[word_bytes] = made
+            return self._variants[word_bytes]
 
 
 class _Variant:
@@ -122,16 +92,17 @@ class _Variant:
     def __init__(self, tree: Tree, word_bytes: int, device: int, max_blocks: int | None) -> None:
         planned = plan(tree, word_bytes, sms=multiprocessors(device), max_blocks=max_blocks)
         self._image = None if planned.inline else uploaded(planned.image, device)
-        table = planned.table(0 if self._image is None else self._image.pointer)
-        parameter = (ctypes.c_ubyte * table.nbytes).from_buffer_copy(table.tobytes())
+        table = planned.table(0 if self._image is None else self._image.pointer).tobytes()
+        shape = planned.shape.blocks, planned.shape.threads
         self.pack, self.unpack = (
-            PreparedLaunch(
-                kernel("traversal", f"traversal_{way}{planned.entry}", device, planned.defines),
-                planned.shape.blocks,
-                planned.shape.threads,
-                (ctypes.c_uint64(), ctypes.c_uint64(), parameter),
-                device=device,
+            table_launch(
+                "traversal",
+                f"traversal_{direction}{planned.entry}",
+                device,
+                shape,
+                table,
+                defines=planned.defines,
                 shared_bytes=planned.copied,
             )
-            for way in ("pack", "unpack")
+            for direction in ("pack", "unpack")
         )

@@ -1,8 +1,8 @@
-"""Plans for the traversal kernels: a simplified tree as the records and lists they read.
+"""Plans for the traversal kernels: a simplified tree, serialised as records and lists.
 
-No GPU is touched here. The tree is written in preorder, one record of fixed length a node; lists
-stand apart, in the lookaside buffer (Jenkins et al. 2013, section 3.1). Layouts are those of the C
-structs in ``packing/kernels/traversal.cu``; a test holds one against the other.
+No GPU is touched here. The tree is written in preorder, one record of fixed length a node; lists are
+in the lookaside buffer (Jenkins et al. 2013, section 3.1). Layouts are those of the C structs in
+``packing/kernels/traversal.cu``; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,43 +10,39 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from halox.packing.strided_plan import CAPPED_IN_FLIGHT, IN_FLIGHT, divisor, most_threads
 from halox.packing.traversal_tree import Branch, Gather, Regular, Repeat, Search, Tree
 
 THREADS = (64, 128, 256)
 """Threads of a block: the most that still give every multiprocessor two blocks."""
 
 CAPPED_THREADS = (128, 512, 1024)
-"""The same where the number of blocks is limited: only a block's own threads hide latencies then."""
+"""The same where the number of blocks is limited: only a block's own threads hide latencies."""
 
 FEW_BLOCKS = 4
 """Full blocks an SM up to which a launch is small, and a thread has one word: a second one costs it
 more than a second block does."""
 
-IN_FLIGHT = {16: 1, 8: 2, 4: 4, 2: 4, 1: 4}
-"""Words a thread loads before it stores the first, in large launches, by bytes a word."""
-
 LISTED_IN_FLIGHT = {16: 2, 8: 4, 4: 4, 2: 4, 1: 4}
-"""The same where lists are read, which takes loads that depend on one another."""
-
-CAPPED_IN_FLIGHT = 4
-"""The same where the number of blocks is limited."""
+"""Words a thread loads before it stores the first, in large launches that read lists, by bytes a word:
+more than :data:`IN_FLIGHT`, because these loads depend on one another."""
 
 ROUNDS_PER_COPY = 4
-"""Times the bytes that a block copies for itself that it moves for others, in large launches."""
+"""Ratio of the bytes that a block moves to those of its own copy of the lists, in large launches."""
 
 MAX_WORDS = 2**31 - 2**14
 """Most words that 32-bit canonical numbers reach, with room for the last steps of a loop."""
 
 CHAIN_NODES = 8
-"""Records that a launch without branches has as a kernel parameter."""
+"""Records that the kernel parameter of a launch without branches holds."""
 
 INLINE_BYTES = 1024
-"""Lists of a launch of few blocks that travel as a kernel parameter: one dependent load less."""
+"""Most bytes of lists that are a kernel parameter, in launches of few blocks: one dependent load less."""
 
 COPIED_LISTS = 4096
 """Most bytes of lists that each block copies to shared memory, to search them there."""
@@ -56,7 +52,7 @@ COPIED_NODES = 16384
 
 
 class Kind(IntEnum):
-    """What a record describes."""
+    """Kind of a record."""
 
     LEAF = 0
     REPEAT = 1
@@ -67,7 +63,7 @@ class Kind(IntEnum):
 
 
 @cache
-def node_dtype(index_bits: int) -> np.dtype[Any]:
+def node_dtype(index_bits: int) -> np.dtype[np.void]:
     """Layout of a record, for canonical numbers of 32 or 64 bits."""
     index = f"u{index_bits // 8}"
     return np.dtype(
@@ -88,7 +84,7 @@ def node_dtype(index_bits: int) -> np.dtype[Any]:
 
 
 @cache
-def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[Any]:
+def table_dtype(index_bits: int, *, inline: bool) -> np.dtype[np.void]:
     """Layout of the kernel parameter, with room for lists or without."""
     return np.dtype(
         [
@@ -118,40 +114,23 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class TraversalPlan:
-    """What one launch of a traversal kernel needs; see :func:`plan`.
-
-    Attributes
-    ----------
-    word_bytes, index_bits : int
-        What a thread moves at once, and the bits of its canonical number.
-    entry : str
-        Which kernel: ``"_regular"`` for strides alone, ``"_chain"`` for a tree without branches,
-        both with their records as a parameter; ``""`` for any tree.
-    nodes : ndarray of node_dtype
-    numbers : ndarray of uint32 or uint64
-        Lookaside: prefix sums in words, guides, numbers of child records.
-    displacements : ndarray of int64
-        Lookaside: where entries lie, in bytes.
-    words : int
-        Words in all.
-    shape : Shape
-    inline : bool
-        Whether the lists travel as a kernel parameter.
-    """
+    """Tables and shape of one launch of a traversal kernel; see :func:`plan`."""
 
     word_bytes: int
-    index_bits: int
+    index_bits: int  # of canonical numbers
+    # Suffix of the kernel: "_regular" for strides alone, "_chain" for a tree without branches, both
+    # with their records as a parameter; "" for any tree.
     entry: str
-    nodes: npt.NDArray[np.void]
-    numbers: npt.NDArray[Any]
-    displacements: npt.NDArray[np.int64]
-    words: int
+    nodes: npt.NDArray[np.void]  # of node_dtype
+    numbers: npt.NDArray[np.generic]  # lookaside: prefix sums in words, guides, child records
+    displacements: npt.NDArray[np.generic]  # lookaside: of entries, in bytes
+    words: int  # in all
     shape: Shape
-    inline: bool
+    inline: bool  # whether the lists are a kernel parameter
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """Parameters to compile the kernel with."""
+        """Compile-time parameters of the kernel."""
         return (
             ("WORD_BYTES", str(self.word_bytes)),
             ("INDEX_BITS", str(self.index_bits)),
@@ -172,7 +151,7 @@ class TraversalPlan:
             return nodes + numbers + displacements
         if nodes > COPIED_NODES:
             return 0
-        # What is only gathered from is read once, as it lies.
+        # Lists that are only gathered from are read once, from where they are.
         if numbers > COPIED_LISTS or not (self.nodes["kind"] >= Kind.SEARCH).any():
             return nodes
         lists = numbers + displacements
@@ -199,7 +178,7 @@ class TraversalPlan:
         return table
 
     @property
-    def _sections(self) -> tuple[npt.NDArray[Any], ...]:
+    def _sections(self) -> tuple[npt.NDArray[np.generic], ...]:
         return self.nodes[: 0 if self.entry else None], self.numbers, self.displacements
 
 
@@ -214,27 +193,10 @@ def plan(
 ) -> TraversalPlan:
     """Plan the launch that packs or unpacks a tree.
 
-    Parameters
-    ----------
-    tree : Tree
-    word_bytes : int
-        Power of two that divides the tree's :func:`~traversal_tree.common_word`.
-    sms : int
-        Multiprocessors of the GPU, over which the words are spread.
-    max_blocks : int, optional
-        Most thread blocks; by default a block for each chunk.
-    index_bits : {32, 64}, optional
-        Bits of canonical numbers; 64 only where 32 do not reach, by default.
-    shape : Shape, optional
-        Shape of the launch, instead of the one chosen here.
-
-    Returns
-    -------
-    TraversalPlan
-
-    Notes
-    -----
-    Not collective; touches no device.
+    ``word_bytes`` divides the tree's :func:`~traversal_tree.common_word`; ``sms`` are the
+    multiprocessors over which the words are spread. ``max_blocks`` limits the thread blocks, one a
+    chunk by default. Canonical numbers have 64 bits only where 32 do not suffice, unless
+    ``index_bits`` says so; ``shape`` overrides the shape chosen here.
 
     Examples
     --------
@@ -255,8 +217,8 @@ def plan(
         index_bits=bits,
         entry=entry,
         nodes=np.array(writer.nodes, node_dtype(bits)),
-        numbers=_joined(writer.numbers, f"u{bits // 8}"),
-        displacements=_joined(writer.displacements, "i8"),
+        numbers=writer.numbers.array,
+        displacements=writer.displacements.array,
         words=words,
         shape=shape or _shape(words, word_bytes, entry != "_regular", sms, max_blocks),
         inline=False,
@@ -266,7 +228,7 @@ def plan(
     return made if shape else replace(made, shape=_rounds(made, sms))
 
 
-def _entry(nodes: list[tuple[Any, ...]]) -> str:
+def _entry(nodes: list[tuple[int, ...]]) -> str:
     kinds = {node[_KIND] for node in nodes}
     if len(nodes) > CHAIN_NODES or Kind.BRANCH in kinds:
         return ""
@@ -287,7 +249,7 @@ def _shape(words: int, word_bytes: int, listed: bool, sms: int, max_blocks: int 
 def _spread(words: int, in_flight: int, blocks: int, choices: tuple[int, ...]) -> Shape:
     """Chunks of one round of a block each, with the most threads that still make so many blocks."""
     work = words // in_flight
-    threads = max((n for n in choices if work >= blocks * n), default=choices[0])
+    threads = most_threads(work, blocks, choices)
     chunk_words = threads * in_flight
     return Shape(threads, in_flight, chunk_words, -(-words // chunk_words))
 
@@ -303,22 +265,23 @@ def _rounds(made: TraversalPlan, sms: int) -> Shape:
     return shape._replace(chunk_words=chunk_words, blocks=min(chunks, shape.blocks))
 
 
-def divisor(count: int, bits: int) -> tuple[int, int]:
-    """Numbers (magic, shift) with ``w // count == (w * magic >> bits) >> shift``, w < 2**(bits - 1).
+class _Lookaside:
+    """A section of the lookaside buffer: lists one after another."""
 
-    Magic 0 stands for a count of 1. For the proof see
-    :func:`halox.packing.strided_plan.divisor`, of which this is the form for any bits.
+    def __init__(self, dtype: str) -> None:
+        self._parts = [np.zeros(0, dtype)]
+        self._size = 0
 
-    Examples
-    --------
-    >>> magic, shift = divisor(7, 64)
-    >>> (10**18 * magic >> 64) >> shift == 10**18 // 7
-    True
-    """
-    if count == 1:
-        return 0, 0
-    ceiling = (count - 1).bit_length()
-    return -(-(1 << (bits - 1 + ceiling)) // count), ceiling - 1
+    def add(self, numbers: npt.NDArray[np.int64]) -> int:
+        """Append a list; returns the number of its first entry."""
+        at = self._size
+        self._size += numbers.size
+        self._parts.append(numbers.astype(self._parts[0].dtype))
+        return at
+
+    @property
+    def array(self) -> npt.NDArray[np.generic]:
+        return np.concatenate(self._parts)
 
 
 class _Writer:
@@ -327,10 +290,9 @@ class _Writer:
     def __init__(self, word_bytes: int, bits: int) -> None:
         self._word_bytes = word_bytes
         self._bits = bits
-        self.nodes: list[tuple[Any, ...]] = []
-        self.numbers: list[npt.NDArray[Any]] = []
-        self.displacements: list[npt.NDArray[np.int64]] = []
-        self._lengths = {"numbers": 0, "displacements": 0}
+        self.nodes: list[tuple[int, ...]] = []
+        self.numbers = _Lookaside(f"u{bits // 8}")
+        self.displacements = _Lookaside("i8")
         self._children: dict[int, int] = {}
         self._lists: dict[int, dict[str, int]] = {}
 
@@ -362,15 +324,15 @@ class _Writer:
         self._node(Kind.LEAF, stride=leaf)
 
     def _gather(self, tree: Gather) -> None:
-        """Displacements as short numbers of words from the least one on, if they are near enough."""
+        """Write displacements as short numbers of words from the least one, if they are near enough."""
         if id(tree) not in self._lists:
             least = int(tree.displacements.min())
             reach = (int(tree.displacements.max()) - least) // self._word_bytes
             if reach >= 1 << min(self._bits, 63):
-                fields = {"displacements": self._displace(tree.displacements)}
+                fields = {"displacements": self.displacements.add(tree.displacements)}
             else:
                 steps = (tree.displacements - least) // self._word_bytes
-                fields = {"displacements": self._number(steps), "stride": least}
+                fields = {"displacements": self.numbers.add(steps), "stride": least}
             self._lists[id(tree)] = fields
         fields = self._lists[id(tree)]
         self._divide(Kind.GATHER if "stride" in fields else Kind.FAR_GATHER, tree.child, **fields)
@@ -379,11 +341,11 @@ class _Writer:
         at = len(self.nodes)
         self._node(Kind.BRANCH)
         children = [self._child(child) for child in tree.children]
-        fields = dict(self._listed(tree), children=self._number(np.array(children)))
+        fields = dict(self._listed(tree), children=self.numbers.add(np.array(children)))
         self.nodes[at] = self._record(Kind.BRANCH, 0, fields)
 
     def _child(self, tree: Tree) -> int:
-        """Return the number of a branch's child, which several branches may share."""
+        """Record number of a branch's child, which several branches may share."""
         if id(tree) not in self._children:
             self._children[id(tree)] = len(self.nodes)
             self.write(tree)
@@ -396,24 +358,12 @@ class _Writer:
             prefix = np.concatenate([[0], ends[:-1]])
             guide, bucket = _guide(prefix, int(ends[-1]))
             self._lists[id(tree)] = {
-                "displacements": self._displace(tree.displacements),
-                "prefix": self._number(prefix),
-                "guide": self._number(guide),
+                "displacements": self.displacements.add(tree.displacements),
+                "prefix": self.numbers.add(prefix),
+                "guide": self.numbers.add(guide),
                 "bucket": bucket,
             }
         return self._lists[id(tree)]
-
-    def _displace(self, displacements: npt.NDArray[np.int64]) -> int:
-        at = self._lengths["displacements"]
-        self._lengths["displacements"] += displacements.size
-        self.displacements.append(displacements)
-        return at
-
-    def _number(self, numbers: npt.NDArray[Any]) -> int:
-        at = self._lengths["numbers"]
-        self._lengths["numbers"] += numbers.size
-        self.numbers.append(numbers)
-        return at
 
     def _divide(self, kind: Kind, child: Tree, **fields: int) -> None:
         self._node(kind, child.size // self._word_bytes, **fields)
@@ -421,8 +371,8 @@ class _Writer:
     def _node(self, kind: Kind, words: int = 0, **fields: int) -> None:
         self.nodes.append(self._record(kind, words, fields))
 
-    def _record(self, kind: Kind, words: int, fields: dict[str, int]) -> tuple[Any, ...]:
-        magic, shift = divisor(words, self._bits) if words else (0, 0)
+    def _record(self, kind: Kind, words: int, fields: dict[str, int]) -> tuple[int, ...]:
+        magic, shift = divisor(words, self._bits) if words > 1 else (0, 0)  # 0: no division
         stride = fields.get("stride", 0)
         # Distances wrap around at 64 bits, as addresses do.
         stride = (stride + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -451,10 +401,6 @@ def _guide(prefix: npt.NDArray[np.int64], words: int) -> tuple[npt.NDArray[np.in
     return np.searchsorted(prefix, firsts, side="right") - 1, bits
 
 
-def _padded(part: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _padded(part: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     flat = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
     return np.concatenate([flat, np.zeros(-flat.size % 16, np.uint8)])
-
-
-def _joined(parts: list[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype), *(part.astype(dtype) for part in parts)])

@@ -1,6 +1,6 @@
-"""A datatype's tree of constructors, simplified for walking it from the root to a byte.
+"""Simplified trees of datatype constructors, to be walked from the root to a byte.
 
-What is regular becomes a :class:`Regular` leaf, however it was built; bounds disappear, because
+Regular subtrees become :class:`Regular` leaves, however they were built; bounds disappear, because
 only distances remain. Lists lose their empty entries. Equal subtrees are one object.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.datatypes.layout import BlockList, StridedBlocks
+from halox.datatypes.layout import BlockList, StridedBlocks, spread
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -23,20 +23,20 @@ FLAT_BLOCKS = 64
 """An irregular subtree of up to so many blocks becomes one list: one search beats several steps."""
 
 MOST_BLOCKS = 1 << 20
-"""Subtrees of more blocks are not expanded to find out whether they are regular after all."""
+"""Most blocks of a subtree that is expanded to find out whether it is regular after all."""
 
 MOST_UNITS = 2
-"""Blocks of unlike lengths are cut into equal ones if that makes up to so many of one: entries of
-equal length are found by one multiplication, and the list is no longer than one to be searched."""
+"""Most equal blocks into which a block of a list of unlike lengths is cut: entries of equal length are
+found by one multiplication, and the list is no longer than one to be searched."""
 
 FEW_UNITS = 4096
-"""Up to so many equal ones, a list that stays in a cache, they are cut into more of them."""
+"""Entries of a list that stays in a cache, up to which blocks are cut into FEW_TIMES equal ones."""
 
 FEW_TIMES = 16
-"""So many of one, then."""
+"""Most equal blocks of one, in lists of up to FEW_UNITS entries."""
 
 MOST_NESTED = 64
-"""Irregular constructors one inside the other."""
+"""Most irregular constructors one inside the other."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,29 +119,11 @@ def simplified(
     flat_blocks: int = FLAT_BLOCKS,
     few_units: int = FEW_UNITS,
 ) -> Placed | None:
-    """Return the simplified tree of ``count`` items of a datatype, and where its origin lies.
+    """Simplified tree of ``count`` items of a datatype, and the displacement of its origin.
 
-    Parameters
-    ----------
-    datatype : Datatype
-        Nested at most :data:`MOST_NESTED` deep; see :func:`nesting`.
-    count : int
-        Items, one extent apart.
-    flat_blocks : int
-        Irregular subtrees of up to so many blocks become one list.
-    few_units : int
-        Lists of unlike lengths are cut into up to so many equal ones.
-
-    Returns
-    -------
-    (int, Tree) or None
-        None if there are no bytes. Every ``Repeat``, ``Gather``, ``Search`` and ``Branch`` has two
-        entries or more.
-
-    Notes
-    -----
-    Not collective; touches no device. Takes time and memory in proportion to the lists of the
-    datatype, not to its bytes.
+    The datatype is nested at most :data:`MOST_NESTED` deep; None if it has no bytes. Every ``Repeat``,
+    ``Gather``, ``Search`` and ``Branch`` has two entries or more. Takes time and memory in proportion
+    to the lists of the datatype, not to its bytes.
 
     Examples
     --------
@@ -160,7 +142,7 @@ def simplified(
 
 
 def nesting(datatype: Datatype) -> int:
-    """Return how many irregular constructors of a datatype lie one inside the other.
+    """Depth of irregular constructors, one inside the other.
 
     Examples
     --------
@@ -183,7 +165,7 @@ def nesting(datatype: Datatype) -> int:
 
 
 def common_word(tree: Tree) -> int:
-    """Return the largest power of two, at most 16, that divides all lengths and distances.
+    """Largest power of two, at most 16, that divides all lengths and distances.
 
     Examples
     --------
@@ -191,12 +173,12 @@ def common_word(tree: Tree) -> int:
     >>> common_word(simplified(vector(3, 3, 5, "i4"))[1])
     4
     """
-    bits, seen, pending = 16, set(), [tree]
+    bits, done, pending = 16, set(), [tree]
     while pending:
         here = pending.pop()
-        if id(here) in seen:
+        if id(here) in done:
             continue
-        seen.add(id(here))
+        done.add(id(here))
         match here:
             case Regular(blocks):
                 for number in (blocks.block_bytes, *blocks.strides):
@@ -217,7 +199,7 @@ def common_word(tree: Tree) -> int:
 
 
 class _Building:
-    """What one simplification has met so far."""
+    """One simplification, with the subtrees it has made."""
 
     def __init__(self, flat_blocks: int, few_units: int) -> None:
         self._flat_blocks, self._few_units = flat_blocks, few_units
@@ -239,7 +221,7 @@ class _Building:
             if strided is not None:
                 return strided.offset, self._leaf(strided)
         if self._count_blocks(datatype) <= self._flat_blocks:
-            return self._flat(datatype)
+            return self._flat(datatype.blocks())
         name, arguments, olds = datatype.constructor, datatype.arguments, datatype.olds
         if name == "struct":
             return self._struct(datatype)
@@ -258,7 +240,7 @@ class _Building:
             return self.repeat(self.repeat(placed, blocklength, extent), count, step)
         if name == "subarray":
             return self._subarray(arguments, placed, extent)
-        return self._flat(datatype)  # pragma: no cover - there are no other constructors
+        return self._flat(datatype.blocks())  # pragma: no cover - there are no other constructors
 
     def _subarray(self, arguments: tuple[Any, ...], placed: Placed, extent: int) -> Placed:
         sizes, subsizes, starts, order = arguments
@@ -287,17 +269,14 @@ class _Building:
     def _list(self, datatype: Datatype) -> Placed | None:
         (old,) = datatype.olds
         if _is_one_run(old):
-            return self._flat(datatype)
+            return self._flat(datatype.blocks())
         placed = self.place(old)
         if placed is None:  # pragma: no cover - then the type itself would have no bytes
             return None
         return self._listed(*_list_of(datatype), placed, old.extent)
 
-    def _flat(self, datatype: Datatype) -> Placed:
-        return self._runs(datatype.blocks())
-
-    def _runs(self, blocks: BlockList) -> Placed:
-        """Make a list of runs of bytes."""
+    def _flat(self, blocks: BlockList) -> Placed:
+        """List of blocks of bytes."""
         byte = (0, self._leaf(StridedBlocks(0, (), (), 1)))
         return self._listed(blocks.offsets, blocks.lengths, byte, 1)
 
@@ -309,7 +288,7 @@ class _Building:
         displacements, lengths = displacements[used], lengths[used]
         unit, items = int(np.gcd.reduce(lengths)), int(lengths.sum())
         if items // unit <= self._most_units(lengths.size):
-            starts = _spread(displacements, lengths // unit, unit * extent)
+            starts = spread(displacements, lengths // unit, unit * extent)
             return self._gather(starts, self.repeat(placed, unit, extent))
         offset, child = self.repeat(placed, int(lengths.max()), extent)
         ends = np.cumsum(lengths) * placed[1].size
@@ -341,7 +320,7 @@ class _Building:
             return self._gather(starts, (0, trees[0]))
         sizes = np.array([tree.size for tree in trees], dtype=np.int64)
         if all(isinstance(tree, Regular) and not tree.blocks.counts for tree in trees):
-            return self._runs(BlockList(starts, sizes).merged())
+            return self._flat(BlockList(starts, sizes).merged())
         return 0, Branch(starts, np.cumsum(sizes), trees)
 
     def _leaf(self, blocks: StridedBlocks) -> Regular:
@@ -349,7 +328,7 @@ class _Building:
         return self._leaves.setdefault(key, Regular(key))
 
     def _worth_expanding(self, datatype: Datatype) -> bool:
-        """Whether finding the strided form costs no more than reading the lists, or little."""
+        """Whether finding the strided form costs little."""
         lists_runs = datatype.constructor in _LISTS and _is_one_run(datatype.olds[0])
         return lists_runs or self._count_blocks(datatype) <= MOST_BLOCKS
 
@@ -359,9 +338,9 @@ class _Building:
         return self._blocks[id(datatype)]
 
     def _count(self, datatype: Datatype) -> int:
-        """Return how many blocks, before merging, an expansion would go through."""
-        if _is_regular(datatype):
-            return int(datatype.layout.n_blocks)  # type: ignore[attr-defined]
+        """Count the blocks of an expansion, before merging."""
+        if isinstance(datatype.layout, StridedBlocks):
+            return datatype.layout.n_blocks
         lengths = [datatype.size // max(1, datatype.olds[0].size)]
         if datatype.constructor in _LISTS:
             lengths = [int(_list_of(datatype)[1].sum())]
@@ -390,7 +369,7 @@ def _list_of(datatype: Datatype) -> tuple[Int64Array, Int64Array]:
 
 
 def _is_regular(datatype: Datatype) -> bool:
-    """Whether the strided form is known without looking for it."""
+    """Whether the strided form is known without a search."""
     return isinstance(datatype.layout, StridedBlocks)
 
 
@@ -400,12 +379,6 @@ def _is_one_run(datatype: Datatype) -> bool:
     if not isinstance(layout, StridedBlocks):
         return False
     return not layout.counts and layout.block_bytes == datatype.extent
-
-
-def _spread(starts: Int64Array, counts: Int64Array, stride: int) -> Int64Array:
-    """``starts[i] + j * stride`` for each i and ``j < counts[i]``, in order."""
-    step = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(starts, counts) + step * stride
 
 
 def _any_bit(numbers: Int64Array) -> int:

@@ -1,22 +1,20 @@
-"""The work-unit packer on a GPU: any datatype, as lists of like pieces that warps work off.
+"""Work-unit packer on a GPU: any datatype, as lists of equal pieces that warps process.
 
-After Wu et al. 2016, section 3.2. The conversion is in
-:mod:`halox.packing.workunits_plan`, the lists' life on the device in
-:mod:`halox.packing.workunits_lists`; here they become launches.
+After Wu et al. 2016, section 3.2. :mod:`halox.packing.workunits_plan` converts datatypes,
+:mod:`halox.packing.workunits_lists` keeps the lists on the device; launches are made here.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DeviceError
-from halox.packing.device_packer import DevicePacker
+from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
 from halox.packing.workunits_lists import (
     UnitList,
     cached_list,
@@ -33,7 +31,6 @@ from halox.packing.workunits_plan import (
     repeated,
     table,
 )
-from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors, stream_pointer
 from halox.runtime.gpu.device_memory import DeviceBytes, uploaded
 from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
@@ -42,32 +39,16 @@ if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
 PIPELINED_BLOCKS = 1 << 15
-"""More blocks than this are converted in parts at the first use, each packed while the next is converted."""
+"""Number of blocks above which the first use converts in parts, packing one while the next is converted."""
 
 
 class WorkUnitsPacker(DevicePacker):
     """Packs any datatype from a list of work units; see :class:`DevicePacker`.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    count : int
-        Items, one extent apart; the list does not grow with them.
-    device : int
-    max_blocks : int, optional
-    unit_bytes : int, optional
-        Longest work unit of blocks that are not alike: 512, 1024, 2048 or 4096; by default by the
-        message's size.
-
-    Raises
-    ------
-    DeviceError
-        If ``unit_bytes`` is another number.
-
-    Notes
-    -----
-    Equal layouts share a list. At the first use of a type of more than 32768 blocks, the host
-    converts parts of it while the GPU moves those before; from then on a call is one launch.
+    ``unit_bytes`` is the longest work unit of blocks that are not alike: 512, 1024, 2048 or 4096, by
+    default according to the message's size; other numbers raise `DeviceError`. The list does not grow
+    with ``count``, and equal layouts share one. At the first use of a type of more than 32768 blocks,
+    the host converts parts of it while the GPU moves those before; from then on a call is one launch.
     """
 
     method: ClassVar[str] = "workunits"
@@ -94,21 +75,15 @@ class WorkUnitsPacker(DevicePacker):
 
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory."""
-        launches = self._launches
-        if launches is None:
-            launches = self._first_use(False, array, packed, stream)
-            if launches is None:
-                return
-        launches.pack.launch_at(stream, array, packed)
+        launches = self._launches or self._first_use(False, array, packed, stream)
+        if launches is not None:
+            launches.pack.launch_at(stream, array, packed)
 
     def unpack(self, packed: int, array: int, stream: int) -> None:
-        """Copy contiguous bytes to where the items say."""
-        launches = self._launches
-        if launches is None:
-            launches = self._first_use(True, array, packed, stream)
-            if launches is None:
-                return
-        launches.unpack.launch_at(stream, array, packed)
+        """Copy contiguous bytes to the places of the items."""
+        launches = self._launches or self._first_use(True, array, packed, stream)
+        if launches is not None:
+            launches.unpack.launch_at(stream, array, packed)
 
     def _first_use(self, unpacking: bool, array: int, packed: int, stream: int) -> _Launches | None:
         """Prepare the launches; None if there is nothing to move, or it has been moved already."""
@@ -165,34 +140,9 @@ class WorkUnitsPacker(DevicePacker):
 class WorkUnitsCopy:
     """Packs, or unpacks, several datatypes at fixed addresses in one kernel launch.
 
-    Parameters
-    ----------
-    parts : sequence of (Datatype, int, int, int)
-        Datatype, count, address that displacements count from, address of the packed bytes. All
-        addresses must be valid on the device: its own memory, a peer's, or mapped host memory.
-    unpack : bool
-        Whether packed bytes go to the arrays, rather than the other way. Targets must not overlap
-        one another or any source; if they do, which bytes arrive is not defined.
-    device : int
-        The GPU that runs the kernel.
-    max_blocks : int, optional
-        Most thread blocks, to leave SMs to others; by default as many as there is work for.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes that a launch moves.
-
-    Raises
-    ------
-    DeviceError
-        If there is no GPU, the kernel cannot be loaded, or ``max_blocks`` is less than 1.
-
-    Notes
-    -----
-    Not collective. Making one allocates device memory for the lists that no equal layout has yet,
-    and waits until they are uploaded; do it while no stream is being captured. What the addresses
-    point to is the caller's to keep alive.
+    ``parts`` are of datatype, count, address that displacements count from, and address of the packed
+    bytes. Requirements on addresses, ``max_blocks`` and capturing are those of
+    :class:`~halox.packing.strided.StridedCopy`.
     """
 
     def __init__(
@@ -206,6 +156,7 @@ class WorkUnitsCopy:
         check_max_blocks(max_blocks)
         parts = [part for part in parts if part[0].size * part[1]]
         self.nbytes = sum(datatype.size * count for datatype, count, _, _ in parts)
+        """Bytes that a launch moves."""
         self._launch: PreparedLaunch | None = None
         if not parts:
             return
@@ -222,7 +173,7 @@ class WorkUnitsCopy:
         self._launch = self._launches.unpack if unpack else self._launches.pack
 
     def _placed(self, segments: list[Rows]) -> npt.NDArray[np.uint32] | None:
-        """Make segments name their lists: in the parameter, which is returned, or on the device."""
+        """Point segments at their lists: in the parameter, which is returned, or on the device."""
         ends = np.cumsum([units.n_words for units in self._lists])
         if fits_inline(np.concatenate(segments), int(ends[-1])):
             for made, units, end in zip(segments, self._lists, ends, strict=True):
@@ -233,25 +184,14 @@ class WorkUnitsCopy:
                 segments[i] = _addressed(segments[i], units.address())
         return None
 
-    def launch(self, stream: Any = None) -> None:
-        """Move all parts on a stream.
-
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream, int or None
-            A stream of the device, its address, or CuPy's current one.
-
-        Notes
-        -----
-        Not collective; does not block; ordered as work of the stream, and may be captured. The
-        GPU must be the calling thread's current device.
-        """
+    def launch(self, stream: StreamLike = None) -> None:
+        """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
         if self._launch is not None:
             self._launch.launch(stream_pointer(stream))
 
 
 class _Launches:
-    """The launches of both directions over the same segments, and the memory they read."""
+    """Launches of both directions over the same segments, and the memory they read."""
 
     def __init__(
         self,
@@ -265,19 +205,12 @@ class _Launches:
         if words is None and planned.segments.size > LISTED_SEGMENTS:
             self._memory = uploaded(planned.segments, device)
         text = table(planned, words, self._memory.pointer if self._memory else 0)
+        shape = planned.blocks, planned.threads
         suffix = "" if words is None else "_inline"
-
-        def prepared(name: str) -> PreparedLaunch:
-            parameter = (ctypes.c_char * len(text)).from_buffer_copy(text)
-            return PreparedLaunch(
-                kernel("workunits", f"workunits_{name}{suffix}", device),
-                planned.blocks,
-                planned.threads,
-                (ctypes.c_uint64(0), ctypes.c_uint64(0), parameter),
-                device=device,
-            )
-
-        self.pack, self.unpack = prepared("pack"), prepared("unpack")
+        self.pack, self.unpack = (
+            table_launch("workunits", f"workunits_{direction}{suffix}", device, shape, text)
+            for direction in ("pack", "unpack")
+        )
 
 
 def _addressed(segments: Rows, address: int) -> Rows:

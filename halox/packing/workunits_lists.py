@@ -1,8 +1,8 @@
-"""Lists of work units on a GPU, shared by equal layouts and kept for a while.
+"""Lists of work units on a GPU, shared by equal layouts, in a least-recently-used cache.
 
 A list holds displacements only, so that it serves every array, every packed buffer and every count
-of a datatype (Wu et al. 2016, section 3.2: it is tied to the data representation alone). Lists stay
-here after their last user is gone, the least recently used ones being dropped first.
+of a datatype (Wu et al. 2016, section 3.2: it is tied to the data representation alone). The cache
+keeps lists after their last user is gone.
 """
 
 from __future__ import annotations
@@ -11,53 +11,48 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from halox.packing.workunits_plan import (
     INLINE_WORDS,
-    Part,
     Rows,
+    Units,
     converted,
+    joined,
     most_words,
-    whole,
 )
 from halox.runtime.gpu.device_memory import DeviceBytes, uploaded
 
 if TYPE_CHECKING:
-    from halox.datatypes import Datatype
+    from halox.datatypes import Datatype, Layout
 
 CACHE_BYTES = 64 << 20
-"""Most bytes of lists that are kept for later on each device, beside those in use."""
+"""Most bytes of lists that the cache keeps on each device, beside those in use."""
 
 _ENTRY_BYTES = 1024  # what an entry costs beside its list, on the host
 
-_digests: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[Layout, bytes] = WeakKeyDictionary()
 
 
 class UnitList:
     """A converted datatype: its rows of units and, once needed, its list on the device.
 
-    Attributes
-    ----------
-    rows : ndarray of SEGMENT
-        Their ``list`` counts words of the list.
-    words : ndarray of uint32 or None
-        The list, if it is small enough for a kernel's parameter.
-    n_words : int
+    ``list`` of the rows counts words of the list, which ``words`` is only where it is small enough for
+    a kernel's parameter.
     """
 
-    def __init__(self, part: Part, device: int, memory: DeviceBytes | None = None) -> None:
-        self.rows: Rows = part.rows
-        self.n_words = part.words.size
-        self.words = part.words if self.n_words <= INLINE_WORDS else None
+    def __init__(self, units: Units, device: int, memory: DeviceBytes | None = None) -> None:
+        self.rows: Rows = units.rows
+        self.n_words = units.words.size
+        self.words = units.words if self.n_words <= INLINE_WORDS else None
         self._device = device
         self._memory = memory
         self._lock = Lock()
         if self.words is None and memory is None:
-            self._memory = uploaded(part.words, device)
+            self._memory = uploaded(units.words, device)
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +78,7 @@ class ListCache:
         self._lock = Lock()
 
     def get(self, device: int, key: Hashable) -> UnitList | None:
-        """Return a list, which becomes the most recently used one, or None."""
+        """Look up a list, which becomes the most recently used one; None if there is none."""
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
             if key in lists:
@@ -91,7 +86,7 @@ class ListCache:
             return lists.get(key)
 
     def put(self, device: int, key: Hashable, made: UnitList) -> UnitList:
-        """Keep a list; if another thread was faster, return that thread's."""
+        """Keep a list and return it; if another thread was faster, return that thread's."""
         dropped = []  # freeing device memory waits for the GPU: after the lock
         with self._lock:
             lists = self._lists.setdefault(device, OrderedDict())
@@ -102,7 +97,7 @@ class ListCache:
         return kept
 
     def clear(self) -> None:
-        """Let go of all lists."""
+        """Drop all lists."""
         with self._lock:
             dropped, self._lists = self._lists, {}
         del dropped
@@ -118,7 +113,7 @@ cache = ListCache(CACHE_BYTES)
 
 
 def layout_key(datatype: Datatype) -> Hashable:
-    """Return what equal layouts have in common: a strided form, or a digest of the blocks."""
+    """Key that equal layouts share: a strided form, or a digest of the blocks."""
     strided = datatype.strided
     if strided is not None:
         return strided
@@ -136,15 +131,13 @@ def layout_key(datatype: Datatype) -> Hashable:
 def unit_list(datatype: Datatype, unit_bytes: int, device: int) -> UnitList:
     """Return a datatype's list, converted and uploaded if no equal layout has one.
 
-    Notes
-    -----
-    Not collective. May block; not for use while a stream is being captured.
+    May block; not for use while a stream is being captured.
     """
     key = (layout_key(datatype), unit_bytes)
     found = cache.get(device, key)
     if found is None:
-        part = whole(list(converted(datatype.blocks(), unit_bytes)))
-        found = cache.put(device, key, UnitList(part, device))
+        units = joined(converted(datatype.blocks(), unit_bytes))
+        found = cache.put(device, key, UnitList(units, device))
     return found
 
 
@@ -158,19 +151,8 @@ def pipelined_list(
 ) -> Iterator[tuple[Rows, int] | UnitList]:
     """Convert a datatype part by part, each uploaded while the next one is converted.
 
-    Parameters
-    ----------
-    datatype : Datatype
-    unit_bytes, device : int
-    stream : int
-        Address of the stream whose later work may use a part once it has been yielded.
-
-    Yields
-    ------
-    (rows, address)
-        Each part, its rows and the address of the list.
-    UnitList
-        At last, the whole list, which is now cached.
+    Yields for each part its rows and the address of its list, which later work of ``stream`` may read,
+    and at last the whole list, which is now cached.
     """
     blocks = datatype.blocks()
     memory = DeviceBytes(4 * most_words(blocks, unit_bytes), device)
@@ -182,5 +164,5 @@ def pipelined_list(
         parts.append(part)
         at += part.words.size
     memory.wait()
-    made = UnitList(whole(parts), device, memory)
+    made = UnitList(joined(parts), device, memory)
     yield cache.put(device, (layout_key(datatype), unit_bytes), made)

@@ -1,15 +1,15 @@
-"""Work units: a datatype's blocks cut into lists that a GPU works off evenly.
+"""Work units: a datatype's blocks cut into lists of equal work for the warps of a GPU.
 
 No GPU is touched here. After Wu et al. 2016, section 3.2: :func:`converted` turns the blocks of one
-item into rows of like units (``packing/kernels/workunits.cu`` says which kinds there are), part by part, so
+item into rows of like units (``packing/kernels/workunits.cu`` lists their forms), part by part, so
 that the GPU can work on a part while the host converts the next; :func:`repeated` makes of rows the
-segments of ``count`` items, :func:`launch_of` the tiles of one launch. The records are those of the
-C structs in the kernel; a test holds one against the other.
+segments of ``count`` items, :func:`launch_of` the tiles of one launch. The records have the layout of
+the C structs in the kernel; a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ UNIT_BYTES = (512, 1024, 2048, 4096)
 """Allowed lengths of a work unit."""
 
 LISTED, REGULAR, SHORT, LONG = range(4)
-"""Forms of a segment: an index a block, blocks at equal steps, descriptors to some lanes, to a warp."""
+"""Forms of a segment: an index a block, blocks at equal steps, descriptors for some lanes, for a warp."""
 
 WORDS_IN_FLIGHT = 4
 """Words a thread loads before it stores the first, as in ``workunits.cu``."""
@@ -32,7 +32,7 @@ MAX_THREADS = 256
 """Most threads of a block, as in ``workunits.cu``."""
 
 LISTED_SEGMENTS = 32
-"""Segments that the kernel's parameter holds; more of them lie in device memory."""
+"""Segments that the kernel's parameter holds; more of them are in device memory."""
 
 INLINE_SEGMENTS, INLINE_WORDS = 16, 512
 """Segments, and 4-byte words of list, of the parameter that holds a small list."""
@@ -61,14 +61,14 @@ SEGMENT = np.dtype(
 )
 HEADER = np.dtype([("segments", "u8"), ("n_segments", "u4"), ("tiles", "u4")])
 
-# Blocks converted at a time: about a millisecond, and few enough that the units of a part, which lie sorted
+# Blocks converted at a time: about a millisecond, and few enough that the units of a part, which are sorted
 # by length, are written while their neighbours are still in the L2 cache.
 _PART_BLOCKS = 1 << 15
 _MOST_PARTS = 64
-_MOST_STRETCHES = 12  # of equal blocks, each a row of its own
-_SHORT_BLOCK = 32  # bytes, on average, from which on descriptors beat an index a granule
+_MOST_RUNS = 12  # of equal blocks, each a row of its own
+_SHORT_BLOCK = 32  # bytes, on average, from which descriptors beat an index a granule
 _MOST_BYTES = 1 << 30  # of one item's blocks in a row, so that words have 31-bit numbers
-_WINDOW_BYTES = 1 << 24  # of items whose units, sorted by length, are worked off together
+_WINDOW_BYTES = 1 << 24  # of items whose units, sorted by length, are processed together
 _THREADS_PER_SM = 1280  # that are resident: 5 blocks of 256, for their registers
 
 Rows = npt.NDArray[np.void]
@@ -76,7 +76,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Part:
+class Units:
     """Some blocks of one item, converted: rows, and the list that they index."""
 
     rows: Rows
@@ -85,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Launch:
-    """What one launch needs; see :func:`launch_of`."""
+    """Segments and shape of one launch; see :func:`launch_of`."""
 
     segments: Rows
     tiles: int
@@ -94,7 +94,7 @@ class Launch:
 
 
 def default_unit_bytes(nbytes: int) -> int:
-    """Return the length of work units that suits a message: short ones where there are few bytes.
+    """Default length of work units for a message: short ones where there are few bytes.
 
     Units of 2 KiB are the fastest from some megabytes on (docs/performance/packing.md).
 
@@ -106,29 +106,12 @@ def default_unit_bytes(nbytes: int) -> int:
     return next((s for s in (2048, 1024) if nbytes >= 2048 * s), UNIT_BYTES[0])
 
 
-def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Part]:
+def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
     """Convert the blocks of one item into rows of work units, part by part.
 
-    Parameters
-    ----------
-    blocks : BlockList
-        In packed order, none empty.
-    unit_bytes : int
-        Longest unit of blocks that are not alike: one of 512, 1024, 2048, 4096.
-
-    Yields
-    ------
-    Part
-        Its ``list`` field counts words from the part's own first one.
-
-    Raises
-    ------
-    DeviceError
-        If ``unit_bytes`` is another number.
-
-    Notes
-    -----
-    Not collective; touches no device. Vectorised: some 10 to 100 ns a block.
+    Blocks are in packed order, none empty; ``list`` of each part's rows counts words from the part's
+    own first one. Raises `DeviceError` unless ``unit_bytes``, the longest unit of blocks that are not
+    alike, is 512, 1024, 2048 or 4096. Vectorised: some 10 to 100 ns a block.
     """
     if unit_bytes not in UNIT_BYTES:
         raise DeviceError(f"unit_bytes: got {unit_bytes}, must be one of {UNIT_BYTES}, or None")
@@ -139,7 +122,7 @@ def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Part]:
     for start in range(0, blocks.n_blocks, step):
         offsets, lengths = (a[start : start + step] for a in (blocks.offsets, blocks.lengths))
         nbytes = int(lengths.sum())
-        yield _joined(_pieces(offsets, lengths, packed, nbytes, unit_bytes))
+        yield joined(_pieces(offsets, lengths, packed, nbytes, unit_bytes))
         packed += nbytes
 
 
@@ -148,7 +131,7 @@ def most_words(blocks: BlockList, unit_bytes: int) -> int:
     n, nbytes = blocks.n_blocks, blocks.nbytes
     if not n:
         return 0
-    padding = 8 * _MOST_STRETCHES * (_MOST_PARTS + 1)
+    padding = 8 * _MOST_RUNS * (_MOST_PARTS + 1)
     alike = bool((blocks.lengths == blocks.lengths[0]).all())
     near = int(blocks.offsets.max()) - int(blocks.offsets.min()) < 1 << 34
     if alike and near and _low_bit(4, blocks.offsets, blocks.lengths) == 4:
@@ -162,12 +145,8 @@ def _regular(blocks: BlockList) -> bool:
     return bool((blocks.lengths == blocks.lengths[0]).all() and (steps == steps[0]).all())
 
 
-def whole(parts: Sequence[Part]) -> Part:
+def joined(parts: Iterable[Units]) -> Units:
     """Join parts into one, in order."""
-    return _joined(parts)
-
-
-def _joined(parts: Sequence[Part] | Iterator[Part]) -> Part:
     rows, words, at = [], [], 0
     for part in parts:
         moved = part.rows.copy()
@@ -176,14 +155,14 @@ def _joined(parts: Sequence[Part] | Iterator[Part]) -> Part:
         words.append(part.words)
         at += part.words.size
     if not rows:
-        return Part(np.zeros(0, SEGMENT), np.zeros(0, np.uint32))
-    return Part(np.concatenate(rows), np.concatenate(words))
+        return Units(np.zeros(0, SEGMENT), np.zeros(0, np.uint32))
+    return Units(np.concatenate(rows), np.concatenate(words))
 
 
 def _pieces(
     offsets: Int64, lengths: Int64, packed: int, nbytes: int, unit_bytes: int
-) -> Iterator[Part]:
-    """Choose the form of some blocks: alike, nearly so, alike in stretches, or none of these."""
+) -> Iterator[Units]:
+    """Choose the form of some blocks: of one length, in runs of one length, nearly so, or none of these."""
     n = lengths.size
     low, high = int(lengths.min()), int(lengths.max())
     if low == high:
@@ -192,7 +171,7 @@ def _pieces(
     common = int(np.gcd.reduce(lengths))
     listed = nbytes // common  # pieces, 4 bytes of list each; a descriptor takes 16
     changes = np.flatnonzero(lengths[1:] != lengths[:-1]) + 1
-    if listed > 2 * n and changes.size < _MOST_STRETCHES:
+    if listed > 2 * n and changes.size < _MOST_RUNS:
         for some, same in zip(np.split(offsets, changes), np.split(lengths, changes), strict=True):
             yield from _alike(some, int(same[0]), packed, unit_bytes)
             packed += int(same.sum())
@@ -205,7 +184,7 @@ def _pieces(
     yield _described(offsets, lengths, packed, unit_bytes)
 
 
-def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Part]:
+def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterator[Units]:
     """Blocks of one length."""
     made = _listed(offsets, length, packed)
     if made is None:
@@ -214,8 +193,8 @@ def _alike(offsets: Int64, length: int, packed: int, unit_bytes: int) -> Iterato
         yield from made
 
 
-def _listed(offsets: Int64, length: int, packed: int) -> list[Part] | None:
-    """Rows of blocks of one length, an index each, or None if descriptors are better."""
+def _listed(offsets: Int64, length: int, packed: int) -> list[Units] | None:
+    """Rows of blocks of one length, an index each; None if descriptors are faster."""
     steps = np.diff(offsets)
     regular = offsets.size == 1 or bool((steps == steps[0]).all())
     base = int(offsets[0] if regular else offsets.min())
@@ -250,11 +229,11 @@ def _listed(offsets: Int64, length: int, packed: int) -> list[Part] | None:
             row["word"] = _low_bit(word, block_bytes)
             row["form"] = REGULAR if index is None else LISTED
             words = np.zeros(0, np.uint32) if index is None else index[first : first + units]
-            parts.append(Part(row, _filled(words)))
+            parts.append(Units(row, _filled(words)))
     return parts
 
 
-def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> Part:
+def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> Units:
     """Rows of 16-byte descriptors, a row for each number of lanes."""
     offsets, lengths = _cut(offsets, lengths, unit_bytes)
     places = np.cumsum(lengths) - lengths
@@ -283,7 +262,7 @@ def _described(offsets: Int64, lengths: Int64, packed: int, unit_bytes: int) -> 
         rows.append(row)
         words.append(units.view(np.uint32).reshape(-1))
         at += words[-1].size
-    return Part(np.concatenate(rows), np.concatenate(words))
+    return Units(np.concatenate(rows), np.concatenate(words))
 
 
 def _cut(offsets: Int64, lengths: Int64, most: int) -> tuple[Int64, Int64]:
@@ -312,21 +291,10 @@ def _low_bit(start: int, *numbers: int | Int64) -> int:
 
 
 def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
-    """Make the segments of several items of the rows of one.
+    """Segments of ``items >= 1`` items, ``extent`` bytes apart in the array, of the rows of one.
 
-    Parameters
-    ----------
-    rows : ndarray of SEGMENT
-    items : int
-        At least 1.
-    extent, item_bytes : int
-        Bytes from item to item in the array, and packed.
-
-    Returns
-    -------
-    ndarray of SEGMENT
-        Items fall into windows: what a segment holds must have 31-bit numbers, and units of
-        neighbouring bytes should not be worked off at very different times.
+    Items are split into windows: the indices of a segment must fit 31 bits, and units of neighbouring
+    bytes should not be processed at very different times.
     """
     if not rows.size:
         return rows
@@ -354,21 +322,9 @@ def repeated(rows: Rows, items: int, extent: int, item_bytes: int) -> Rows:
 
 
 def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Launch:
-    """Cut segments into tiles, and choose the launch's shape.
+    """Cut segments, also of several datatypes, into tiles, and choose the launch's shape.
 
-    Parameters
-    ----------
-    segments : ndarray of SEGMENT
-        Of :func:`repeated`, also of several datatypes.
-    sms : int
-        Multiprocessors to fill.
-    max_blocks : int, optional
-        Most thread blocks; by default one for each tile.
-
-    Returns
-    -------
-    Launch
-        Segments with their tiles. No tiles, no launch.
+    At most ``max_blocks`` thread blocks, one for each tile by default. No tiles, no launch.
     """
     segments = segments.copy()
     blocks_of = segments["form"] <= REGULAR
@@ -387,7 +343,7 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
     resident = sms * _THREADS_PER_SM
     if max_blocks is not None:
         resident = min(resident, max_blocks * threads)
-    # While one step a thread covers everything, more would only leave SMs idle. Beyond, short-lived
+    # While one step a thread covers everything, more would only leave SMs idle. Otherwise short-lived
     # blocks in the order of the addresses are the fastest: a flight of words, a long unit a warp.
     flight = 1 if total <= resident else WORDS_IN_FLIGHT
     words = np.where(word == 16, min(2, flight), flight)
@@ -401,19 +357,10 @@ def launch_of(segments: Rows, *, sms: int, max_blocks: int | None = None) -> Lau
 
 
 def table(launch: Launch, words: npt.NDArray[np.uint32] | None, segments: int = 0) -> bytes:
-    """Lay out a kernel's table parameter.
+    """Table parameter of a kernel.
 
-    Parameters
-    ----------
-    launch : Launch
-    words : ndarray of uint32 or None
-        The list, to go into the parameter too, or None if it lies in device memory.
-    segments : int
-        Address of the segments in device memory, 0 to put them into the parameter.
-
-    Returns
-    -------
-    bytes
+    ``words`` is the list if it is part of the parameter, None if it is in device memory, ``segments``
+    the address of the segments in device memory, 0 to put them into the parameter.
     """
     inline = words is not None
     room = np.zeros(INLINE_SEGMENTS if inline else LISTED_SEGMENTS, SEGMENT)

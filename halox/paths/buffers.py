@@ -1,6 +1,6 @@
-"""How packed messages get from one rank to another.
+"""Transport buffers: memory of packed messages, and the means that move their contents to another rank.
 
-A carrier owns a buffer for each message in each of its ``slots`` and moves their contents; packing and unpacking
+There is a buffer for each message in each of the ``slots``; packing and unpacking
 are its user's. One exchange (epoch e = 1, 2, ...) calls, in this order::
 
     open(e)        the outgoing buffers of slot e may be written from now on
@@ -41,7 +41,7 @@ from halox.runtime.shared_memory import Bytes
 from halox.runtime.world import World
 
 
-class Carrier(ABC):
+class TransportBuffers(ABC):
     """Buffers for the messages of one channel, and what moves them.
 
     Attributes
@@ -108,10 +108,13 @@ class Carrier(ABC):
         """Return the GPU's addresses of both sides' buffers, by slot, page-locking those on the host."""
 
     def close(self) -> None:  # noqa: B027 - nothing kept by default
-        """Give the buffers back; local."""
+        """Give the buffers back that no other rank reaches; local."""
+
+    def free(self) -> None:  # noqa: B027 - nothing shared by default
+        """Give back what other ranks reached; local."""
 
 
-class SharedCarrier(Carrier):
+class SharedBuffers(TransportBuffers):
     """Packs into memory that the receiver reads: no copy by MPI, one flag a rank and exchange.
 
     Two slots: when a rank sees its peer's flag for epoch e + 1, the peer has finished reading epoch e, because it
@@ -123,14 +126,6 @@ class SharedCarrier(Carrier):
 
     The flag counts in steps, many of them an epoch: one is taken for each stage but the last, which takes all that
     are left. So a receiver of any fragment need not know how many stages its sender has.
-
-    Parameters
-    ----------
-    arena, link
-        The shared memory, and the plan's blocks and flags in it.
-    sends, receives : sequence of Message
-    cut : callable
-        Where the fragments of a message end; alike on both ends.
     """
 
     slots = 2
@@ -155,12 +150,12 @@ class SharedCarrier(Carrier):
         self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
         sources = sorted({m.peer for m in receives})
         targets = {m.peer for m in sends}
-        self._ready = link.gate("packed", sources)
+        self._ready = link.flag("packed", sources)
         self._stages = [
-            link.gate("packed", _senders(receives, self.incoming_ends, stage))
+            link.flag("packed", _senders(receives, self.incoming_ends, stage))
             for stage in range(self.stages_in)
         ]
-        self._drained = link.gate("drained", sorted(targets.difference(sources)))
+        self._consumed = link.flag("consumed", sorted(targets.difference(sources)))
 
     def _views(self, places: Any, messages: Sequence[Message]) -> list[list[Bytes]]:
         return [
@@ -173,16 +168,16 @@ class SharedCarrier(Carrier):
 
     def open(self, epoch: int) -> None:
         """Wait for receivers that send nothing back to have read the slot's last message."""
-        self._drained.wait(epoch - 2)
+        self._consumed.wait(epoch - 2)
 
     def post(self, epoch: int) -> None:
         """Raise this rank's flag."""
-        self._ready.raise_to(epoch * _STEPS)
+        self._ready.signal(epoch * _STEPS)
 
     def post_stage(self, epoch: int, stage: int) -> None:
         """Raise this rank's flag by a step, or for the last stage to the epoch's end."""
         last = stage == self.stages_out - 1
-        self._ready.raise_to(epoch * _STEPS if last else (epoch - 1) * _STEPS + stage + 1)
+        self._ready.signal(epoch * _STEPS if last else (epoch - 1) * _STEPS + stage + 1)
 
     def arrived(self, epoch: int, stage: int) -> bool:
         """Return whether the flags of all senders of a stage are raised for it."""
@@ -198,7 +193,7 @@ class SharedCarrier(Carrier):
 
     def release(self, epoch: int) -> None:
         """Raise the flag for senders that get nothing back."""
-        self._drained.raise_to(epoch)
+        self._consumed.signal(epoch)
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the GPU's addresses of both sides' buffers."""
@@ -207,6 +202,10 @@ class SharedCarrier(Carrier):
             [[pointer(place) for place in row] for row in self._places_out],
             [[pointer(place) for place in row] for row in self._places_in],
         )
+
+    def free(self) -> None:
+        """Give the node's shared block back."""
+        self._link.close()
 
 
 _STEPS = 2 * MOST_FRAGMENTS
@@ -218,24 +217,11 @@ def _senders(receives: Sequence[Message], ends: Sequence[tuple[int, ...]], stage
     return sorted({m.peer for m, at in zip(receives, ends, strict=True) if stage < len(at)})
 
 
-class RequestCarrier(Carrier):
+class RequestBuffers(TransportBuffers):
     """Sends the buffers with persistent MPI requests, one a fragment: one message a peer if it is not cut.
 
     One slot: receives are started when this rank has read the last ones. MPI matches the fragments of a message in
     the order in which they were started, so that they need no tags of their own.
-
-    Parameters
-    ----------
-    world : World
-    sends, receives : sequence of Message
-    mpi_tag : callable
-        MPI's tag of a message, alike on both ends.
-    pinned : bool
-        Whether the buffers are page-locked, for a GPU to write and read them.
-    cut : callable
-        Where the fragments of a message end; alike on both ends. Those that MPI cannot count are cut once more.
-    leftovers : Leftovers, optional
-        Takes over the requests and buffers; one for this alone by default.
     """
 
     slots = 1

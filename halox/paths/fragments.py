@@ -1,4 +1,4 @@
-"""Into which fragments a large message is cut, alike on both of its ends.
+"""Fragments of large messages, alike on both of their ends.
 
 A message travels packed, so it can be cut at any byte: where depends on its size alone, which both ends know. While
 one fragment is packed, the one before it is under way and the one before that is unpacked. After Wu et al. 2016,
@@ -7,7 +7,7 @@ section 4: what remains is the slowest of the three stages, and the other two fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -34,24 +34,9 @@ Cutter: TypeAlias = Callable[[Message], tuple[int, ...]]
 
 
 def ends_of(nbytes: int, fragment_bytes: int | None = None) -> tuple[int, ...]:
-    """Return where the fragments of a packed message end.
+    """Return where the fragments of a packed message end, at most 32 and the last one at its end.
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the message. Below twice ``fragment_bytes`` it stays whole.
-    fragment_bytes : int, optional
-        Least bytes of a fragment, `FRAGMENT_BYTES` by default; the same on both ends. 0 leaves every message whole.
-
-    Returns
-    -------
-    tuple of int
-        In ascending order, the last being ``nbytes``; at most 32.
-
-    Raises
-    ------
-    PathError
-        If ``fragment_bytes`` is negative.
+    Below twice ``fragment_bytes`` (the same on both ends, `FRAGMENT_BYTES` by default, 0 for none) it stays whole.
 
     Examples
     --------
@@ -96,3 +81,15 @@ def within_counts(cut: Cutter) -> Cutter:
         )
 
     return counted
+
+
+def shares_of(
+    messages: Sequence[Message], ends: Sequence[tuple[int, ...]], fragments: int
+) -> list[tuple[int, ...]]:
+    """Return for each part of some messages where its share of each fragment ends, counted from the part's start."""
+    return [
+        tuple(min(max(end - offset, 0), part.nbytes) for end in padded)
+        for message, at in zip(messages, ends, strict=True)
+        for padded in [at + at[-1:] * (fragments - len(at))]
+        for part, offset in zip(message.parts, message.offsets, strict=True)
+    ]

@@ -4,16 +4,16 @@ For ranks whose kernels cannot wait for one another: those that share a GPU take
 of the host for the GPU. Here the host never waits for the GPU. It records an interprocess event behind a kernel and
 raises a flag in the node's shared memory, which says only that the event *has been recorded*; the peer's host sees
 the flag and makes its stream wait for the event. After Wu et al. 2016, section 4.1, with the flags in place of the
-active messages. A message goes one of three ways::
+active messages. There are three protocols::
 
     "staging"  A: pack -> B's staging memory, packed |
                B:                                    | waits for packed, unpacks
-    "into"     B: settled |                                                        B's part is contiguous:
-               A:         | waits for settled, packs -> B's array, packed |        packed straight into place
-               B:                                                         | waits for packed
-    "from"     A: settled |                                                        A's part is contiguous:
-               B:         | waits for settled, unpacks <- A's array, drained |     unpacked straight from there
-               A:                                                            | waits for drained
+    "put"      B: ready |                                                        B's part is contiguous:
+               A:       | waits for ready, packs -> B's array, packed |        packed straight into place
+               B:                                                     | waits for packed
+    "get"      A: ready |                                                        A's part is contiguous:
+               B:       | waits for ready, unpacks <- A's array, consumed |    unpacked straight from there
+               A:                                                         | waits for consumed
 
 The short cuts move the bytes once, and take one turn more.
 
@@ -23,7 +23,7 @@ Slot and events are free for epoch e + 2 without a message for it wherever the s
 receiver in every exchange, because something comes back or because a short cut is taken between the two. For A waits
 in epoch e + 1 for an event that B recorded behind its unpacking of epoch e, and packs e + 2 behind that wait; and A's
 host had seen the flag of that event, which B's host raised after it had made its stream wait for A's event of epoch
-e. Where A waits for nothing else, B records "drained" behind its unpacking, and A waits for that of epoch e before it
+e. Where A waits for nothing else, B records "consumed" behind its unpacking, and A waits for that of epoch e before it
 packs e + 2. Streams keep all this in order, and where the caller uses another stream than the last time, it is
 ordered behind the last one.
 
@@ -42,25 +42,39 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.paths.base import Channel, Job
-from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
+from halox.errors import ExchangeTimeoutError
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    Channel,
+    EndpointInfo,
+    Job,
+    Key,
+    Path,
+    Protocol,
+    SelectionContext,
+    numpy_ends,
+)
+from halox.paths.build import Build
+from halox.paths.costs import ProtocolCost
+from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, shares_of, whole
 from halox.paths.messages import Message
-from halox.paths.node import Gate, NodeLink
-from halox.runtime.device_arena import DeviceArena, DevicePlace, Segment
+from halox.paths.node import Flag, NodeLink
+from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
-IpcWay = Literal["staging", "into", "from"]
+if TYPE_CHECKING:
+    from halox.packing.device import Move
+    from halox.runtime.arrays import Described
+    from halox.runtime.context import Context
 
-Key = tuple[str, int, int]
-"""Direction, peer and tag of a message."""
-
-Sign = tuple[str, int]
-"""What an event says: the flag that goes with it, and its number among the counts of that flag in one epoch."""
+SignalKey = tuple[str, int]
+"""Name of the flag that goes with an event, and the event's number among the counts of that flag in one epoch."""
 
 FRAGMENT_BYTES = 4 << 20
 """Least bytes of a fragment between two GPUs: at some 400 GB/s it takes twice the 5 us that a fragment costs."""
@@ -68,13 +82,84 @@ FRAGMENT_BYTES = 4 << 20
 _SLOTS = 2
 _ALIGNMENT = 256
 _COUNTS = MOST_FRAGMENTS + 1  # of a flag in one epoch
-_SETTLED: Sign = ("ipc_settled", 0)
-_DRAINED: Sign = ("ipc_drained", 0)
-_WRITTEN: Sign = ("ipc_packed", MOST_FRAGMENTS)
+_READY: SignalKey = ("ready", 0)
+_CONSUMED: SignalKey = ("consumed", 0)
+_WRITTEN: SignalKey = ("packed", MOST_FRAGMENTS)
 
 
-def _packed(fragment: int) -> Sign:
-    return "ipc_packed", fragment
+class IpcPath(Path):
+    """Moves arrays between GPUs whose memory ranks of a node map, the same GPU included."""
+
+    name = "ipc"
+    protocols = (
+        # Kernels and copies ordered by the host, events and host flags. Processes that share a GPU take turns of it,
+        # a quarter of a millisecond each.
+        Protocol(
+            "staging",
+            ProtocolCost(19.0, 4.0, (165.0, 220.0, 280.0, 320.0)),
+            ProtocolCost(260.0, 4.0, (100.0, 250.0, 500.0, 600.0)),
+            fallback="staged/mpi",
+        ),
+        *(
+            Protocol(
+                name,
+                ProtocolCost(24.0, 4.0, (120.0, 220.0, 300.0, 315.0)),
+                ProtocolCost(390.0, 4.0, (120.0, 300.0, 700.0, 900.0)),
+                fallback="staged/mpi",
+                in_field=True,
+                former=former,
+            )
+            for name, former in (("put", "into"), ("get", "from"))
+        ),
+    )
+    summary = "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`"
+
+    def describe(
+        self, message: Message, arrays: Sequence[Described], context: Context
+    ) -> bool | None:
+        """Say that the message is contiguous in memory that peers can map."""
+        if context.device_arena is None or arrays[message.parts[0].array].device is None:
+            return None
+        return contiguous_places(message, arrays, context.device_arena) is not None or None
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer to go by staging memory, or straight to or from a contiguous array."""
+        topology = selection.topology
+        why = numpy_ends(sender, receiver)
+        if why is None and topology is None:
+            why = "the ranks' GPUs are not known"
+        elif why is None and topology is not None:
+            why = topology.why_no_events(sender.rank, receiver.rank)
+        if why is not None:
+            return why
+        found = [self.offer("staging", "mapped memory, streams ordered by events")]
+        if selection.operation == "copy" and self.name in receiver.paths:
+            why = "mapped memory, packed straight into the receiver's contiguous array"
+            found.append(self.offer("put", why))
+        if selection.operation == "copy" and self.name in sender.paths:
+            why = "mapped memory, unpacked straight from the sender's contiguous array"
+            found.append(self.offer("get", why))
+        return found
+
+    def negotiate(self, build: Build) -> IpcChannel | None:
+        """Swap memory and events with the peers."""
+        context, link, job = build.context, build.link(self), build.job(self)
+        memory = None
+        if context.device_arena is not None and context.events is not None:
+            memory = context.device_arena, context.events
+        sharers = context.topology.sharers(build.world.rank) if context.topology is not None else ()
+        cut = one_way_cutter(job, sharers)
+        return make_ipc_channel(build.world, job, build.protocols(job), memory, link, cut)
+
+    def channels(self, build: Build, agreed: IpcChannel | None) -> Sequence[Carried]:
+        """Return the channel that was agreed on."""
+        return [Carried(self.name, agreed, agreed.messages)] if agreed else []
+
+
+def _packed(fragment: int) -> SignalKey:
+    return "packed", fragment
 
 
 def contiguous_places(
@@ -82,17 +167,7 @@ def contiguous_places(
 ) -> tuple[DevicePlace, ...] | None:
     """Return where the parts of a message lie, None unless each is contiguous and in the arena.
 
-    Parameters
-    ----------
-    message : Message
-    arrays : sequence of Described
-        The plan's arrays.
-    arena : DeviceArena
-        This rank's.
-
-    Notes
-    -----
-    Not collective. Where the receiver has places a message may go "into" them, where the sender has, "from" them;
+    Not collective. Where the receiver has places a message may go "put" them, where the sender has, "get" them;
     not in accumulations.
     """
     places = []
@@ -111,17 +186,7 @@ def contiguous_places(
 def one_way_cutter(
     job: Job, sharers: Collection[int], fragment_bytes: int = FRAGMENT_BYTES
 ) -> Cutter:
-    """Return what cuts the messages of a job where fragments pay, alike on both ends.
-
-    Parameters
-    ----------
-    job : Job
-        All messages of the plan that go this path.
-    sharers : collection of int
-        Ranks that work on this rank's GPU.
-    fragment_bytes : int
-        Least bytes of a fragment, the same on all ranks; 0 leaves all messages whole.
-    """
+    """Return what cuts the messages of a job where fragments pay, alike on both ends."""
     both_ways = {m.peer for m in job.sends} & {m.peer for m in job.receives}
 
     def cut(message: Message) -> tuple[int, ...]:
@@ -134,7 +199,7 @@ def one_way_cutter(
 
 @dataclass(frozen=True)
 class IpcRecord:
-    """What a rank tells its peers of its end.
+    """Description of a rank's memory and events for its peers.
 
     Attributes
     ----------
@@ -149,63 +214,53 @@ class IpcRecord:
     """
 
     places: Mapping[Key, tuple[tuple[DevicePlace, ...], ...]]
-    segments: Mapping[Segment, bytes]
-    events: Mapping[Sign, tuple[int, ...]]
+    segments: Mapping[Allocation, bytes]
+    events: Mapping[SignalKey, tuple[int, ...]]
     handles: dict[int, bytes]
 
 
-class IpcEnd:
+class IpcMemory:
     """One rank's end of the `ipc` messages of a plan: its staging memory and its events.
-
-    Parameters
-    ----------
-    job : Job
-        The messages; arrays are `Described`.
-    ways : mapping
-        The way of each message, by its key; "staging" in accumulations.
-    arena : DeviceArena
-    events : EventPool
-    cut : callable
-        Cuts messages that go by staging memory; the same answer on both ends.
 
     Attributes
     ----------
     record : IpcRecord
         To be swapped with the peers before `IpcChannel` is made.
     peers : list of int
-        Whom to swap it with.
+        The ranks to swap it with.
 
-    Notes
-    -----
     Local.
     """
 
     def __init__(
         self,
         job: Job,
-        ways: Mapping[Key, IpcWay],
+        protocols: Mapping[Key, str],
         arena: DeviceArena,
         events: EventPool,
         cut: Cutter = whole,
     ) -> None:
         self.job, self.arena, self.events = job, arena, events
         self.cut = whole if job.operation == "add" else cut
-        self.sends = {way: _going(job.sends, ways, way) for way in ("staging", "into", "from")}
-        self.receives = {
-            way: _going(job.receives, ways, way) for way in ("staging", "into", "from")
-        }
-        self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
+        self.sends, self.receives = (
+            {
+                name: tuple(m for m in messages if protocols[m.key] == name)
+                for name in ("staging", "put", "get")
+            }
+            for messages in (job.sends, job.receives)
+        )
+        self.peers = job.peers
         # Those to which messages go by staging memory alone, and from which nothing comes.
         self.acknowledging = _peers(self.sends["staging"]).difference(
-            _peers(job.receives), _peers(self.sends["into"]), _peers(self.sends["from"])
+            _peers(job.receives), _peers(self.sends["put"]), _peers(self.sends["get"])
         )
         self.acknowledged = _peers(self.receives["staging"]).difference(
-            _peers(job.sends), _peers(self.receives["into"]), _peers(self.receives["from"])
+            _peers(job.sends), _peers(self.receives["put"]), _peers(self.receives["get"])
         )
         self.fragments = max((len(cut(m)) for m in self.sends["staging"]), default=0)
         self._block: Any = None
         places = self._staging()
-        for message in (*self.receives["into"], *self.sends["from"]):
+        for message in (*self.receives["put"], *self.sends["get"]):
             found = contiguous_places(message, job.arrays, arena)
             if found is None:
                 raise AssertionError("a short cut to an array that is not contiguous in the arena")
@@ -238,18 +293,18 @@ class IpcEnd:
             for message, offset in zip(self.receives["staging"], offsets, strict=True)
         }
 
-    def _signs(self) -> list[Sign]:
-        """Return what this rank's events have to say."""
+    def _signs(self) -> list[SignalKey]:
+        """Return the signals that this rank gives."""
         signs = [_packed(fragment) for fragment in range(self.fragments)]
-        if self.sends["into"]:
+        if self.sends["put"]:
             signs.append(_WRITTEN)
-        if self.receives["into"] or self.sends["from"]:
-            signs.append(_SETTLED)
-        if self.receives["from"] or self.acknowledged:
-            signs.append(_DRAINED)
+        if self.receives["put"] or self.sends["get"]:
+            signs.append(_READY)
+        if self.receives["get"] or self.acknowledged:
+            signs.append(_CONSUMED)
         return signs
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         """Give the memory and the events back; this rank's streams must have done with them."""
         if self._block is not None:
             self.arena.release(self._block)
@@ -259,15 +314,15 @@ class IpcEnd:
 
 
 class _Signal:
-    """A sign that this rank gives, and for which it waits when some peers give it: an event and a flag each."""
+    """A signal that this rank gives, and for which it waits when some peers give it: an event and a flag each."""
 
     def __init__(
-        self, number: int, gate: Gate, own: Sequence[int], theirs: Sequence[Sequence[int]]
+        self, number: int, flag: Flag, own: Sequence[int], theirs: Sequence[Sequence[int]]
     ) -> None:
         from halox.runtime.gpu.cuda import cupy
 
         runtime = cupy().cuda.runtime
-        self._number, self._gate = number, gate
+        self._number, self._flag = number, flag
         self._own, self._theirs = own, theirs
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
 
@@ -275,11 +330,11 @@ class _Signal:
         """Record the slot's event and say so, if any peer waits for it."""
         if self._own:
             self._record(self._own[epoch % _SLOTS], stream)
-            self._gate.raise_to(self._count(epoch))
+            self._flag.signal(self._count(epoch))
 
     def wait(self, epoch: int, stream: int) -> None:
         """Make a stream wait for the peers' events, once they have been recorded."""
-        self._gate.wait(self._count(epoch))
+        self._flag.wait(self._count(epoch))
         for event in self._theirs[epoch % _SLOTS]:
             self._wait(stream, event)
 
@@ -290,113 +345,96 @@ class _Signal:
 class IpcChannel(Channel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
 
-    Parameters
-    ----------
-    end : IpcEnd
-        The channel closes it.
-    records : mapping
-        The peers' records, by rank.
-    link : NodeLink
-        The plan's flags, with all peers among its own.
-
-    Notes
-    -----
     Local. Kernels wait for the peers' on the stream; the host waits for the peers' hosts alone. Cannot be captured.
     """
 
-    def __init__(self, end: IpcEnd, records: Mapping[int, IpcRecord], link: NodeLink) -> None:
+    def __init__(self, memory: IpcMemory, records: Mapping[int, IpcRecord], link: NodeLink) -> None:
         from halox.runtime.gpu.cuda import cupy
 
         self._current_stream = cupy().cuda.get_current_stream
-        self._end, self._records, self._link = end, records, link
+        self._memory, self._records, self._link = memory, records, link
         for rank, record in records.items():
-            end.arena.open(record.segments)
-            end.events.open(rank, record.handles)
+            memory.arena.open(record.segments)
+            memory.events.open(rank, record.handles)
         self._epoch = 0
         self._stream: Any = None
-        with cupy().cuda.Device(end.arena.device):
+        with cupy().cuda.Device(memory.arena.device):
             self._last = cupy().cuda.Event(disable_timing=True)
         self._make_signals()
         self._make_launches()
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages of the channel."""
+        return self._memory.job.messages
+
     def _make_signals(self) -> None:
-        sends, receives = self._end.sends, self._end.receives
+        sends, receives = self._memory.sends, self._memory.receives
         signal = self._signal
-        self._packed = [signal(_packed(k), ()) for k in range(self._end.fragments)]
-        lengths = [(m.peer, len(self._end.cut(m))) for m in receives["staging"]]
+        self._packed = [signal(_packed(k), ()) for k in range(self._memory.fragments)]
+        lengths = [(m.peer, len(self._memory.cut(m))) for m in receives["staging"]]
         self._come = [
             signal(_packed(k), {peer for peer, n in lengths if n > k})
             for k in range(max((n for _, n in lengths), default=0))
         ]
-        self._settled = signal(_SETTLED, ())
-        self._may_write = signal(_SETTLED, _peers(sends["into"]))
-        self._may_read = signal(_SETTLED, _peers(receives["from"]))
+        self._ready = signal(_READY, ())
+        self._may_write = signal(_READY, _peers(sends["put"]))
+        self._may_read = signal(_READY, _peers(receives["get"]))
         self._written = signal(_WRITTEN, ())
-        self._in_place = signal(_WRITTEN, _peers(receives["into"]))
-        self._drained = signal(_DRAINED, ())
-        self._acknowledged = signal(_DRAINED, self._end.acknowledging)
-        self._taken = signal(_DRAINED, _peers(sends["from"]))
+        self._in_place = signal(_WRITTEN, _peers(receives["put"]))
+        self._consumed = signal(_CONSUMED, ())
+        self._acknowledged = signal(_CONSUMED, self._memory.acknowledging)
+        self._taken = signal(_CONSUMED, _peers(sends["get"]))
 
-    def _signal(self, sign: Sign, peers: Collection[int]) -> _Signal:
-        events, record = self._end.events, self._end.record
-        flag, number = sign
+    def _signal(self, sign: SignalKey, peers: Collection[int]) -> _Signal:
+        events, record = self._memory.events, self._memory.record
+        name, number = sign
         theirs = [
             [events.opened(peer, self._records[peer].events[sign][slot]) for peer in sorted(peers)]
             for slot in range(_SLOTS)
         ]
         own = [events.own(event) for event in record.events.get(sign, ())]
-        return _Signal(number, self._link.gate(flag, sorted(peers)), own, theirs)
+        return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
-        from halox.packing.device import Zeroing, launch_add, launch_pack
-        from halox.packing.fragments import fragment_launches
+        from halox.packing.device import Zeroing, fragment_launches, launch_add, launch_pack
 
-        end, job, device = self._end, self._end.job, self._end.arena.device
-        incoming = (*end.receives["staging"], *end.receives["from"])
+        memory, job, device = self._memory, self._memory.job, self._memory.arena.device
+        incoming = (*memory.receives["staging"], *memory.receives["get"])
         stages = max(len(self._come), 1) if incoming else 0
 
         def fragmented(messages: Sequence[Message], slot: int, count: int, unpack: bool) -> Any:
-            moves = self._fragmented(messages, slot, count)
-            return fragment_launches(moves, count, device, unpack=unpack)
+            shares = shares_of(messages, [*map(memory.cut, messages)], count)
+            moves = zip(self._moves(messages, slot), shares, strict=True)
+            return fragment_launches(
+                [(*move, share) for move, share in moves], count, device, unpack=unpack
+            )
 
         slots = range(_SLOTS)
         self._packs = [
-            fragmented(end.sends["staging"], slot, end.fragments, False) for slot in slots
+            fragmented(memory.sends["staging"], slot, memory.fragments, False) for slot in slots
         ]
         if job.operation == "add" and incoming:
             self._unpacks = [[launch_add(self._moves(incoming, slot), device)] for slot in slots]
         else:
             self._unpacks = [fragmented(incoming, slot, stages, True) for slot in slots]
-        into = end.sends["into"]
-        self._pack_into = launch_pack(self._moves(into, 0), device) if into else None
-        cleared = [(job.arrays[p.array], p.datatype, p.count) for p in job.cleared]
+        put = memory.sends["put"]
+        self._put = launch_pack(self._moves(put, 0), device) if put else None
+        cleared = [job.endpoint(part) for part in job.cleared]
         self._clear = Zeroing(cleared, device) if cleared else None
 
-    def _moves(self, messages: Sequence[Message], slot: int) -> list[Any]:
+    def _moves(self, messages: Sequence[Message], slot: int) -> list[Move]:
         """Return each part's endpoint and the address here of its packed bytes."""
-        arrays, pointer = self._end.job.arrays, self._end.arena.pointer
+        job, pointer = self._memory.job, self._memory.arena.pointer
         return [
-            ((arrays[part.array], part.datatype, part.count), pointer(place))
+            (job.endpoint(part), pointer(place))
             for message in messages
             for part, place in zip(message.parts, self._places(message)[slot], strict=True)
         ]
 
-    def _fragmented(self, messages: Sequence[Message], slot: int, count: int) -> list[Any]:
-        """Return the moves, and where each part's share of every fragment ends."""
-        shares = []
-        for message in messages:
-            ends = self._end.cut(message)
-            padded = (*ends, *ends[-1:] * (count - len(ends)))
-            shares += [
-                [min(max(end - offset, 0), part.nbytes) for end in padded]
-                for part, offset in zip(message.parts, message.offsets, strict=True)
-            ]
-        moves = self._moves(messages, slot)
-        return [(*move, share) for move, share in zip(moves, shares, strict=True)]
-
     def _places(self, message: Message) -> tuple[tuple[DevicePlace, ...], ...]:
-        """Return by slot where the packed bytes of a message lie, which one of its ends has said."""
-        own = self._end.record.places.get(message.key)
+        """Return by slot where the packed bytes of a message lie, as one of its ends has said."""
+        own = self._memory.record.places.get(message.key)
         if own is not None:
             return own
         opposite = "receive" if message.direction == "send" else "send"
@@ -418,16 +456,10 @@ class IpcChannel(Channel):
             refuse_capture(self._stream.ptr, "ipc")
 
     def start(self) -> None:
-        """Pack into the peers' staging memory.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a receiver that sends nothing back has not come to the exchange before the last.
-        """
+        """Pack into the peers' staging memory."""
         stream = self._enter()
         self._epoch = epoch = self._epoch + 1
-        self._settled.give(epoch, stream)
+        self._ready.give(epoch, stream)
         if epoch > _SLOTS:
             self._acknowledged.wait(epoch - _SLOTS, stream)
         packs = self._packs[epoch % _SLOTS]
@@ -438,20 +470,12 @@ class IpcChannel(Channel):
             self._clear.launch(stream)
 
     def finish(self) -> None:
-        """Put the unpacking on the current stream, and take the short cuts.
-
-        Raises
-        ------
-        StateError
-            If the current stream is being captured.
-        ExchangeTimeoutError
-            If a peer's host does not come.
-        """
+        """Put the unpacking on the current stream, and take the short cuts."""
         stream = self._enter()
         epoch = self._epoch
-        if self._pack_into is not None:
+        if self._put is not None:
             self._may_write.wait(epoch, stream)
-            self._pack_into.launch(stream)
+            self._put.launch(stream)
             self._written.give(epoch, stream)
         self._may_read.wait(epoch, stream)
         for launch, come in zip_longest(self._unpacks[epoch % _SLOTS], self._come):
@@ -459,7 +483,7 @@ class IpcChannel(Channel):
                 come.wait(epoch, stream)
             launch.launch(stream)
         self._in_place.wait(epoch, stream)
-        self._drained.give(epoch, stream)
+        self._consumed.give(epoch, stream)
         self._taken.wait(epoch, stream)
 
     def close(self) -> None:
@@ -471,8 +495,9 @@ class IpcChannel(Channel):
         self.has_ended = self.has_ended and self._waits()
 
     def free(self) -> None:
-        """Give the memory and the events back."""
-        self._end.close()
+        """Give the memory, the events and the flags back."""
+        self._memory.abandon()
+        self._link.close()
 
     def _waits(self) -> bool:
         stream = self._stream
@@ -488,71 +513,35 @@ class IpcChannel(Channel):
 def make_ipc_channel(
     world: World,
     job: Job,
-    ways: Mapping[Key, IpcWay],
+    protocols: Mapping[Key, str],
     memory: tuple[DeviceArena, EventPool] | None,
     link: NodeLink | None,
     cut: Cutter = whole,
 ) -> IpcChannel | None:
     """Make the channel of a plan's `ipc` messages together with the peers.
 
-    Parameters
-    ----------
-    world : World
-    job, ways, cut
-        As of `IpcEnd`; a job without messages on ranks that have none.
-    memory : (DeviceArena, EventPool) or None
-        None on ranks without a GPU.
-    link : NodeLink or None
-        The plan's flags; None on nodes without any message that needs them.
-
-    Returns
-    -------
-    IpcChannel or None
-        None where there are no messages.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part.
-
-    Notes
-    -----
     Collective over the world.
     """
-    doing = "the making of a plan"
 
-    def ended() -> IpcEnd | None:
-        if not (job.sends or job.receives):
+    def begin() -> IpcMemory | None:
+        if not job.messages:
             return None
         if memory is None:
             raise AssertionError("a message between GPUs on a rank that has none")
-        return IpcEnd(job, ways, *memory, cut)
+        return IpcMemory(job, protocols, *memory, cut)
 
-    end: IpcEnd | None = world.guarded(ended, doing)
-    records: dict[int, IpcRecord] = {}
-    if end is not None:
-        records = world.swap(dict.fromkeys(end.peers, end.record), end.peers, doing)
+    def record(mine: IpcMemory, _: object) -> dict[int, IpcRecord]:
+        return dict.fromkeys(mine.peers, mine.record)
 
-    def channel() -> IpcChannel | None:
-        if end is None:
-            return None
+    def channel(mine: IpcMemory, records: Mapping[int, IpcRecord]) -> IpcChannel:
         if link is None:
             raise AssertionError("messages that go by flags on a node that has none")
-        return IpcChannel(end, records, link)
+        return IpcChannel(mine, records, link)
 
-    try:
-        made: IpcChannel | None = world.guarded(channel, doing)
-    except HaloxError:
-        if end is not None:
-            end.close()
-        raise
+    made: IpcChannel | None = handshake(
+        world, begin, (record, channel), "the making of a plan", peers=lambda mine: mine.peers
+    )
     return made
-
-
-def _going(
-    messages: Sequence[Message], ways: Mapping[Key, IpcWay], way: str
-) -> tuple[Message, ...]:
-    return tuple(m for m in messages if ways[m.key] == way)
 
 
 def _peers(messages: Sequence[Message]) -> set[int]:

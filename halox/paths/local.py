@@ -9,10 +9,55 @@ from typing import Any, cast
 import numpy as np
 
 from halox.packing.host import HostPacker, View
-from halox.paths.base import Channel, Job
-from halox.paths.host.packed import Move, add_all, copy_all, located, packer_of, places_of, views_of
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    Channel,
+    EndpointInfo,
+    Job,
+    Path,
+    Protocol,
+    SelectionContext,
+)
+from halox.paths.build import Build
+from halox.paths.costs import ProtocolCost
+from halox.paths.host.packed import (
+    Move,
+    add_all,
+    copy_all,
+    located,
+    packer_of,
+    places_of,
+    views_of,
+)
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
+
+
+class LocalPath(Path):
+    """Copies within a rank."""
+
+    name = "local"
+    protocols = (
+        Protocol("copy", ProtocolCost(7.0, 0.0, (250.0, 800.0, 1500.0, 1900.0)), reach="self"),
+    )
+    summary = "possible: a rank that is its own neighbour"
+    memory = "host"
+    to_self = True
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate]:
+        """Copy."""
+        return [self.offer("copy", "the neighbour is this rank")]
+
+    def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
+        """Make the channel of messages that no kernel of another path takes along."""
+        job, device = build.job(self), build.device
+        if not job.sends or build.taken:
+            return ()
+        channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
+        return [Carried(self.name, channel, job.messages)]
 
 
 def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
@@ -105,13 +150,10 @@ class LocalDeviceChannel(Channel):
     def __init__(self, job: Job, device: int) -> None:
         from halox.packing.device import Zeroing, launch_between
 
-        def endpoint(part: Part) -> Any:
-            return job.arrays[part.array], part.datatype, part.count
-
-        pairs = [(endpoint(send), endpoint(receive)) for send, receive in _pairs(job)]
+        pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
         self._launches: list[Any] = [launch_between(pairs, job.operation, device)]
         if job.cleared:
-            self._launches.append(Zeroing([endpoint(part) for part in job.cleared], device))
+            self._launches.append(Zeroing([job.endpoint(part) for part in job.cleared], device))
 
     def start(self) -> None:
         """Put the kernel on the current stream."""

@@ -98,20 +98,7 @@ def run_count(datatype: Datatype) -> int:
 
 
 def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[Message, ...]:
-    """Fuse parts into one message a peer and tag, keeping their order.
-
-    Parameters
-    ----------
-    direction : {"send", "receive"}
-        Which way the parts go.
-    parts : iterable of (peer, tag, Part)
-        Parts of no bytes are dropped.
-
-    Returns
-    -------
-    tuple of Message
-        In ascending order of (peer, tag).
-    """
+    """Fuse (peer, tag, part) into one message a peer and tag, in ascending order; parts of no bytes are dropped."""
     groups: dict[tuple[int, int], list[Part]] = {}
     for peer, tag, part in parts:
         if part.nbytes:
@@ -123,14 +110,7 @@ def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[
 
 
 def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Compare the signatures a peer announces for its message with those expected from it.
-
-    Raises
-    ------
-    MismatchError
-        If the number of parts or any signature differs; names both ranks and the first part
-        that differs.
-    """
+    """Raise a `MismatchError` unless a peer's message has the signatures that are expected from it."""
     if len(received) != len(expected):
         raise MismatchError(
             f"rank {peer} sends {len(received)} datatype(s) to rank {rank}, which receives "

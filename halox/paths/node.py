@@ -1,9 +1,9 @@
-"""One plan's memory and flags among the ranks of a node.
+"""Memory and flags of one path's messages in a plan, shared by the ranks of a node.
 
 A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
 messages that it sends, once for each of two slots::
 
-    | packed | drained | settled | read | ipc_... | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
+    | packed | consumed | ready | read | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
 
 A flag is a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use
 the block: a plan's epochs count from what the flags held when it was made.
@@ -20,14 +20,21 @@ from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.waiting import SPINS
 from halox.runtime.world import World
 
-FLAGS = ("packed", "drained", "settled", "read", "ipc_packed", "ipc_drained", "ipc_settled")
+FLAGS = {
+    "packed": "to send",
+    "consumed": "to take its last message",
+    "ready": "to come to the exchange",
+    "read": "to read its cells",
+}
+"""Flags of a block, and what a peer is waited for where one is not set."""
+
 _LINE_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _HEAD_BYTES = _LINE_BYTES * len(FLAGS)
 _MESSAGE_ALIGNMENT = 256
 _MOST = 1 << 62
 
 
-class Gate:
+class Flag:
     """A flag of this rank and the same flag of some peers."""
 
     def __init__(
@@ -43,8 +50,8 @@ class Gate:
         self._waiter = world.waiter()
         self._spins = range(0 if world.crowded else SPINS)
 
-    def raise_to(self, epoch: int) -> None:
-        """Publish everything written so far, and say so."""
+    def signal(self, epoch: int) -> None:
+        """Publish everything written so far, and set the flag."""
         if NEEDS_FENCE:
             fence()
         self._flags[self._index] = self._base + epoch
@@ -86,19 +93,8 @@ class Gate:
 
 
 class NodeLink:
-    """The shared block of one plan on this rank, and where its peers' blocks are.
+    """The shared block of this rank for one path of a plan, and the addresses of its peers' blocks.
 
-    Parameters
-    ----------
-    world, arena
-        The ranks and their shared memory.
-    sends : sequence of Message
-        Messages that travel packed through this block.
-    peers : sequence of int
-        All ranks of the node with which messages go through shared memory, either way.
-
-    Notes
-    -----
     Collective over the ranks of the node. ``failed`` is True, on all of them, where there is too little shared
     memory.
     """
@@ -136,25 +132,16 @@ class NodeLink:
         self._flags[index] = 0
         return 0
 
-    def gate(self, flag: str, peers: Sequence[int]) -> Gate:
-        """Return the gate of one flag, which waits for the given peers."""
-        number = FLAGS.index(flag)
+    def flag(self, name: str, peers: Sequence[int]) -> Flag:
+        """Return one of `FLAGS`, which waits for the given peers."""
+        number = [*FLAGS].index(name)
         index = _LINE_BYTES // 8 * number
         others = []
         for peer in peers:
             place, _, bases, _ = self._peers[peer]
             others.append((peer, self._flags_at(place), index, bases[number]))
-        what = {
-            "packed": "to send",
-            "drained": "to take its last message",
-            "settled": "to come to the exchange",
-            "read": "to read its cells",
-            "ipc_packed": "to send",
-            "ipc_drained": "to take its last message",
-            "ipc_settled": "to come to the exchange",
-        }[flag]
         own = (self._flags, index, self._bases[number])
-        return Gate(self.world, own, others, what)
+        return Flag(self.world, own, others, FLAGS[name])
 
     def outgoing_place(self, message: Message, slot: int) -> Place:
         """Return where this rank packs a message."""

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.runtime import shared_memory
-from halox.runtime.shared_memory import Bytes, Segment
+from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
 
 _GRANULE = 256
@@ -65,7 +65,7 @@ class _Own:
         Whether its pages were given back to the system.
     """
 
-    segment: Segment
+    segment: SharedSegment
     free: list[tuple[int, int]] = field(default_factory=list)
     idle: int = 0
     is_trimmed: bool = False
@@ -106,16 +106,10 @@ def arena_of(world: World) -> SharedArena:
 
 
 class SharedArena:
-    """Shared memory of the ranks of one node.
-
-    Parameters
-    ----------
-    world : World
-        The ranks; memory is shared among those of one node.
-    """
+    """Shared memory of the ranks of one node."""
 
     def __init__(self, world: World) -> None:
-        self._segments: dict[tuple[int, int], Segment] = {}
+        self._segments: dict[tuple[int, int], SharedSegment] = {}
         self._own: dict[int, _Own] = {}
         self._used: dict[int, tuple[int, int, int, bool]] = {}
         self._released: deque[int] = deque()
@@ -145,20 +139,10 @@ class SharedArena:
         return len(self._own)
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block of shared memory, its contents undefined.
+        """Return a block of shared memory, its contents undefined; ranks may ask for different amounts.
 
-        Parameters
-        ----------
-        nbytes : int
-            Bytes wanted by this rank; ranks may ask for different amounts.
+        None on all ranks of the node if its shared memory is too small, or there is only one rank.
 
-        Returns
-        -------
-        Block or None
-            None on all ranks of the node if its shared memory is too small (or there is only one rank).
-
-        Notes
-        -----
         Collective over the ranks of the node.
         """
         return self._allocate(nbytes, is_field=False)
@@ -283,8 +267,6 @@ class SharedArena:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """Return an array in shared memory that releases its block when the last view of it is gone.
 
-        Notes
-        -----
         Collective over the ranks of the node; None where `allocate` gives None.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

@@ -21,13 +21,8 @@ R = TypeVar("R")
 class CallGuard:
     """Mark of the thread that is inside a collective call of an object.
 
-    ``with guard:`` refuses other threads at once, and lets calls made within it pass. What has no time for that sets
-    `user` itself, and back to 0 at the end.
-
-    Attributes
-    ----------
-    user : int
-        0 while no thread is inside, negative once the object is closed.
+    ``with guard:`` refuses other threads with a `StateError` and admits calls made within it. Hot paths set `user` by
+    themselves, and back to 0 at the end; it is negative once the object is closed.
     """
 
     __slots__ = ("_depth", "_idle", "user")
@@ -37,13 +32,7 @@ class CallGuard:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """Go inside.
-
-        Raises
-        ------
-        StateError
-            If another thread is.
-        """
+        """Mark this thread, or raise `StateError` if another one is inside."""
         me = get_ident()
         if self.user > 0:
             if self.user != me:
@@ -52,20 +41,20 @@ class CallGuard:
         self.user = me
 
     def __exit__(self, *_: object) -> None:
-        """Let others in."""
+        """Admit others."""
         if self._depth:
             self._depth -= 1
         else:
             self.user = self._idle
 
     def shut(self) -> None:
-        """Send calls that look at `user` alone the long way, on which they find out that the object is closed."""
+        """Make hot paths, which look at `user` alone, take the checked path, where the object is found closed."""
         self._idle = -1
         if self.user <= 0:
             self.user = -1
 
     def refuse(self) -> NoReturn:
-        """Raise the error of a thread that comes second."""
+        """Raise the error of a second thread."""
         raise StateError(
             "another thread is inside a collective call of this grid, exchange, transpose or allreduce; make its calls "
             "one after the other, in the same order on all ranks, or use a grid for each thread"
@@ -96,13 +85,7 @@ making = CallGuard()
 
 @contextmanager
 def alone_in_making() -> Iterator[None]:
-    """Refuse two threads that make grids, exchanges or allreduces at once, on whatever communicators.
-
-    Raises
-    ------
-    StateError
-        If another thread is inside.
-    """
+    """Raise `StateError` if two threads make grids, exchanges or allreduces at once, on any communicators."""
     if making.user:
         raise StateError(
             "another thread is making a grid, exchange or allreduce; make them one after the other, in the same order "

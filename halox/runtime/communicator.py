@@ -1,10 +1,10 @@
-"""Private duplicates of users' communicators, and what ranks tell one another through them.
+"""Private duplicates of users' communicators, and the agreement of their ranks.
 
-Everything that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks
-share where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that
-its rank is in, so that ranks in different calls find out, together, before anything else is read.
+All that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks share
+where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that its rank
+is in, so that ranks in different calls find out, together, before anything else is read.
 
-What is given back is kept for the next object on the same ranks (`halox.runtime.pool`).
+A released communicator is kept for the next object on the same ranks (`halox.runtime.pool`).
 """
 
 from __future__ import annotations
@@ -51,45 +51,13 @@ def end() -> None:
 
 
 class Communicator:
-    """A duplicate of a user's communicator, and what its ranks share.
+    """A duplicate of a user's communicator with all that its ranks share; see `World` for most attributes.
 
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    parent : mpi4py.MPI.Intracomm
-        The user's.
-    limit_s : float
-        Seconds to wait for another rank, 0 without limit.
+    ``data_comm`` is another duplicate, which `gather` does not match, and ``node_comm`` one of the ranks of this node;
+    each is ``comm`` itself where ranks gather in shared memory, and where there is one node. ``watch`` compares calls.
 
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The duplicate.
-    data_comm : mpi4py.MPI.Intracomm
-        Another one for collectives that carry users' data, which `gather` does not match; the same where it is shared
-        memory that ranks gather in.
-    node_comm : mpi4py.MPI.Intracomm
-        One of the ranks of this node; the same where there is one node.
-    rank, size : int
-    nodes : tuple of int
-        For each rank the number of its node.
-    node_ranks : dict of int to int
-        For each rank of this node its place among them.
-    machine_rank : int
-        Place among the ranks of this machine.
-    crowded : bool
-        Whether some node has more ranks than cores.
-    watch : CallWatch
-
-    Raises
-    ------
-    ExchangeTimeoutError
-        If a rank does not come within ``HALOX_TIMEOUT`` seconds.
-
-    Notes
-    -----
-    Collective over ``parent``.
+    Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank is missing after ``limit_s`` seconds; 0 is no
+    limit.
     """
 
     def __init__(self, mpi: Any, parent: MPI.Intracomm, limit_s: float) -> None:
@@ -149,7 +117,7 @@ class Communicator:
         self._pids = {r: all_ranks[r][2] for r in mates if all_ranks[r][3] == own[3] is not None}
 
     def _share_status(self) -> None:
-        """Map the memory in which this node's ranks publish their status, where there is any."""
+        """Map the memory in which this node's ranks publish their status, if there is any."""
         mates = list(self.node_ranks)
         segment, name = None, ""
         try:
@@ -218,13 +186,7 @@ class Communicator:
             self._waiter.until(lambda: Testall(requests), what, ranks)
 
     def check(self) -> None:
-        """Refuse another call after one that has failed.
-
-        Raises
-        ------
-        StateError
-            If the ranks have come apart.
-        """
+        """Raise `StateError` after a failed call, since the ranks may be in different places."""
         if self.failed:
             raise StateError(
                 f"an earlier call has failed on rank {self.rank}, and the ranks may have come apart; make a new grid "
@@ -234,27 +196,10 @@ class Communicator:
     # Gathering
 
     def gather(self, mine: Any, doing: str) -> list[Any]:
-        """Return an object of every rank, in the order of the ranks.
+        """Return an object of every rank, in the order of the ranks; collective, blocks.
 
-        Parameters
-        ----------
-        mine : object
-            This rank's; anything that can be pickled.
-        doing : str
-            What the ranks are doing together, for the text of a timeout.
-
-        Raises
-        ------
-        MismatchError
-            On all ranks, if they are not in the same call; names the calls.
-        ExchangeTimeoutError
-            If a rank does not come.
-        StateError
-            If an earlier call has failed.
-
-        Notes
-        -----
-        Collective; blocks.
+        Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
+        missing, and `StateError` if an earlier call has failed.
         """
         if self.size == 1:
             return [mine]
@@ -262,10 +207,7 @@ class Communicator:
         return self._gather(mine, doing)
 
     def gather_node(self, mine: Any, doing: str) -> list[Any]:
-        """Return an object of every rank of this node, in their order; collective over them, as of `gather`.
-
-        Only where they share memory.
-        """
+        """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
         self.check()
         return self._gathered(mine, doing, self._in_memory)
 
@@ -286,7 +228,7 @@ class Communicator:
         ranks: Ranks,
         requests: Sequence[MPI.Request] = (),
     ) -> None:
-        """Wait for a step of all ranks; what comes in between leaves them apart, and MPI the buffers in use."""
+        """Wait for a step of all ranks; a failure leaves them apart, and the buffers to MPI."""
         try:
             self._waiter.until(ready, what, ranks)
         except BaseException as error:
@@ -338,7 +280,7 @@ class Communicator:
         found[:] = [b"".join(piece) for piece in pieces]
 
     def _meet(self, blocks: Sequence[Block], n: int, doing: str) -> None:
-        """Wait until all ranks of the node have come to a round."""
+        """Wait until all ranks of the node have reached a round."""
         for block in blocks:
             if block.count[0] < n:
                 for _ in self._spins:
@@ -428,7 +370,7 @@ class Communicator:
             self.comm.Free()
 
     def begin(self, limit_s: float, error: str) -> list[str]:
-        """Begin anew for the next object that uses it, and return what the ranks cannot begin for; collective."""
+        """Prepare for the next object that uses it, and return the ranks' reasons against it; collective."""
         self.limit_s = limit_s
         self._waiter = self.waiter(limit_s)
         self.watch.renumber(0)
@@ -438,12 +380,12 @@ class Communicator:
 
 
 def node_name() -> str:
-    """Return what the user calls this rank's node: ``HALOX_NODE``."""
+    """Return the user's name of this rank's node: ``HALOX_NODE``."""
     return os.environ.get("HALOX_NODE", "")
 
 
 def _machine() -> tuple[Any, ...]:
-    """Return what ranks that can share memory have in common."""
+    """Return an identity that the ranks which can share memory have in common."""
     boot, device = "", -1
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()

@@ -1,10 +1,14 @@
-"""What plans and reductions stand on: the ranks, the memory that they share, and their GPUs."""
+"""Context of all plans and reductions of a grid: the ranks, the memory that they share, their GPUs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from halox.errors import ExchangeTimeoutError
 from halox.runtime.arena import SharedArena, arena_of
 from halox.runtime.device_arena import DeviceArena
+from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.topology import Topology, survey
@@ -12,9 +16,11 @@ from halox.runtime.world import World
 
 _CLOSING = "the closing of a grid"
 
+Found = TypeVar("Found")
 
-class Ground:
-    """What all plans and reductions of a grid, or of an allreduce, share.
+
+class Context:
+    """Shared state of all plans and reductions of a grid, of an exchange, or of an allreduce.
 
     Parameters
     ----------
@@ -41,6 +47,12 @@ class Ground:
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
+        self._kept: dict[Callable[[Context], Any], Any] = {}
+
+    @property
+    def device(self) -> int | None:
+        """The GPU of this rank, once it is known."""
+        return None if self.device_arena is None else self.device_arena.device
 
     def use_device(self, device: int) -> DeviceArena:
         """Return the exportable memory of this rank's GPU; local."""
@@ -55,8 +67,19 @@ class Ground:
             self.topology = survey(self.world, self.device_arena, self.events)
         return self.topology
 
+    def why_no_device_pointers(self) -> str | None:
+        """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
+        return self.once(_why_no_device_pointers)
+
+    def once(self, find: Callable[[Context], Found]) -> Found:
+        """Return ``find(self)``, called the first time only; as collective as the function is."""
+        if find not in self._kept:
+            self._kept[find] = find(self)
+        found: Found = self._kept[find]
+        return found
+
     def close(self) -> None:
-        """Free what plans stood on, and let the communicator go; collective, and harmless when repeated.
+        """Free the memory of plans, and let the communicator go; collective, and harmless when repeated.
 
         Local where an earlier call has failed: the ranks may not come together any more.
         """
@@ -86,3 +109,8 @@ class Ground:
         """Free everything after an error that was raised on all ranks, so that they can do it together."""
         if not isinstance(error, ExchangeTimeoutError):
             self.close()
+
+
+def _why_no_device_pointers(context: Context) -> str | None:
+    verdict = find_out(context.world, context.device)
+    return None if verdict.takes else verdict.reason

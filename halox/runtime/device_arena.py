@@ -68,20 +68,15 @@ class _Segment:
     handle: bytes | None = None
 
 
-Segment = tuple[str, int]
+Allocation = tuple[str, int]
 """An arena's name and the number of its allocation."""
 
 _arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
-_mapped: dict[Segment, int] = {}
+_mapped: dict[Allocation, int] = {}
 
 
 class DeviceArena:
     """Exportable memory of one rank's GPU.
-
-    Parameters
-    ----------
-    device : int
-        This rank's GPU.
 
     Attributes
     ----------
@@ -100,13 +95,6 @@ class DeviceArena:
     def allocate(self, nbytes: int) -> DeviceBlock:
         """Return memory with undefined contents, aligned to 512 bytes.
 
-        Raises
-        ------
-        cupy.cuda.memory.OutOfMemoryError
-            If the GPU has too little.
-
-        Notes
-        -----
         Local. May wait for the GPU; not for use while a stream is captured.
         """
         rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
@@ -157,8 +145,6 @@ class DeviceArena:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a CuPy array, its contents undefined, that gives its block back with its last view.
 
-        Notes
-        -----
         Local. Valid after `close` as well.
         """
         cp = cupy()
@@ -178,7 +164,7 @@ class DeviceArena:
                     return DevicePlace(arena.name, number, start - segment.pointer)
         return None
 
-    def handles(self, places: Iterable[DevicePlace]) -> dict[Segment, bytes]:
+    def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
         """Return the handles of the segments in which places of this process lie, for peers to `open`."""
         found = {}
         for name, number in sorted({(place.arena, place.segment) for place in places}):
@@ -188,14 +174,8 @@ class DeviceArena:
             found[name, number] = segment.handle
         return found
 
-    def open(self, handles: Mapping[Segment, bytes]) -> None:
-        """Map a peer's segments, those that this process has not mapped yet.
-
-        Raises
-        ------
-        cupy.cuda.runtime.CUDARuntimeError
-            If the peer's memory cannot be mapped here.
-        """
+    def open(self, handles: Mapping[Allocation, bytes]) -> None:
+        """Map a peer's segments, those that this process has not mapped yet."""
         runtime = cupy().cuda.runtime
         for segment, handle in handles.items():
             if segment not in _mapped:

@@ -66,12 +66,7 @@ class _Shared:
 
 
 class Leftovers:
-    """Requests and memory of closed plans, of one communicator.
-
-    Parameters
-    ----------
-    world : World
-    """
+    """Requests and memory of closed plans, of one communicator."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -84,8 +79,6 @@ class Leftovers:
     ) -> None:
         """Take over persistent requests and their memory; free them at once if none is active.
 
-        Notes
-        -----
         Local; does not wait.
         """
         kept = _Active([*receives], [*sends], memory)
@@ -112,17 +105,8 @@ class Leftovers:
     def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[Any]) -> None:
         """Take over what other ranks reach of a plan that is closed here.
 
-        Parameters
-        ----------
-        number : int
-            The plan's, the same on all ranks.
-        channels : sequence of Channel
-            Closed. `Channel.free` is called, in this order, once all ranks have closed the plan.
-        arrays : sequence of array
-            Kept alive until then.
+        Its channels are freed, in this order, once all ranks have closed the plan; its arrays live until then.
 
-        Notes
-        -----
         Local. A plan with a channel that has not ended is kept for good.
         """
         shared = _Shared(channels, arrays)
@@ -140,15 +124,8 @@ class Leftovers:
         return tuple(sorted(self._shared))
 
     def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
-        """Free what plans left that all ranks have closed; local.
+        """Free what plans left that all ranks have closed, by what `closed` was on each at the same call; local.
 
-        Parameters
-        ----------
-        closed : sequence of sequence of int
-            What all ranks' `closed` was, told when they came to the same call.
-
-        Notes
-        -----
         On GPUs the ranks must be idle as far as they have closed plans.
         """
         self._has_plans = True

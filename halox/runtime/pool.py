@@ -1,8 +1,8 @@
-"""Communicators kept for the next object on the same ranks.
+"""Pool of communicators for the next objects on the same ranks.
 
-A communicator that is given back is kept by the user's communicator, as an attribute, until the user frees that one.
-The next object on the same ranks takes one that all ranks have to spare, so that objects made and closed, or dropped,
-in any number leave nothing behind.
+A communicator that is released is kept by the user's communicator, as an attribute, until the user frees that one. The
+next object on the same ranks takes one that is free on all ranks, so that any number of objects made and closed, or
+dropped, leave nothing behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_NAMED = 32
 
 
 class _Kept:
-    """Communicators made for one of the user's, by number; those that nobody uses are taken again."""
+    """Communicators made for one of the user's, by number; unused ones are taken again."""
 
     def __init__(self) -> None:
         self.all: list[Communicator | None] = []
@@ -50,7 +50,7 @@ class _Kept:
         return number, [text for _, text in said]
 
     def destroy(self) -> None:
-        """Free what nobody uses; the rest follows when it is given back."""
+        """Free the unused ones; the rest follows on release."""
         self.is_gone = True
         for number in sorted(self.free):
             one = self.all[number]
@@ -65,36 +65,11 @@ _keyvals: dict[str, int] = {}
 def acquire(
     mpi: Any, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
 ) -> tuple[Communicator, Callable[[], None], list[str]]:
-    """Return a communicator of a user's ranks that nothing else uses.
+    """Return a communicator of a user's ranks that nothing else uses; collective over ``parent``.
 
-    Parameters
-    ----------
-    mpi : module
-        ``mpi4py.MPI``.
-    parent : mpi4py.MPI.Intracomm
-    making : str
-        What it is for, for the text of a timeout.
-    limit_s : float
-        Seconds to wait for another rank, 0 without limit.
-    error : str
-        Why this rank cannot go on, empty if it can.
-
-    Returns
-    -------
-    communicator : Communicator
-    give_back : callable
-        Lets the next object take it; local, harmless when repeated.
-    errors : list of str
-        Of each rank.
-
-    Raises
-    ------
-    ExchangeTimeoutError
-        If a rank does not come within the limit.
-
-    Notes
-    -----
-    Collective over ``parent``.
+    Also returns a function that releases it, local and harmless when repeated, and the error of each rank, empty for
+    those that can go on. ``making`` names the purpose in the text of a timeout. Raises `ExchangeTimeoutError` if a
+    rank is missing after ``limit_s`` seconds; 0 is no limit.
     """
     kept = _kept_by(mpi, parent)
     common = _common(mpi, parent, kept.offered(), making, limit_s)
@@ -108,7 +83,7 @@ def acquire(
         found = Communicator(mpi, parent, limit_s)
         number, errors = kept.add(found, error)
 
-    def give_back() -> None:
+    def release() -> None:
         if found.failed:
             return
         if kept.is_gone or number >= _MOST_KEPT:
@@ -116,13 +91,13 @@ def acquire(
         else:
             kept.free.add(number)
 
-    return found, give_back, errors
+    return found, release, errors
 
 
 def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s: float) -> int:
     """Return the bits that all ranks offer; the first step in which they meet.
 
-    Each rank's come by a broadcast of its own where they are few, so that those which are missing can be named.
+    Each rank's are broadcast separately where ranks are few, so that the missing ones can be named.
     """
     rank, size = parent.rank, parent.size
     bits = np.full(size, -1, "i8")
@@ -156,7 +131,7 @@ def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s:
 
 
 def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
-    """Return what a user's communicator keeps."""
+    """Return the pool that a user's communicator keeps."""
     if "kept" not in _keyvals:
         _keyvals["kept"] = mpi.Comm.Create_keyval(
             delete_fn=lambda comm, keyval, kept: kept.destroy()

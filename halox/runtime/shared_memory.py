@@ -69,17 +69,10 @@ def space_left() -> int:
     return status.f_bavail * status.f_frsize
 
 
-class Segment:
-    """A mapped file of shared memory.
+class SharedSegment:
+    """A mapped file of shared memory, as an array ``memory`` of bytes.
 
-    Attributes
-    ----------
-    memory : ndarray of uint8
-    nbytes : int
-
-    Notes
-    -----
-    The mapping ends with the last view of ``memory``; the memory is free once no rank maps it and it has no name.
+    The mapping ends with the last view of it; the memory is free once no rank maps it and it has no name.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
@@ -93,19 +86,13 @@ class Segment:
         return int(self.memory.ctypes.data)
 
     def trim(self) -> None:
-        """Give the pages back to the system; the contents are zeros afterwards."""
+        """Return the pages to the system; the contents are zeros afterwards."""
         if self._mapping is not None:
             with suppress(OSError, AttributeError):
                 self._mapping.madvise(mmap.MADV_REMOVE)
 
     def fill(self) -> None:
-        """Take all pages from the system.
-
-        Raises
-        ------
-        OSError
-            If there is too little shared memory.
-        """
+        """Take all pages from the system; raise OSError if there is too little shared memory."""
         if self._mapping is not None:
             try:
                 self._mapping.madvise(_MADV_POPULATE_WRITE)
@@ -116,13 +103,10 @@ class Segment:
                     raise
 
 
-def create(name: str, nbytes: int) -> Segment:
+def create(name: str, nbytes: int) -> SharedSegment:
     """Make a file of shared memory, all of its pages taken from the system, and map it.
 
-    Raises
-    ------
-    OSError
-        If there is too little shared memory, or none; no file is left then.
+    Raises OSError, and leaves no file, if there is too little shared memory or none.
     """
     path = os.path.join(FOLDER, name)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -131,14 +115,14 @@ def create(name: str, nbytes: int) -> Segment:
         size = rounded(nbytes)
         os.ftruncate(handle, size)
         if size >= _HUGE_BYTES and _has_huge_pages():
-            segment = Segment(mmap.mmap(handle, size))
+            segment = SharedSegment(mmap.mmap(handle, size))
             assert segment._mapping is not None
             with suppress(OSError):
                 segment._mapping.madvise(_MADV_HUGEPAGE)
                 segment._mapping.madvise(_MADV_POPULATE_WRITE)
                 return segment
         os.posix_fallocate(handle, 0, size)
-        return Segment(mmap.mmap(handle, size))
+        return SharedSegment(mmap.mmap(handle, size))
     except BaseException:
         unlink(name)
         raise
@@ -146,23 +130,17 @@ def create(name: str, nbytes: int) -> Segment:
         os.close(handle)
 
 
-def attach(name: str) -> Segment:
-    """Map a file that another rank has made.
-
-    Raises
-    ------
-    OSError
-        If it is not there, or may not be mapped.
-    """
+def attach(name: str) -> SharedSegment:
+    """Map a file that another rank has made; raise OSError if it is missing or may not be mapped."""
     handle = os.open(os.path.join(FOLDER, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return Segment(mmap.mmap(handle, os.fstat(handle).st_size))
+        return SharedSegment(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:
         os.close(handle)
 
 
 def unlink(name: str) -> None:
-    """Take a file's name away; harmless when repeated."""
+    """Remove a file's name; harmless when repeated."""
     with suppress(OSError):
         os.unlink(os.path.join(FOLDER, name))
 

@@ -1,4 +1,4 @@
-"""Status of the ranks of a communicator: which collective call each has come to, and whom it waits for.
+"""Status of the ranks of a communicator: the latest collective call of each, and the rank it waits for.
 
 Each rank of a node has a block in memory that they share, written by itself alone::
 
@@ -9,7 +9,7 @@ number of a call and its code. Numbers count the collective calls of one grid, s
 calls have the same words. Nobody reads them while all goes well. A rank that has waited long compares: words of one
 number that differ are calls that differ, and no wait for them can end.
 
-Ranks of other nodes are asked by messages, sent after a second of waiting, at most one on its way to each.
+Ranks of other nodes are asked by messages, sent after a second of waiting, at most one pending to each.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def code_of(name: str, plan: int = 0) -> int:
     return CALLS.index(name) << _PLAN_BITS | plan % (1 << _PLAN_BITS)
 
 
-def name_of(code: int) -> str:
-    """Return the name of a call."""
-    number = code >> _PLAN_BITS
-    return CALLS[number] if 0 <= number < len(CALLS) else CALLS[0]
+def name_of(word: int) -> str:
+    """Return the name of the call of a word."""
+    number = (word & ((1 << CODE_BITS) - 1)) >> _PLAN_BITS
+    return CALLS[number] if number < len(CALLS) else CALLS[0]
 
 
 def word_text(word: int, *, with_plan: bool = False) -> str:
@@ -98,14 +98,13 @@ def word_text(word: int, *, with_plan: bool = False) -> str:
     >>> word_text(42 << 20 | code_of("exchange", 3), with_plan=True)
     'exchange by plan 3 (call 42)'
     """
-    code, number = word & ((1 << CODE_BITS) - 1), word >> CODE_BITS
-    plan = code & ((1 << _PLAN_BITS) - 1)
+    plan = word & ((1 << _PLAN_BITS) - 1)
     by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
-    return f"{name_of(code)}{by} (call {number})"
+    return f"{name_of(word)}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
-    """Return which rank has come to which call; those of one call together.
+    """Return the call of each rank as errors show it; ranks in one call together.
 
     Examples
     --------
@@ -145,19 +144,7 @@ def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
 
 
 class Block:
-    """Status of one rank of the node, in memory that all of them map.
-
-    Attributes
-    ----------
-    count : memoryview of int64
-        One element: rounds of gathering that the rank has come to.
-    wait : memoryview of int64
-        Whether it waits, for whom, and what it has found.
-    ring : memoryview of int64
-        Its latest calls.
-    heads, slots : list of memoryview
-        Of the objects that it gathers.
-    """
+    """Status of one rank of the node, as views (int64) of memory that all of them map; see the module's head."""
 
     def __init__(self, memory: Bytes) -> None:
         self.count = memory[:8].data.cast("B").cast("q")
@@ -180,22 +167,9 @@ class Block:
 class CallWatch:
     """Position of this rank among the collective calls of one communicator, and the view of the others'.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    blocks : mapping from rank to Block
-        Of the ranks of this node; this rank's own at least.
-    pids : mapping from rank to int
-        Processes of the node's ranks, where they can be looked up.
-
-    Attributes
-    ----------
-    number : int
-        Of this rank's latest call.
-    note_after_s : float
-        Seconds of a wait after which ranks of other nodes are asked.
-    failed : str
-        Why no further call can be made, empty while all is well.
+    ``blocks`` are those of the ranks of this node, ``pids`` their processes where they can be looked up.
+    ``note_after_s`` is the wait in seconds after which ranks of other nodes are asked; ``failed`` the reason why no
+    further call can be made, empty while all is well.
     """
 
     def __init__(
@@ -219,7 +193,7 @@ class CallWatch:
         self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
 
     def ticker(self, code: int) -> Callable[[], None]:
-        """Return what counts and publishes calls of one kind, with the least on the way."""
+        """Return a function that counts and publishes calls of one kind, as fast as can be."""
         ring = self._own.ring
         mask = _RING_WORDS - 1
 
@@ -250,15 +224,7 @@ class CallWatch:
         self._own.wait[0] = 0
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
-        """Raise if the wait cannot end.
-
-        Raises
-        ------
-        MismatchError
-            If another rank has made another call.
-        ExchangeTimeoutError
-            If a rank that is waited for has ended.
-        """
+        """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""
         for rank, block in self.blocks.items():
             if rank != self.rank:
                 self._compare(rank, block)
@@ -286,8 +252,7 @@ class CallWatch:
     def _check(self, rank: int, mine: int | None, theirs: int) -> None:
         if not mine or not theirs or mine == theirs:
             return
-        starts = code_of("start of a plan") >> _PLAN_BITS
-        if all(name_of(w & ((1 << CODE_BITS) - 1)) == CALLS[starts] for w in (mine, theirs)):
+        if name_of(mine) == name_of(theirs) == "start of a plan":
             return  # started in another order, which may still end well
         self.breaks(rank, mine, theirs)
         raise self._fails([(self.rank, mine), (rank, theirs)])
@@ -314,7 +279,7 @@ class CallWatch:
                 )
 
     def report(self, ranks: Sequence[int]) -> str:
-        """Return where this rank is and where those are that it waits for."""
+        """Return this rank's place and those of the ranks that it waits for."""
         if not self.word:
             return ""
         if len(self.blocks) < self._comm.size:
@@ -324,7 +289,7 @@ class CallWatch:
         return f" in {word_text(self.word)}{there}"
 
     def _behind(self) -> list[int]:
-        """Return the ranks that have not come to this rank's call, as far as it knows."""
+        """Return the ranks that have not reached this rank's call, as far as it knows."""
         number = self.number
         near = {rank for rank, block in self.blocks.items() if block.last() >> CODE_BITS < number}
         far = set(range(self._comm.size)) - set(self.blocks)
@@ -368,7 +333,7 @@ class CallWatch:
     # Ranks of other nodes
 
     def _exchange_notes(self, ranks: Sequence[int]) -> None:
-        """Tell ranks of other nodes which call this one waits in, and hear it of them."""
+        """Tell ranks of other nodes which call this one waits in, and receive their notes."""
         for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
             del self._notes[rank]
         far = [rank for rank in ranks or range(self._comm.size) if rank not in self.blocks]
@@ -406,17 +371,12 @@ class CallWatch:
                 self._notes[-1 - len(self._notes)] = request, note
 
     def drain(self) -> None:
-        """Take the notes that have come and nobody reads any more."""
+        """Receive the notes that nobody reads any more."""
         status, note = self._mpi.Status(), np.zeros(4, "i8")
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)
         for rank in [rank for rank, (request, _) in self._notes.items() if request.Test()]:
             del self._notes[rank]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message of this object is on its way."""
-        return not self._notes
 
 
 def has_ended(pid: int) -> bool:

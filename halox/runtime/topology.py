@@ -80,16 +80,6 @@ class Topology:
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
     """Find out the GPUs of all ranks and try to map the memory of those on this node.
 
-    Parameters
-    ----------
-    world : World
-    arena : DeviceArena or None
-        This rank's device memory, None for a rank on the host.
-    events : EventPool or None
-        Its events likewise.
-
-    Notes
-    -----
     Collective over the world.
     """
     offer: tuple[Any, Any] = ({}, {})

@@ -1,4 +1,4 @@
-"""Small JSON files that halox keeps for the user, below ``XDG_CACHE_HOME``: read with suspicion, replaced in one go."""
+"""Small JSON files of the user, below ``XDG_CACHE_HOME``: validated on reading, replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ MOST_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:
-    """Return the folder of halox's files: ``halox`` in ``XDG_CACHE_HOME``, ``~/.cache`` by default.
+    """Return ``halox`` in ``XDG_CACHE_HOME``, or in ``~/.cache`` by default.
 
-    Raises
-    ------
-    RuntimeError
-        If the user has no home directory and ``XDG_CACHE_HOME`` names none.
+    Raises RuntimeError if the user has no home directory and ``XDG_CACHE_HOME`` names none.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
     # By the specification a relative path counts as none.
@@ -28,22 +25,10 @@ def cache_folder() -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file holds.
+    """Return the contents of a file; a pipe in its place is not read.
 
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    OSError
-        If there is no such file, or it is no regular one, is too large, or cannot be read.
-    ValueError
-        If its contents are no JSON, or are nested too deeply.
-
-    Notes
-    -----
-    Local. Waits for nobody: a pipe in the file's place is not read.
+    Raises OSError if it is missing, irregular, too large or unreadable, and ValueError if it is no JSON or nested too
+    deeply.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
@@ -60,18 +45,9 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file, and the folders that it lies in; readers see the old one or the new one, never half of one.
+    """Write a file, and the folders above it; readers see the old one or the new one, never half of one.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    ValueError
-        If the value cannot be put as JSON.
-
-    Notes
-    -----
-    Local. Leaves nothing behind if it fails.
+    Raises OSError if it cannot be written, ValueError if the value is no JSON; nothing is left behind then.
     """
     try:
         text = json.dumps(value, indent=1, allow_nan=False)

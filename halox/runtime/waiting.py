@@ -27,13 +27,7 @@ Ranks = Callable[[], Sequence[int]]
 
 
 def timeout_s() -> float:
-    """Seconds to wait for another rank: ``HALOX_TIMEOUT``, 0 meaning for ever.
-
-    Raises
-    ------
-    HaloxError
-        If the variable is set and is not a number of seconds >= 0.
-    """
+    """Return ``HALOX_TIMEOUT`` in seconds, 0 for no limit; raise `HaloxError` for other texts."""
     text = os.environ.get("HALOX_TIMEOUT", "")
     if not text:
         return DEFAULT_TIMEOUT_S
@@ -58,7 +52,7 @@ class Watch(Protocol):
         """Raise if the wait cannot end; called every quarter of a second."""
 
     def report(self, ranks: Sequence[int]) -> str:
-        """Return where the ranks that are waited for are, for the text of a timeout."""
+        """Return the places of the ranks that are waited for, for the text of a timeout."""
 
     def end(self) -> None:
         """Publish that this rank waits no more."""
@@ -68,12 +62,12 @@ class Helper(Protocol):
     """Exchange under way whose neighbours may wait for a step of this rank.
 
     An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. If they did
-    so in their ``finish`` alone, two plans finished in another order on each rank would wait for each other for ever::
+    so in ``finish`` alone, two plans finished in another order on each rank would deadlock::
 
         A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
         B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
 
-    So a rank that waits takes the steps of the other exchanges that it has started, as soon as they can be taken.
+    So a waiting rank takes the steps of the other exchanges that it has started, as soon as they can be taken.
     """
 
     def help(self) -> None:
@@ -87,14 +81,8 @@ UNDER_WAY: dict[Helper, Helper | None] = {}
 class Waiter:
     """Wait for a condition: busily at first, then yielding to other ranks on the core.
 
-    Parameters
-    ----------
-    limit_s : float
-        Seconds before giving up; 0 waits for ever.
-    crowded : bool
-        Whether ranks share cores, so that busy spinning would only delay the others.
-    watch : Watch, optional
-        Observer of waits that take long.
+    ``limit_s`` seconds at most, 0 for no limit; ``crowded`` ranks share cores, so that spinning would only delay the
+    others; ``watch`` observes long waits.
     """
 
     __slots__ = ("limit_s", "spins", "watch")
@@ -110,22 +98,10 @@ class Waiter:
         what: Callable[[], str],
         ranks: Ranks = tuple,
     ) -> None:
-        """Return once ``ready()`` is true.
+        """Return once ``ready()`` is true; ``what`` describes the wait in the text of a timeout.
 
-        Parameters
-        ----------
-        ready : callable
-        what : callable
-            Describes the wait for the text of a timeout.
-        ranks : callable
-            Returns the ranks that are waited for, where they are known.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            After the limit, or as soon as a rank that is waited for has ended.
-        MismatchError
-            If another rank has made another call.
+        Raises `ExchangeTimeoutError` after the limit, or as soon as a rank that is waited for has ended, and
+        `MismatchError` if another rank has made another call.
         """
         for _ in range(self.spins):
             if ready():

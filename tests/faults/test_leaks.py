@@ -16,7 +16,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("leaks") / "found"
-    return result(["tests.faults.leaks", str(REPEATS)], place, limit_s=200 + REPEATS / 10)
+    return result(["tests.faults.leaks", str(REPEATS)], place, limit_s=550 + REPEATS / 10)
 
 
 def test_a_field_that_outlives_its_grid(found: dict[str, Any]) -> None:

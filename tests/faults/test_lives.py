@@ -18,7 +18,7 @@ def test_random_lives(tmp_path: Path) -> None:
     faulthandler_timeout=0``. ``HALOX_SEED`` gives other ones.
     """
     words = ["tests.faults.lives", str(STEPS), str(SEED)]
-    counts = result(words, tmp_path / "counts", limit_s=150 + STEPS / 4)
+    counts = result(words, tmp_path / "counts", limit_s=550 + STEPS / 4)
     assert counts["exchange"] > STEPS / 20, counts
     # With few steps of other seeds no array may happen to come to lie where another has been.
     assert counts["memory used again"] > 0 or SEED != DEFAULT_SEED, counts

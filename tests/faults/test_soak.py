@@ -15,7 +15,7 @@ EXCHANGES = number("HALOX_SOAK", 2000)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("soak") / "found"
-    return result(["tests.faults.soak", str(EXCHANGES)], place, limit_s=200 + EXCHANGES / 100)
+    return result(["tests.faults.soak", str(EXCHANGES)], place, limit_s=550 + EXCHANGES / 100)
 
 
 @pytest.mark.parametrize("path", CPU_PATHS)

@@ -1,4 +1,4 @@
-"""The GPU check: the whole GPU suite and the headline benchmarks, written to docs/performance/gpu-check.json.
+"""The GPU check: the whole GPU suite and the target benchmarks, written to docs/performance/gpu-check.json.
 
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from halox.cli import launcher
-from halox.cli.bench import allreduce_headlines
+from tests.launching import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "performance" / "gpu-check.json"
@@ -42,6 +42,7 @@ OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 DUMPING_S = 2
 APP_LIMIT_S = 120
+MG_CLASS = "C"
 
 
 def sources_sha256(root: Path = ROOT) -> str:
@@ -89,15 +90,6 @@ def run(
             said, _ = started.communicate()
             return 124, said + f"\ntook longer than {limit_s} s"
     return started.returncode, said
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [one for child in map(int, children) for one in (child, *descendants(child))]
 
 
 def suite(
@@ -175,22 +167,29 @@ def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
     return [outcome for path, ranks in suites for outcome in suite(path, ranks, scratch)]
 
 
-def measure(module: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
-    """Run a benchmark module and return its figures."""
-    result = scratch / f"{module}-{ranks}.json"
+def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+    """Run a benchmark that writes the JSON file last named on its command line, and return its figures."""
+    result = scratch / f"{name}-{ranks}.json"
     began = time.monotonic()
-    status, said = run(["-m", module, str(result)], ranks)
-    print(f"{module} on {ranks or 1} rank(s): {time.monotonic() - began:.0f} s")
-    if status != 0 or not result.exists():
+    status, said = run(["-m", *words, str(result)], ranks)
+    print(f"{name} on {ranks or 1} rank(s): {time.monotonic() - began:.0f} s")
+    found = json.loads(result.read_text()) if result.exists() else []
+    if isinstance(found, dict):
+        found = found.get("targets", [])
+    if not found or (status and not any("failed" in row for row in found)):
         print(said[-4000:])
-        print(f"{module} on {ranks or 1} rank(s): exit status {status}")
-        return [{"name": f"{module} on {ranks or 1} rank(s)", "failed": f"exit status {status}"}]
-    found: list[dict[str, Any]] = json.loads(result.read_text())
+        print(f"{name} on {ranks or 1} rank(s): exit status {status}")
+        found = [{"name": f"{name} on {ranks or 1} rank(s)", "failed": f"exit status {status}"}]
     for row in found:
-        print(
-            f"{row['name']}: {row['value']} {row['unit']}; {row.get('baseline_name', '')} {row.get('baseline')}"
-        )
+        shown = row.get("failed") or f"{row['value']} {row['unit']}"
+        print(f"{row['name']}: {shown}; {row.get('baseline_name', '')} {row.get('baseline')}")
     return found
+
+
+def targets(kind: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+    """Measure the figures with targets of a kind of benchmark."""
+    words = ["halox", "bench", kind, "--device", "gpu", "--targets", "--json"]
+    return measure(f"halox bench {kind}", words, ranks, scratch)
 
 
 def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
@@ -220,18 +219,34 @@ def apps(gpus: int) -> list[dict[str, Any]]:
     for ranks in (1, 2):
         # Ranks that share a GPU have no exchange that a graph can hold.
         graph = ("--graph",) if ranks <= gpus else ()
-        found.append(app("nas_mg", ranks, "--class", allreduce_headlines.MG_CLASS, *graph))
+        found.append(app("nas_mg", ranks, "--class", MG_CLASS, *graph))
     return found
 
 
 def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of NAS MG, of the runs that ended well."""
+    """Return the figures of NAS MG, of the runs that ended well: figures without targets."""
     ended = {
         one["ranks"]: one["figures"]
         for one in found
         if one["app"] == "nas_mg" and not one["exit_status"]
     }
-    return allreduce_headlines.mg_figures(ended)
+    alone = ended.get(1, {}).get("mops")
+    return [
+        {
+            "name": f"NAS MG class {one['class']}, {ranks} ranks, {one['device']}",
+            "value": round(one["mops"], 4),
+            "unit": "Mop/s",
+            "baseline": alone and round(alone, 3),
+            "baseline_name": "Mop/s on one rank",
+            "target": None,
+            "at_most": True,
+            "met": None,
+            "speed_up": alone and round(one["mops"] / alone, 3),
+            "exchange_share": round(one["exchange_share"], 4),
+            **{name: one[name] for name in ("verified", "relative_error", "time_s", "graph")},
+        }
+        for ranks, one in ended.items()
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -276,7 +291,7 @@ class Result:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Tests that need what this machine has not; the reason is on record."""
+        """Tests for hardware or software that this machine lacks; the reason is recorded."""
         return [test for test in self.tests if test["outcome"] == "skipped"]
 
     @property
@@ -329,12 +344,12 @@ def main(arguments: list[str]) -> int:
         result.apps += apps(gpus)
         result.figures += multigrid_figures(result.apps)
         for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
-            result.figures += measure("halox.cli.bench.exchange_headlines", ranks, scratch)
-            result.figures += measure("halox.cli.bench.allreduce_headlines", ranks, scratch)
+            result.figures += targets("exchange", ranks, scratch)
+            result.figures += targets("allreduce", ranks, scratch)
             result.write()
         if whole:
-            result.figures += measure("tests.gpu.bench_strided", None, scratch)
-            result.figures += measure("halox.cli.bench.headlines", None, scratch)
+            result.figures += measure("strided", ["tests.gpu.bench_strided"], None, scratch)
+            result.figures += targets("pack", None, scratch)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

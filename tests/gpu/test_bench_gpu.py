@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.cli.bench import baselines, contention, on_device, reference
-from halox.cli.bench.catalogue import select
-from halox.cli.bench.options import Options
-from halox.cli.bench.rig import Placed, Rig
+from halox_bench.common import reference
+from halox_bench.common.rig import Placed, Rig
+from halox_bench.pack import baselines, contention, on_device
+from halox_bench.pack.cases import select
+from halox_bench.pack.options import Options
 from tests.support import require
 
 pytestmark = pytest.mark.gpu

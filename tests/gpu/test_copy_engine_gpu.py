@@ -20,12 +20,12 @@ from halox.errors import DeviceError, FieldError  # noqa: E402
 from halox.packing.absolute import check_absolute  # noqa: E402
 from halox.packing.copy_engine import CopyEnginePacker  # noqa: E402
 from halox.packing.host import HostPacker  # noqa: E402
-from halox.runtime.gpu import libcuda  # noqa: E402
 from halox.runtime.gpu.addresses import memory_kind, memory_range  # noqa: E402
-from halox.runtime.gpu.driver import (  # noqa: E402
+from halox.runtime.gpu.copies import (  # noqa: E402
     MAX_PITCH,
     PreparedBatch,
     PreparedMemcpy,
+    batch_function,
 )
 from halox.runtime.gpu.memory import pinned, register  # noqa: E402
 from tests.gpu import guarded  # noqa: E402
@@ -355,7 +355,7 @@ class TestDriver:
 
     def test_the_batched_copy_is_what_runs(self, monkeypatch):
         """On a stream of ours, with a driver that has it, no single copies."""
-        if not (libcuda.has("cuMemcpyBatchAsync") or libcuda.has("cuMemcpyBatchAsync_v2")):
+        if batch_function() is None:
             pytest.skip("the driver is older than CUDA 12.8")
         source, target = on_device(coded(100)), Guarded(100)
         batch = PreparedBatch([0, 50], [10, 20], [5, 6])
@@ -368,9 +368,7 @@ class TestDriver:
         limit = runtime.deviceGetAttribute(11, DEVICE)  # cudaDevAttrMaxPitch
         assert limit >= MAX_PITCH
         target = Guarded(64)
-        with pytest.raises(
-            DeviceError, match="cuMemcpy2DAsync_v2: CUDA_ERROR_INVALID_VALUE; check"
-        ):
+        with pytest.raises(DeviceError, match="cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check"):
             rows = PreparedMemcpy(8, 2, target_pitch=4, source_pitch=8)
             rows.launch(target.pointer, target.pointer + 32, 0)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halox.cli.bench.ranks_clock import Stage
 from halox.errors import StateError
+from halox_bench.ranks.clock import Stage
 
 
 class Capturing(Stage):

@@ -23,7 +23,7 @@ import pytest
 
 from halox.collectives.operations import find_operation
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
 
@@ -213,9 +213,9 @@ class Machine:
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from halox.collectives.device import launching as allreduce
-        from halox.collectives.device import on_device
-        from halox.runtime import context as surroundings
+        from halox.collectives.device import device_algorithms
+        from halox.collectives.device import kernel_reductions as allreduce
+        from halox.runtime import context
         from halox.runtime.gpu import capture, cuda, memory
 
         module = self._cupy()
@@ -223,17 +223,17 @@ class Machine:
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
         capture._query.cache_clear()
-        monkeypatch.setattr(surroundings, "DeviceArena", FakeArena)
-        monkeypatch.setattr(surroundings, "EventPool", FakeEvents)
-        monkeypatch.setattr(on_device, "DeviceMoves", FakeMoves)
-        monkeypatch.setattr(on_device, "pinned", _pinned)
+        monkeypatch.setattr(context, "DeviceArena", FakeArena)
+        monkeypatch.setattr(context, "EventPool", FakeEvents)
+        monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
+        monkeypatch.setattr(device_algorithms, "pinned", _pinned)
         monkeypatch.setattr(memory, "register", self._register)
-        monkeypatch.setattr(allreduce, "HOST_WORDS", Spares(lambda _: _pinned(8)))
+        monkeypatch.setattr(allreduce, "HOST_WORDS", Pool(lambda _: _pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         )
-        monkeypatch.setattr(allreduce, "EarlyLaunch", self._prepared)
+        monkeypatch.setattr(allreduce, "PreparedLaunch", self._prepared)
 
     def _register(self, array: np.ndarray) -> Any:
         self.registered.append(array)
@@ -242,7 +242,14 @@ class Machine:
         )
 
     def _prepared(
-        self, function: Any, blocks: int, threads: int, arguments: Any, *, device: int
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        arguments: Any,
+        *,
+        device: int,
+        dependent: bool,
     ) -> Any:
         launch = Launch(function, blocks, threads, arguments)
 

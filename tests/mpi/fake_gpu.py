@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.packing.cutting import cut_parts
-from halox.packing.refine import Side
+from halox.packing.refine import Side, cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 
@@ -123,7 +122,7 @@ class FakeGpu:
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
         packers = "halox.packing"
-        monkeypatch.setattr(f"{packers}.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr(f"{packers}.device.fragment_launches", self.fragment_launches)
         monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
         monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)
         monkeypatch.setattr(f"{packers}.device.Zeroing", self.zeroing)

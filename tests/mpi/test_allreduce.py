@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
-from halox.collectives.host import in_shared_memory, ordered
+from halox.collectives.host import mpi_reduction, shared_reduction
 from halox.collectives.operations import find_operation
 from halox.errors import (
     ClosedError,
@@ -24,8 +24,9 @@ from halox.errors import (
     MismatchError,
 )
 from halox.runtime import shared_memory
-from halox.runtime.context import Ground
+from halox.runtime.context import Context
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
@@ -33,8 +34,8 @@ from tests.unit.test_operations import PAIRS
 World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
-GATHERED = ordered.GATHERED_BYTES // 8
-SMALL = in_shared_memory.SMALL_BYTES // 8
+GATHERED = mpi_reduction.GATHERED_BYTES // 8
+SMALL = shared_reduction.SMALL_BYTES // 8
 SIZES = [0, 1, 7, GATHERED, GATHERED + 1, 3001, SMALL, SMALL + 1, 9999]
 
 
@@ -50,9 +51,9 @@ def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, comm:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ordered, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(in_shared_memory, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(in_shared_memory, "DEVICE_PIECE_BYTES", 4096)
+    monkeypatch.setattr(mpi_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
     yield
 
 
@@ -294,14 +295,12 @@ def test_the_documentation_lists_what_they_say(comm: World) -> None:
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 4000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rank_that_does_not_come(
-    algorithm: str, elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+def test_a_rank_that_does_not_come(algorithm: str, elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", algorithm)
     reduce(np.ones(elements))
     if comm.rank:
-        with pytest.raises(ExchangeTimeoutError, match="has waited in an allreduce"):
+        text = "has waited in an allreduce"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             reduce(np.ones(elements))
     comm.Barrier()
 
@@ -402,9 +401,9 @@ class LateMoves:
 @pytest.mark.parametrize("elements", [3, 600, 4096, 5000])
 def test_moves_that_end_late(elements: int, comm: World) -> None:
     """A slot is written again only when what was on its way out of it has ended."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
-    made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+    made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
     assert made is not None
     moves, rng, base = LateMoves(), np.random.default_rng(comm.rank), np.arange(elements)
     arrays = [base * call + comm.rank for call in range(200)]
@@ -426,7 +425,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_memory_that_was_used_before(first: str, comm: World) -> None:
     """By another reduction, by fields, after errors: flags count on from what they find."""
-    ground = Ground(halox.runtime.world.World(comm))
+    ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):
         field = ground.arena.array((40000,), np.dtype("u1"))
@@ -435,17 +434,17 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
         del field
         for elements in sizes:
             what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
-            made = in_shared_memory.make_shared_reduction(ground.world, ground.arena, *what)
+            made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
             assert (made is None) == (comm.size == 1)
             if made is None:
                 continue
             for call in range(1, 4):
                 values = np.full(elements, comm.rank + call + turn)
-                made.reduce(in_shared_memory.HostMoves(values, values), None)
+                made.reduce(shared_reduction.HostMoves(values, values), None)
                 total = sum(range(comm.size)) + (call + turn) * comm.size
                 assert agree(bool((values == total).all()), comm)
                 bad = ValueError("none") if comm.rank == comm.size - 1 else None
-                moves = None if bad else in_shared_memory.HostMoves(values, values)
+                moves = None if bad else shared_reduction.HostMoves(values, values)
                 with pytest.raises(HaloxError, match="none"):
                     made.reduce(moves, bad)
             made.close()
@@ -454,15 +453,13 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("elements", [4, 5000])
-def test_the_rank_that_does_not_come_is_named(
-    elements: int, comm: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+def test_the_rank_that_does_not_come_is_named(elements: int, comm: World) -> None:
     reduce = Allreduce(comm.Dup(), elements, "f8", "sum", "host")
     last = comm.size - 1
     reduce(np.ones(elements))
     if comm.rank != last:
-        with pytest.raises(ExchangeTimeoutError, match=f"waited in an allreduce for rank {last} "):
+        text = f"waited in an allreduce for rank {last} "
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             reduce(np.ones(elements))
         with pytest.raises(ExchangeTimeoutError, match="an earlier call of this"):
             reduce(np.ones(elements))

@@ -1,4 +1,4 @@
-"""The allreduce benchmark between ranks: every way is right, a wrong result is never timed, set-up is timed whole."""
+"""The allreduce benchmark between ranks: every method is right, no wrong result is timed, set-up is timed whole."""
 
 from __future__ import annotations
 
@@ -11,34 +11,28 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.cli.bench import (
-    allreduce_headlines,
-    allreduce_jacobi,
-    allreduce_rivals,
-    allreduce_run,
-)
-from halox.cli.bench.allreduce_cases import AllreduceCase, AllreduceOracle
-from halox.cli.bench.allreduce_jacobi import Jacobi, steps_us
-from halox.cli.bench.allreduce_rivals import MPI as BY_MPI
-from halox.cli.bench.allreduce_run import (
-    AllreduceBench,
-    AllreduceOptions,
-    known_algorithms,
-    make_reduction,
-)
-from halox.cli.bench.kernels import source
-from halox.cli.bench.ranks_clock import RanksClock, Timing
+from halox.collectives.algorithms import HOST_ALGORITHMS
 from halox.errors import FieldError, PathError
 from halox.grid import Grid
 from halox.runtime.gpu import memory
+from halox_bench.allreduce import baselines, targets
+from halox_bench.allreduce import jacobi as allreduce_jacobi
+from halox_bench.allreduce import run as allreduce_run
+from halox_bench.allreduce.baselines import MPI as BY_MPI
+from halox_bench.allreduce.cases import AllreduceCase, AllreduceOracle
+from halox_bench.allreduce.jacobi import Jacobi, steps_us
+from halox_bench.allreduce.run import AllreduceBench, make_reduction
+from halox_bench.common.kernels import source
+from halox_bench.ranks.bench import Options
+from halox_bench.ranks.clock import RanksClock, Timing
 from tests.mpi.capturing import Capturing
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
-OPTIONS = AllreduceOptions("cpu", timing=BRIEF)
-NAMES = ["selected", *known_algorithms("cpu"), BY_MPI]
+OPTIONS = Options("cpu", timing=BRIEF)
+NAMES = ["selected", *HOST_ALGORITHMS, BY_MPI]
 
 CASES = [
     AllreduceCase(1, "f8", "sum"),
@@ -54,7 +48,7 @@ CASES = [
 
 def in_bench(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Capturing]:
     """A bench that has graphs, of NumPy arrays and without baselines."""
-    bench = AllreduceBench(comm, AllreduceOptions("cpu", baselines=(), timing=BRIEF))
+    bench = AllreduceBench(comm, Options("cpu", baselines=(), timing=BRIEF))
     stage = Capturing()
     bench.stage, bench.clock = stage, RanksClock(comm, stage, BRIEF)
     monkeypatch.setattr(bench, "free", lambda: None)
@@ -73,15 +67,15 @@ class Wrapped:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_way_is_right(case: AllreduceCase, comm: MPI.Intracomm) -> None:
+def test_every_method_is_right(case: AllreduceCase, comm: MPI.Intracomm) -> None:
     rows = AllreduceBench(comm, OPTIONS).measure(case)
     assert [row.name for row in rows] == NAMES
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
         assert set(row.beside) == {BY_MPI} and row.nbytes == case.nbytes
         if row.kind == "algorithm":
-            assert row.algorithm == row.name and set(row.pays_after) == {BY_MPI}
-    assert rows[0].algorithm in NAMES
+            assert row.path == row.name and set(row.pays_after) == {BY_MPI}
+    assert rows[0].path in NAMES
     figures = [(row.us, row.setup_us, row.first_setup_us) for row in rows]
     assert comm.allgather(figures) == [figures] * comm.size, "one figure for all ranks"
 
@@ -109,7 +103,7 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
 def test_the_result_of_the_call_before_is_wrong(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reduce = allreduce_rivals.HostMpi.__call__
+    reduce = baselines.HostMpi.__call__
     kept: list[np.ndarray] = []
 
     def once(self: Any) -> None:
@@ -117,7 +111,7 @@ def test_the_result_of_the_call_before_is_wrong(
         kept.append(self._target.copy())
         self._target[...] = kept[0]
 
-    monkeypatch.setattr(allreduce_rivals.HostMpi, "__call__", once)
+    monkeypatch.setattr(baselines.HostMpi, "__call__", once)
     rows = AllreduceBench(comm, OPTIONS).measure(AllreduceCase(100, "f8", "min"))
     assert [row.name for row in rows if row.failed] == [BY_MPI]
     assert "in call 2 of" in rows[-1].error and all(row.beside == {} for row in rows)
@@ -260,23 +254,23 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     cp = bench_gpu.fake_cupy(1 << 18)
     cp.cuda.get_current_stream = bench_gpu.Stream
     cp.cuda.runtime.memcpyDeviceToHost, cp.cuda.runtime.memcpyHostToDevice = 2, 1
-    monkeypatch.setattr(allreduce_rivals, "cupy", lambda: cp)
-    for module in (allreduce_rivals, memory):
+    monkeypatch.setattr(baselines, "cupy", lambda: cp)
+    for module in (baselines, memory):
         monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
     return cp
 
 
-@pytest.mark.parametrize("name", ["HostStaged", "GpuAware", "WithNccl"])
+@pytest.mark.parametrize("name", ["HostStaged", "GpuAware", "ByNccl"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.usefixtures("host_memory")
 def test_what_users_write_for_gpus(case: AllreduceCase, name: str, comm: MPI.Intracomm) -> None:
     arrays = [bench_gpu.empty(case.elements, case.dtype) for _ in range(2)]
-    wire = (Nccl(comm),) if name == "WithNccl" else ()
+    wire = (Nccl(comm),) if name == "ByNccl" else ()
     try:
-        rival = getattr(allreduce_rivals, name)(*wire, comm, case, *arrays)
+        rival = getattr(baselines, name)(*wire, comm, case, *arrays)
     except PathError as error:
         unknown = case.op.startswith(("logical", "bitwise")) or case.dtype in ("i2", "c16")
-        assert name == "WithNccl" and unknown and f"no {case.op} of" in str(error)
+        assert name == "ByNccl" and unknown and f"no {case.op} of" in str(error)
         return
     oracle = AllreduceOracle(case, comm.rank, comm.size)
     for step in (1, 2):
@@ -292,7 +286,7 @@ def test_nccl_adds_complex_numbers_by_their_parts(comm: MPI.Intracomm) -> None:
     case = AllreduceCase(7, "c16", "sum")
     arrays = [bench_gpu.empty(7, "c16") for _ in range(2)]
     oracle = AllreduceOracle(case, comm.rank, comm.size)
-    rival = allreduce_rivals.WithNccl(Nccl(comm), comm, case, *arrays)
+    rival = baselines.ByNccl(Nccl(comm), comm, case, *arrays)
     oracle.fill(*arrays, 1)
     rival()
     assert oracle.wrong(arrays[1], 1) == 0
@@ -309,7 +303,7 @@ class RawModule:
     """The Jacobi kernel on the CPU."""
 
     def __init__(self, code: str, options: Any) -> None:
-        text = f'#include "{SHIM}"\n{source("jacobi")}\n' + (
+        text = f'#include "{SHIM}"\n{source("jacobi", "halox_bench.allreduce")}\n' + (
             'extern "C" void run(unsigned grid, unsigned block, double* before, double* after, double* change,\n'
             "                    int nz, int ny, int nx)\n"
             "{ launch_on_cpu(grid, block, false, jacobi, before, after, change, nz, ny, nx); }\n"
@@ -361,12 +355,12 @@ def test_jacobi_without_its_exchange_is_seen(comm: MPI.Intracomm) -> None:
             jacobi.check()
 
 
-def headlines_on(stage: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The headlines of ranks with a GPU each, on a stage in its place."""
+def targets_on(stage: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The targets of ranks with a GPU each, on a stage in its place."""
     clock = RanksClock(comm, stage, BRIEF)
     bench = SimpleNamespace(stage=stage, clock=clock, shared_gpu=False, free=lambda: None)
-    monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
-    return allreduce_headlines._Headlines(comm)
+    monkeypatch.setattr(targets, "AllreduceBench", lambda comm, options: bench)
+    return targets.Targets(comm)
 
 
 @pytest.mark.parametrize("with_halo", [False, True])
@@ -383,9 +377,9 @@ def test_norm_over_reading(
     stage = Capturing()
     host_memory.cuda.runtime.memcpyDeviceToDevice = 3
     stage.stream, stage.xp = bench_gpu.Stream(), host_memory
-    monkeypatch.setattr(allreduce_headlines, "Grid", Careless)
-    monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 8)
-    norm = headlines_on(stage, comm, monkeypatch).norm()
+    monkeypatch.setattr(targets, "Grid", Careless)
+    monkeypatch.setattr(targets, "NORM_CELLS", 8)
+    norm = targets_on(stage, comm, monkeypatch).norm()
     if with_halo:
         with pytest.raises(RuntimeError, match=f"norm of {512 * comm.size} ones"):
             next(norm)
@@ -416,9 +410,9 @@ def test_grid_over_persistent(
 
     stage = Capturing()
     stage.xp = SimpleNamespace(ones=np.ones)
-    monkeypatch.setattr(allreduce_headlines, "Grid", Counting)
-    monkeypatch.setattr(allreduce_headlines, "make_reduction", on_cpu)
-    figures = headlines_on(stage, comm, monkeypatch).over_persistent()
+    monkeypatch.setattr(targets, "Grid", Counting)
+    monkeypatch.setattr(targets, "make_reduction", on_cpu)
+    figures = targets_on(stage, comm, monkeypatch).over_persistent()
     if spoilt:
         with pytest.raises(RuntimeError, match="8KiB f8 sum ones, grid, new: wrong result"):
             next(figures)
@@ -444,8 +438,8 @@ def test_one_value_over_a_launch(comm: MPI.Intracomm, monkeypatch: pytest.Monkey
         int64=np.int64,
         RawKernel=lambda code, name: lambda *given: launches.append(given),
     )
-    monkeypatch.setattr(allreduce_headlines, "make_reduction", on_cpu)
-    (found,) = headlines_on(stage, comm, monkeypatch).over_launch()
+    monkeypatch.setattr(targets, "make_reduction", on_cpu)
+    (found,) = targets_on(stage, comm, monkeypatch).over_launch()
     assert found["baseline"] > 0
     assert found["value"] == pytest.approx(found["us"] / found["baseline"], rel=0.1)
     assert launches and set(launches) == {((1,), (1,), (0,) * 5)}

@@ -1,4 +1,4 @@
-"""The benchmarks between ranks: every way is right, and a wrong result is never timed."""
+"""The benchmarks between ranks: every method is right, and a wrong result is never timed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.cli.bench import exchange_run, pingpong_run
-from halox.cli.bench.exchange_cases import ExchangeCase
-from halox.cli.bench.exchange_rivals import MPI_NEIGHBOUR, MPI_TYPES, MpiNeighbour, MpiTypes
-from halox.cli.bench.exchange_run import Bench, ExchangeOptions, Prepared
-from halox.cli.bench.pingpong_cases import PATTERNS, select
-from halox.cli.bench.pingpong_rivals import BY_HAND, ByHand
-from halox.cli.bench.pingpong_run import PingPongBench, PingPongOptions
-from halox.cli.bench.ranks_clock import RanksClock, Stage, Timing, attempt
-from halox.cli.bench.ranks_ways import STREAM
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
+from halox_bench.common.attempt import attempt
+from halox_bench.exchange import run as exchange_run
+from halox_bench.exchange.baselines import MPI_NEIGHBOUR, MPI_TYPES, MpiNeighbour, MpiTypes
+from halox_bench.exchange.cases import ExchangeCase
+from halox_bench.exchange.run import Bench, Prepared
+from halox_bench.pingpong import run as pingpong_run
+from halox_bench.pingpong.baselines import BY_HAND, ByHand
+from halox_bench.pingpong.cases import PATTERNS, select
+from halox_bench.pingpong.run import PingPongBench
+from halox_bench.ranks.bench import Options
+from halox_bench.ranks.clock import RanksClock, Stage, Timing
+from halox_bench.ranks.rows import STREAM
 from tests.mpi.capturing import Capturing
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
-OPTIONS = ExchangeOptions("cpu", timing=BRIEF)
+OPTIONS = Options("cpu", timing=BRIEF)
 
 CASES = [
     ExchangeCase((6,), "x", 3),
@@ -37,7 +40,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_way_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
+def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
     rows = Bench(comm, OPTIONS).measure(case)
     assert [row.name for row in rows] == ["selected", "host", MPI_TYPES, MPI_NEIGHBOUR]
     for row in rows:
@@ -52,12 +55,12 @@ def spoil_last(comm: MPI.Intracomm, array: np.ndarray) -> None:
         array[(-1,) * array.ndim] += 1
 
 
-@pytest.mark.parametrize("rival", [MpiTypes, MpiNeighbour])
+@pytest.mark.parametrize("baseline", [MpiTypes, MpiNeighbour])
 def test_one_wrong_value_on_one_rank_leaves_no_figure(
-    rival: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    baseline: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: Callable[..., None] = rival.__init__
-    exchange: Callable[[Any], None] = rival.__call__
+    made: Callable[..., None] = baseline.__init__
+    exchange: Callable[[Any], None] = baseline.__call__
 
     def remember(self: Any, comm: Any, near: Any, fields: Any) -> None:
         made(self, comm, near, fields)
@@ -67,14 +70,14 @@ def test_one_wrong_value_on_one_rank_leaves_no_figure(
         exchange(self)
         spoil_last(comm, self.fields[0])
 
-    monkeypatch.setattr(rival, "__init__", remember)
-    monkeypatch.setattr(rival, "__call__", wrong)
+    monkeypatch.setattr(baseline, "__init__", remember)
+    monkeypatch.setattr(baseline, "__call__", wrong)
     rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4, 4), "all"))
-    (spoilt,) = [row for row in rows if row.name == rival.name]
+    (spoilt,) = [row for row in rows if row.name == baseline.name]
     assert spoilt.failed and spoilt.us is None and not spoilt.checked
     assert "wrong result: 1 values" in spoilt.error
     assert all(row.us for row in rows if row is not spoilt), "the others go on"
-    assert all(rival.name not in row.beside for row in rows)
+    assert all(baseline.name not in row.beside for row in rows)
 
 
 def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +145,10 @@ def pair(comm: MPI.Intracomm) -> Any:
 def test_pingpong(pattern: str, pair: Any) -> None:
     if pair is None:
         return
-    bench = PingPongBench(pair, "host", PingPongOptions(timing=BRIEF))
-    for rows in bench.run(select([pattern], [1, 7, 40])):
+    bench = PingPongBench(pair, "host", OPTIONS)
+    for rows in map(bench.measure, select([pattern], [1, 7, 40])):
         assert len(rows) == 4
-        assert all(row.checked and row.half_us for row in rows), [row.error for row in rows]
+        assert all(row.checked and row.us for row in rows), [row.error for row in rows]
 
 
 def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +161,8 @@ def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPa
         self._memory.view("f8")[-1] += pair.rank
 
     monkeypatch.setattr(ByHand, "_receive", wrong)
-    bench = PingPongBench(pair, "host", PingPongOptions(timing=BRIEF))
-    (rows,) = bench.run(select(["vector-contiguous"], [8]))
+    bench = PingPongBench(pair, "host", OPTIONS)
+    (rows,) = map(bench.measure, select(["vector-contiguous"], [8]))
     (spoilt,) = [row for row in rows if row.failed]
     # Seen where it arrives, there again after the way back, and where it then arrives.
     assert spoilt.name == BY_HAND and "wrong result: 3 elements" in spoilt.error
@@ -168,7 +171,7 @@ def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
 def test_graphs(trouble: str, comm: MPI.Intracomm) -> None:
-    bench = Bench(comm, ExchangeOptions("cpu", baselines=(), timing=BRIEF))
+    bench = Bench(comm, Options("cpu", baselines=(), timing=BRIEF))
     bench.stage = stage = Capturing()
     bench.clock = RanksClock(comm, stage, BRIEF)
     with Prepared(bench, ExchangeCase((4, 5), "all")) as prepared:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.cli.bench import byhand, exchange_rivals_gpu, pingpong_rivals
-from halox.cli.bench.exchange_cases import ExchangeCase, Neighbourhood
-from halox.cli.bench.exchange_oracle import Oracle
-from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
 from halox.runtime.gpu import cuda, memory
+from halox_bench.common import byhand
+from halox_bench.exchange import baselines_gpu
+from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
+from halox_bench.exchange.oracle import Oracle
+from halox_bench.pingpong import baselines as pingpong_baselines
+from halox_bench.pingpong.cases import PATTERNS, PingPongOracle, select
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library
@@ -78,11 +80,11 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cp = bench_gpu.fake_cupy(1 << 18)
     cp.RawModule = RawModule
     cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
-    for module in (exchange_rivals_gpu, byhand, cuda):
+    for module in (baselines_gpu, pingpong_baselines, byhand, cuda):
         monkeypatch.setattr(module, "cupy", lambda: cp)
-    for module in (exchange_rivals_gpu, memory):
+    for module in (byhand, memory):
         monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
-    monkeypatch.setattr(exchange_rivals_gpu, "multiprocessors", lambda device: 4)
+    monkeypatch.setattr(baselines_gpu, "multiprocessors", lambda device: 4)
 
 
 CASES = [
@@ -93,7 +95,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["ZeroCopy", "GpuAware", "WithNccl"])
+@pytest.mark.parametrize("name", ["host", "device", "nccl"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exchanges(case: ExchangeCase, name: str, comm: MPI.Intracomm) -> None:
     places = [tuple(map(int, at)) for at in np.ndindex(*case.proc_shape(comm.size))]
@@ -103,15 +105,18 @@ def test_exchanges(case: ExchangeCase, name: str, comm: MPI.Intracomm) -> None:
         count = int(np.prod(case.padded_shape))
         fields.append(bench_gpu.empty(count, case.dtype).reshape(case.padded_shape))
     oracle = Oracle(near)
-    wire = (Nccl(comm),) if name == "WithNccl" else ()
-    rival = getattr(exchange_rivals_gpu, name)(*wire, comm, near, fields, 0)
+    baseline: Any = (
+        baselines_gpu.ByNccl(Nccl(comm), comm, near, fields, 0)
+        if name == "nccl"
+        else baselines_gpu.ByMpi(comm, near, fields, 0, host=name == "host")
+    )
     for step in range(3):
         oracle.fill(fields, step)
         assert oracle.wrong(fields, step) > 0
-        rival()
+        baseline()
         wrong = oracle.wrong(fields, step)
         assert comm.allreduce(wrong) == 0
-    rival.close()
+    baseline.close()
 
 
 @pytest.mark.parametrize("way", ["host", "device", "nccl"])
@@ -122,9 +127,9 @@ def test_pingpongs(pattern: str, way: str, comm: MPI.Intracomm) -> None:
     array = bench_gpu.empty(case.sides[comm.rank].elements, "f8")
     oracle = PingPongOracle(case, comm.rank)
     party: Any = (
-        pingpong_rivals.KernelsAndNccl(Nccl(comm), comm, case, array, 0)
+        pingpong_baselines.KernelsAndNccl(Nccl(comm), comm, case, array, 0)
         if way == "nccl"
-        else pingpong_rivals.KernelsAndMpi(comm, case, array, 0, host=way == "host")
+        else pingpong_baselines.KernelsAndMpi(comm, case, array, 0, host=way == "host")
     )
     first = comm.rank == 0
     for step in range(3):
@@ -141,7 +146,7 @@ def test_segments_are_aligned_and_apart(comm: MPI.Intracomm) -> None:
     case = ExchangeCase((3, 5), "all", 1, "i1", 3)
     places = [tuple(map(int, at)) for at in np.ndindex(*case.proc_shape(comm.size))]
     near = Neighbourhood(case, dict(enumerate(places)), comm.rank)
-    found = exchange_rivals_gpu.Segments(near.sends)
+    found = baselines_gpu.Segments(near.sends)
     ends = [at + p.box.nbytes for at, p in zip(found.offsets, near.sends, strict=True)]
     assert all(at % 16 == 0 for at in found.offsets)
     assert all(end <= at for end, at in zip(ends, found.offsets[1:], strict=False))

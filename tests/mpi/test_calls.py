@@ -19,6 +19,7 @@ from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError, StateE
 from halox.runtime import status
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 from tests.support import ROOT
 
 Comm = MPI.Intracomm
@@ -203,10 +204,7 @@ def test_a_long_wait_is_told_once(
 
 
 @pytest.mark.ranks(2)
-def test_the_error_of_a_timeout_says_where_the_other_is(
-    node: str, comm: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
+def test_the_error_of_a_timeout_says_where_the_other_is(node: str, comm: Comm) -> None:
     grid = box(comm)
     u = grid.zeros()
     grid.exchange(u)
@@ -214,7 +212,8 @@ def test_the_error_of_a_timeout_says_where_the_other_is(
         where = (
             r"rank 1 has not come" if node else r"the last call of rank 1 is exchange \(call 4\)"
         )
-        with pytest.raises(ExchangeTimeoutError, match=rf"in norm \(call 5\), {where}"):
+        text = rf"in norm \(call 5\), {where}"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             grid.norm(u)
         with pytest.raises(StateError, match="make a new grid"):
             grid.norm(u)
@@ -300,18 +299,14 @@ def test_communicators_are_used_again(node: str, comm: Comm) -> None:
 
 
 @several
-def test_a_communicator_that_has_failed_is_not_used_again(
-    comm: Comm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_communicator_that_has_failed_is_not_used_again(comm: Comm) -> None:
     own = comm.Dup()
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     grid = halox.Grid((4 * comm.size,), comm=own, device="cpu")
     failed = grid._world.ranks
     if comm.rank == 0:
-        with pytest.raises(ExchangeTimeoutError):
+        with short_waits(), pytest.raises(ExchangeTimeoutError):
             grid.sum(np.ones(grid.padded_shape))
     comm.Barrier()
-    monkeypatch.setenv("HALOX_TIMEOUT", "60")
     del grid
     with halox.Grid((4 * comm.size,), comm=own, device="cpu") as another:
         assert another._world.ranks is not failed

@@ -13,8 +13,9 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import DEVICE_ALGORITHMS
-from halox.collectives.device import device_numbers
-from halox.collectives.host import in_shared_memory
+from halox.collectives.device import device_fields
+from halox.collectives.device.kernel_plans import ReductionPlan
+from halox.collectives.host import shared_reduction
 from halox.errors import (
     ClosedError,
     DeviceError,
@@ -27,6 +28,7 @@ from halox.errors import (
 from halox.runtime.gpu import capture, memory
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
+from tests.mpi.limits import short_waits
 from tests.support import require
 from tests.unit.reduction_oracle import expected, same, sample
 
@@ -118,7 +120,7 @@ def test_through_the_host(
     elements: int, refused: bool, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: Any
 ) -> None:
     """In pieces through shared memory, which is let go in the end; by MPI if one rank cannot page-lock it."""
-    monkeypatch.setattr(in_shared_memory, "DEVICE_PIECE_BYTES", 4096)
+    monkeypatch.setattr(shared_reduction, "DEVICE_PIECE_BYTES", 4096)
     if refused and comm.rank == comm.size - 1:
 
         def register(_: Any) -> Any:
@@ -223,7 +225,7 @@ def test_a_bad_array_on_one_rank(
         ):
             if algorithm in KERNELS and not last:
                 reduce(good)
-                kind, text = MismatchError, f"rank {comm.size - 1} has called off reduction"
+                kind, text = MismatchError, f"rank {comm.size - 1} has cancelled reduction"
             with pytest.raises(kind, match=text):
                 reduce(bad if last else good, out=out if last else None)
             assert (reduce(good).get() == comm.size).all()
@@ -380,7 +382,7 @@ class TestGrid:
         self, grid: halox.Grid, monkeypatch: Any, comm: MPI.Intracomm
     ) -> None:
         """On one rank: it forms its value by other means, and meets the others all the same."""
-        from halox.collectives.device import launching as allreduce
+        from halox.collectives.device import kernel_reductions as allreduce
 
         if comm.rank == 0:
             monkeypatch.setattr(allreduce, "can_walk", lambda *_: False)
@@ -428,7 +430,7 @@ class TestGrid:
                     call(False)
                 with pytest.raises(
                     MismatchError if in_next else FieldError,
-                    match=f"rank {comm.size - 1} has called off" if in_next else text,
+                    match=f"rank {comm.size - 1} has cancelled" if in_next else text,
                 ):
                     call(last)
                 assert same(call(False).get(), before)
@@ -507,12 +509,12 @@ class TestSeenBefore:
         """Shapes and operations of the allreduces that grids have made."""
         shapes: list[Any] = []
 
-        class Counted(device_numbers.DeviceAllreduce):
+        class Counted(device_fields.DeviceAllreduce):
             def __init__(self, *given: Any) -> None:
                 shapes.append((given[2], given[4]))
                 super().__init__(*given)
 
-        monkeypatch.setattr(device_numbers, "DeviceAllreduce", Counted)
+        monkeypatch.setattr(device_fields, "DeviceAllreduce", Counted)
         return shapes
 
     def test_python_calls(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
@@ -695,7 +697,7 @@ class TestSeenBefore:
                     full = False
                 else:
                     call()
-                    with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has called off"):
+                    with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has cancelled"):
                         call()
                 assert same(call().get(), before)
 
@@ -736,12 +738,16 @@ class TestSeenBefore:
 def test_a_rank_that_does_not_come(
     way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    # A kernel's limit is that of its parameter; the first call ends within it even where cores are busy.
+    limit_ns = 3 * 10**9
+    parameter = ReductionPlan.parameter
+    monkeypatch.setattr(ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], limit_ns))
     reduce = reduced(None, comm.Dup(), 4, "f8", "sum")
     array = Array(np.ones(4))
+    comm.Barrier()
     reduce(array)
     if comm.rank:
-        with pytest.raises(ExchangeTimeoutError, match="has waited"):
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="has waited"):
             for _ in range(2):
                 reduce(array)
     comm.Barrier()

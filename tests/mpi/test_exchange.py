@@ -20,11 +20,12 @@ from tests.mpi.reference import (
     random_case,
     same_bytes,
 )
+from tests.support import trials
 
 pytestmark = pytest.mark.geometry
 
 SEED = int(os.environ.get("HALOX_SEED", "20261120"))
-CASES = int(os.environ.get("HALOX_GRIDS", "60"))
+CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
 
 
 def make_grid(case: Case, comm: MPI.Intracomm, device: str = "cpu") -> halox.Grid:

@@ -16,6 +16,7 @@ from halox import gathering
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
 from halox.runtime.communicator import UNFINISHED
 from tests.mpi.conftest import agree
+from tests.mpi.limits import SHORT_S, short_waits
 
 OUT_OF_ORDER = {"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [8, 0]}
 WITH_HOLES = {
@@ -165,17 +166,14 @@ def test_a_root_without_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("missing", [0, -1])
-def test_a_rank_that_does_not_come(
-    missing: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
+def test_a_rank_that_does_not_come(missing: int, comm: MPI.Intracomm) -> None:
     missing %= comm.size
     g = grid(comm.Dup())
     u = g.ones()
     comm.Barrier()
     if comm.rank != missing:
         text = rf"rank {comm.rank} has waited in a gather for rank {missing} "
-        with pytest.raises(ExchangeTimeoutError, match=text):
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             g.gather(u)
     comm.Barrier()
 
@@ -183,7 +181,6 @@ def test_a_rank_that_does_not_come(
 @pytest.mark.ranks(2, 3)
 def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The root names it; what it sends later does not land in memory that is used again."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     monkeypatch.setattr(gathering, "PART_BYTES", 1 << 16)
     last = comm.size - 1
     g = grid(comm.Dup(), (400 * comm.size, 100), proc_shape=(comm.size, 1))
@@ -193,13 +190,14 @@ def test_a_rank_that_stops_half_way(comm: MPI.Intracomm, monkeypatch: pytest.Mon
         monkeypatch.setattr(gathering, "_send", lambda *arguments: sent.append(arguments))
     comm.Barrier()
     found = None
-    try:
-        g.gather(u)
-    except ExchangeTimeoutError as error:
-        found = str(error)
+    with short_waits():
+        try:
+            g.gather(u)
+        except ExchangeTimeoutError as error:
+            found = str(error)
     if comm.rank == 0:
         assert found is not None
-        assert f"rank 0 has waited in a gather for rank {last} for 6 s" in found
+        assert f"rank 0 has waited in a gather for rank {last} for {SHORT_S:g} s" in found
     comm.Barrier()
     later = [np.zeros(1 << 13) for _ in range(50)]
     if sent:

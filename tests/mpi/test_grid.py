@@ -257,7 +257,7 @@ def test_plans_die_with_their_arrays(grid: halox.Grid) -> None:
     assert len(grid._plans) == 0
     assert len(grid._layouts) == 0
     grid._plans.sweep()
-    assert grid._surroundings.arena.segments < 12, "blocks are used again"
+    assert grid._context.arena.segments < 12, "blocks are used again"
 
 
 def test_a_plan_keeps_its_arrays(grid: halox.Grid) -> None:

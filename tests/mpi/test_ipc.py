@@ -31,6 +31,7 @@ from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Op, Work, judge, touched, waits
+from tests.mpi.limits import short_waits
 from tests.mpi.test_typed import TYPES
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -78,8 +79,8 @@ class Rig:
         self.out = [w for w in wires if w.source == rank]
         self.into = [w for w in wires if w.target == rank]
         # Arrays of messages that take no short cut lie outside the arena: nobody may touch them but this rank.
-        self.sources = {w: self._arrays(w.sent, w.way != "from") for w in self.out}
-        self.targets = {w: self._arrays(w.received, w.way != "into") for w in self.into}
+        self.sources = {w: self._arrays(w.sent, w.way != "get") for w in self.out}
+        self.targets = {w: self._arrays(w.received, w.way != "put") for w in self.into}
         self.held = {
             w: [np.full(ELEMENTS if n not in LARGE else 5000, -1.0) for n in w.received]
             for w in self.into
@@ -268,7 +269,7 @@ def judged(logs: Any, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize("shape", [ring, chain])
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_every_wait_is_there_and_needed(
     way: str, shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
@@ -299,12 +300,12 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
     wires = []
     for tag in range(rng.integers(1, 9)):
         a, b = rng.choice(comm.size, 2, replace=False)
-        way = rng.choice(["staging", "staging", "into", "from"])
+        way = rng.choice(["staging", "staging", "put", "get"])
         parts = rng.integers(1, 4)
         sent, received = (tuple(rng.choice(list(TYPES), parts)) for _ in range(2))
-        if way == "from":
+        if way == "get":
             sent = ("contiguous",) * parts
-        if way == "into":
+        if way == "put":
             received = ("contiguous",) * parts
         wires.append(Wire(int(a), int(b), sent, received, str(way), tag))
     made = rig(wires)
@@ -348,7 +349,7 @@ def test_accumulate(shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) ->
     judged(made.logs(), comm)
 
 
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_the_caller_changes_streams(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     """An exchange is ordered behind the last one, whichever stream each half of it is put on."""
     made = rig(ring(way, comm.size))
@@ -379,21 +380,19 @@ def test_capture_is_refused_before_anything_happens(
     judged(made.logs(), comm)
 
 
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
-def test_a_rank_that_does_not_come(
-    way: str, rig: Callable[..., Rig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
+def test_a_rank_that_does_not_come(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     made = rig(ring(way, comm.size))
     made.step(0)
     comm.Barrier()
     caught = None
     if comm.rank != 1:
-        try:
-            made.step(1)
-        except ExchangeTimeoutError as error:
-            caught = str(error)
-        made.channel.close()
+        with short_waits():
+            try:
+                made.step(1)
+            except ExchangeTimeoutError as error:
+                caught = str(error)
+            made.channel.close()
     named = caught is not None and f"rank {comm.rank} has waited for rank 1" in caught
     assert agree(comm.rank not in (0, 2) or named, comm), caught
     # What peers may still write to is not given back.
@@ -402,19 +401,19 @@ def test_a_rank_that_does_not_come(
 
 
 def test_a_stream_that_does_not_end_keeps_its_memory(
-    rig: Callable[..., Rig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    rig: Callable[..., Rig], comm: MPI.Intracomm
 ) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "0.2")
     made = rig(ring("staging", comm.size))
     made.step(0)
     comm.Barrier()
     made.gpu.current.done = False
-    made.channel.close()
+    with short_waits(0.2):
+        made.channel.close()
     assert not made.channel.has_ended and not made.arena.released
     comm.Barrier()
 
 
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
 @pytest.mark.parametrize("started", [False, True])
 def test_memory_stays_until_all_have_closed(
     started: bool, way: str, rig: Callable[..., Rig], comm: MPI.Intracomm
@@ -444,7 +443,7 @@ def test_memory_stays_until_all_have_closed(
 
 def test_plans_grow_nothing(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     """Memory, events and what was opened of others stay as many, over plans made and closed."""
-    made = rig([*ring("staging", comm.size), *ring("into", comm.size)[:0]])
+    made = rig([*ring("staging", comm.size), *ring("put", comm.size)[:0]])
     sizes = []
     for _ in range(6):
         made.step(0)

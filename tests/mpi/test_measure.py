@@ -17,9 +17,10 @@ import halox
 from halox.errors import ClosedError, HaloxError, StateError
 from halox.exchange import calibration
 from halox.exchange.calibration import Fingerprint, agreed_costs
-from halox.exchange.costs import Costs, WayCost
-from halox.exchange.measuring import Cargo, Stopwatch, exchange_us
-from halox.paths.base import Channel
+from halox.exchange.costs import Costs
+from halox.exchange.measuring import Timer, exchange_us
+from halox.paths.base import Carried, Channel
+from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
@@ -131,16 +132,13 @@ def test_channels_that_only_some_ranks_have(comm: MPI.Intracomm) -> None:
     to_all = Message(0, "send", (part,), 1)
     to_half = Message(0, "send", (part,), 2)
     name = f"half {comm.rank % 2}"
-    channels: list[Channel] = [Counting(MPI.COMM_SELF), mine, everyone]
-    cargoes = [None, Cargo(name, (to_half,)), Cargo("all", (to_all,))]
+    carried = [Carried(name, mine, (to_half,)), Carried("all", everyone, (to_all,))]
     if comm.rank % 2:  # in another order
-        channels, cargoes = channels[::-1], cargoes[::-1]
-    found = Stopwatch(world, None, cargoes).measure(channels, 4)
+        carried = carried[::-1]
+    found = Timer(world, None, carried).measure([one.channel for one in carried], 4)
     assert set(found) == {to_all.key, to_half.key} and min(found.values()) > 0
     for channel in (everyone, mine):
         assert channel.started == channel.finished == 1 + 5 * 4
-    idle = next(c for c in channels if c not in (everyone, mine))
-    assert isinstance(idle, Counting) and idle.started == 0
     halves.Free()
     world.close()
 
@@ -153,7 +151,7 @@ def test_the_slowest_rank_counts(comm: MPI.Intracomm) -> None:
     def call() -> None:
         time.sleep(0.004 if comm.rank == comm.size - 1 else 0.0)
 
-    us = exchange_us(world, call, 3, stretches=3)
+    us = exchange_us(world, call, 3, rows=3)
     assert us >= 4000 and len(set(comm.allgather(us))) == 1
     world.close()
 
@@ -162,7 +160,7 @@ HERE = Fingerprint("NVIDIA H200", "580", "8 GPU(s) a node", "Open MPI")
 
 
 def table(latency_us: float) -> Costs:
-    one = WayCost(latency_us, 0.0, (1.0, 2.0, 3.0, 4.0))
+    one = ProtocolCost(latency_us, 0.0, (1.0, 2.0, 3.0, 4.0))
     return Costs.default().updated({"peer/ll": one}, f"file of {latency_us:g}")
 
 

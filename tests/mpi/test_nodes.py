@@ -17,11 +17,12 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send, datatypes
 from halox.errors import ExchangeTimeoutError, HaloxError
-from halox.exchange.surroundings import Surroundings
-from halox.paths import cuda_aware
-from halox.paths.cuda_aware import Verdict
+from halox.runtime import device_pointers
+from halox.runtime.context import Context
+from halox.runtime.device_pointers import Verdict
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
+from tests.mpi.limits import SHORT_S, short_waits
 
 pytestmark = pytest.mark.geometry
 
@@ -147,11 +148,8 @@ def test_typed_messages_between_all(nbytes: int, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_a_rank_that_stays_away_is_named(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_stays_away_is_named(comm: MPI.Intracomm) -> None:
     """The last rank does not come to the exchange; its neighbours say that they wait for it."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "4")
     size, last = comm.size, comm.size - 1
     # Neighbours by number, wherever their nodes are.
     grid = halox.Grid(
@@ -160,12 +158,14 @@ def test_a_rank_that_stays_away_is_named(
     u = grid.zeros()
     grid.exchange(u)
     if comm.rank == last - 1:
-        with pytest.raises(
-            ExchangeTimeoutError, match=rf"rank {comm.rank} has waited .*\b{last}\b"
-        ):
+        text = rf"rank {comm.rank} has waited .*\b{last}\b"
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
             grid.exchange(u)
     elif comm.rank != last:
-        with contextlib.suppress(ExchangeTimeoutError):  # of a neighbour that has given up
+        with (
+            short_waits(3 * SHORT_S),
+            contextlib.suppress(ExchangeTimeoutError),
+        ):  # of a neighbour that has given up
             grid.exchange(u)
     comm.Barrier()
 
@@ -198,31 +198,31 @@ def test_all_nodes_must_take_device_pointers(
         asked.append(device)
         return Verdict(nodes[comm.rank] != refusing, f"found on node {nodes[comm.rank]}")
 
-    monkeypatch.setattr(cuda_aware, "asked_before", ask)
+    monkeypatch.setattr(device_pointers, "asked_before", ask)
     monkeypatch.delenv("HALOX_CUDA_AWARE", raising=False)
     world = World(comm)
-    found = cuda_aware.find_out(world, device=0)
+    found = device_pointers.find_out(world, device=0)
     assert not found.takes and f"found on node {refusing}" in found.reason
     assert comm.allgather(found) == [found] * comm.size
     assert asked == ([0] if world.node_rank == 0 else [])
     refusing = -1
-    assert cuda_aware.find_out(world, device=0).takes
-    assert not cuda_aware.find_out(world, device=None).takes, "no GPU at all"
+    assert device_pointers.find_out(world, device=0).takes
+    assert not device_pointers.find_out(world, device=None).takes, "no GPU at all"
     # A user's word on one rank alone counts; nonsense on one rank alone is an error on all.
     if comm.rank == comm.size - 1:
         monkeypatch.setenv("HALOX_CUDA_AWARE", "0")
-    assert not cuda_aware.find_out(world, device=0).takes
+    assert not device_pointers.find_out(world, device=0).takes
     if comm.rank == comm.size - 1:
         monkeypatch.setenv("HALOX_CUDA_AWARE", "perhaps")
     with pytest.raises(HaloxError, match="'perhaps'"):
-        cuda_aware.find_out(world, device=0)
+        device_pointers.find_out(world, device=0)
     world.close()
 
 
 def test_a_failed_exchange_leaves_no_memory(comm: MPI.Intracomm) -> None:
     """What was allocated before the error is freed, on all ranks together."""
     world = World(comm)
-    around = Surroundings(world)
+    around = Context(world)
     block = around.arena.allocate(1000)
     assert (block is not None) == (world.node_size > 1)
     assert around.arena.segments == (block is not None)

@@ -15,6 +15,7 @@ from mpi4py import MPI
 import halox
 from halox.collectives import reductions
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+from tests.mpi.limits import short_waits
 
 LARGE = np.finfo("f8").max
 
@@ -34,7 +35,7 @@ def raised_by_all(grid: halox.Grid, kind: type, text: str, call: Callable[[], An
     start = time.monotonic()
     with pytest.raises(kind, match=text) as caught:
         call()
-    assert time.monotonic() - start < 30, "by the time limit"
+    assert time.monotonic() - start < 55, "by the time limit"
     assert set(grid.comm.allgather(type(caught.value))) == {kind}
     u = grid.ones()
     grid.exchange(u)
@@ -115,15 +116,15 @@ def test_no_memory_on_one_rank(
     def allocate(*arguments: Any) -> Any:
         raise MemoryError("no room for this")
 
-    monkeypatch.setattr("halox.grid.reads_in_place", lambda *_: False)
+    monkeypatch.setattr("halox.allocation.reads_in_place", lambda *_: False)
     with monkeypatch.context() as patched:
         if grid.rank == grid.size - 1:
-            patched.setattr("halox.grid.allocate", allocate)
+            patched.setattr("halox.allocation.allocate", allocate)
         text = r"no memory for a field of shape \(.*\) and dtype float64 \(no room for this\)"
         start = time.monotonic()
         with pytest.raises(HaloxError, match=text):
             getattr(grid, factory)()
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 55
     raised_by_all(grid, FieldError, "dtype", lambda: grid.zeros(bad_on_last(grid, object, "f8")))
 
 
@@ -184,18 +185,15 @@ def test_unlike_allreduces(grid: halox.Grid) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_an_allreduce_that_a_rank_does_not_come_to(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allreduce_that_a_rank_does_not_come_to(comm: MPI.Intracomm) -> None:
     """Also where it stops after the first of the steps."""
-    monkeypatch.setenv("HALOX_TIMEOUT", "6")
     g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")
     comm.Barrier()
     if comm.rank == comm.size - 1:
         g._world.begin("allreduce")
         g._world.guarded(lambda: None, "an allreduce")
     else:
-        with pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
             g.allreduce(np.ones(4))
     comm.Barrier()
 

@@ -18,7 +18,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
 from tests.support import no_shared_memory
 
-FOR_GPUS = ["peer", "peer/ll", "ipc", "ipc/into", "staged", "staged/shared", "cuda_aware"]
+FOR_GPUS = ["peer", "peer/ll", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,12 @@ def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatc
     [
         ("HALOX_CUDA_AWARE", "yes", HaloxError, "HALOX_CUDA_AWARE='yes': expected 1"),
         ("HALOX_CUDA_AWARE", " 1", HaloxError, "HALOX_CUDA_AWARE=' 1': expected 1"),
-        ("HALOX_PATH", "host/pigeon", PathError, "HALOX_PATH: there is no way 'host/pigeon' of"),
+        (
+            "HALOX_PATH",
+            "host/pigeon",
+            PathError,
+            "HALOX_PATH: there is no protocol 'host/pigeon' of",
+        ),
     ],
 )
 @pytest.mark.parametrize("where", ["on all ranks", "on the last one"])
@@ -182,7 +187,7 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
     with grid_of(comm) as grid:
         first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
         assert grid.plan(first, path="host/direct").messages_sent > 0
-        text = r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such way for this message"
+        text = r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such protocol for this message"
         refused(comm, PathError, text, lambda: grid.plan(second, path="host/direct"))
         check_works(grid, comm)
 

@@ -15,11 +15,12 @@ from halox import Recv, Send
 from halox.errors import ExchangeTimeoutError, MismatchError
 from halox.exchange.plan import Plan
 from halox.paths.base import Channel
-from halox.paths.buffers import RequestCarrier
+from halox.paths.buffers import RequestBuffers
 from halox.runtime import leftovers
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
 
 pytestmark = pytest.mark.ranks(2)
 
@@ -143,12 +144,8 @@ def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> No
             check_next(grid)
 
 
-def test_left_after_a_timeout(
-    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_left_after_a_timeout(node: str, comm: MPI.Intracomm) -> None:
     """The other rank comes when this one has given up."""
-    if comm.rank == 0:
-        monkeypatch.setenv("HALOX_TIMEOUT", "5")
     grid = box(comm)
     for components in COMPONENTS[::3]:
         u = own_array(grid, components)
@@ -156,7 +153,7 @@ def test_left_after_a_timeout(
         guarded, right = None, True
         if comm.rank == 0:
             plan.start()
-            with pytest.raises(ExchangeTimeoutError):
+            with short_waits(), pytest.raises(ExchangeTimeoutError):
                 plan.finish()
             del plan
             guarded = Guarded(components)
@@ -243,7 +240,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
 def test_many_times(node: str, comm: MPI.Intracomm) -> None:
     """Nothing grows where both ranks leave their plans, at once or one after the other."""
     with box(comm) as grid:
-        left = grid._surroundings.leftovers
+        left = grid._context.leftovers
         u = own_array(grid, 300)
 
         def leave_some(count: int) -> None:
@@ -259,7 +256,7 @@ def test_many_times(node: str, comm: MPI.Intracomm) -> None:
         def count() -> tuple[int, int]:
             progress(comm)
             left.reclaim(grid._world.gather(left.closed, "a test"))
-            return len(left._active) + len(left._shared), grid._surroundings.arena.segments
+            return len(left._active) + len(left._shared), grid._context.arena.segments
 
         leave_some(4)
         before = count()
@@ -321,7 +318,7 @@ def test_freed_when_all_have_closed(comm: MPI.Intracomm) -> None:
 def test_memory_outlives_the_interpreter(comm: MPI.Intracomm) -> None:
     """At exit MPI ends later than Python, which must not free buffers of requests until then."""
     world = World(comm)
-    carrier = RequestCarrier(world, [], [], lambda message: 20)
+    carrier = RequestBuffers(world, [], [], lambda message: 20)
     before = sys.getrefcount(carrier)
     leftovers._hold_all()
     assert sys.getrefcount(carrier) == before + 1

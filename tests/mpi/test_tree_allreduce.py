@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from halox.collectives.device import tree as tree_allreduce
-from halox.collectives.device.tree import children, make_tree_reduction
+from halox.collectives.device import tree_reduction as tree_allreduce
+from halox.collectives.device.tree_reduction import children, make_tree_reduction
 from halox.errors import ExchangeTimeoutError, HaloxError, StateError
 from halox.runtime.arena import SharedArena
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.world import World
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Work, judge, waits
+from tests.mpi.limits import short_waits
 from tests.unit.cpu_allreduce import AtOnce
 
 pytestmark = [pytest.mark.ranks(2, 3, 4, 6, 8), pytest.mark.geometry]
@@ -189,11 +190,10 @@ def test_a_capture_is_refused(rig: Rig) -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_a_rank_that_does_not_come(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOX_TIMEOUT", "1")
     rig = Rig(comm.Dup(), monkeypatch, "binomial")
     rig.step(0)
     if comm.rank != comm.size - 1:
-        with pytest.raises(ExchangeTimeoutError, match="has waited for rank"):
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="has waited for rank"):
             rig.step(1)
     comm.Barrier()
 

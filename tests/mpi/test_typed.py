@@ -115,4 +115,4 @@ def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
             plan = grid.plan(u)
             if number % 2:
                 plan.close()
-        assert grid._surroundings.arena.segments <= 4
+        assert grid._context.arena.segments <= 4

@@ -12,21 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.cli.bench import (
-    baselines,
-    byhand,
-    contention,
-    headlines,
-    kernels,
-    on_device,
-    rig,
-    timing,
-)
-from halox.cli.bench.layouts import Records
-from halox.cli.bench.reference import mixed
 from halox.errors import DatatypeError
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.compiler import preamble
+from halox_bench.common import byhand, kernels, neighbour, rig, timing
+from halox_bench.common.layouts import Records
+from halox_bench.common.reference import mixed
+from halox_bench.pack import baselines, contention, on_device, targets
 from tests.unit.cpu_kernels import SHIM, shared_library
 
 ENTRIES = {
@@ -305,8 +297,9 @@ def install(monkeypatch: pytest.MonkeyPatch, *, l2_bytes: int = 1 << 18) -> None
     monkeypatch.setattr(rig, "DEVICE_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(rig, "LINK_COPY_BYTES", 1 << 20)
     # What is waited for with patience is there at once or never.
-    monkeypatch.setattr(contention, "time", Ticks())
-    for module in (baselines, byhand, contention, headlines, on_device, rig, timing):
+    for module in (contention, neighbour):
+        monkeypatch.setattr(module, "time", Ticks())
+    for module in (baselines, byhand, contention, neighbour, targets, on_device, rig, timing):
         for name, value in replacements.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)

@@ -20,16 +20,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from halox.collectives.device import launching as allreduce
-from halox.collectives.device.launching import (
+from halox.collectives.device import kernel_reductions as allreduce
+from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
+from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     make_array_reduction,
     make_field_reduction,
 )
-from halox.collectives.device.table import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
 from halox.runtime.arrays import describe
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.cpu_peer import HEADER, LIMIT_S, MEMORY, HostArena
 from tests.unit.reduction_oracle import same
@@ -113,7 +113,7 @@ class ThreadWorld:
 
 
 class Launch:
-    """Takes the place of EarlyLaunch: runs the blocks here, and returns when they have ended."""
+    """Takes the place of PreparedLaunch: runs the blocks here, and returns when they have ended."""
 
     def __init__(self, function: Any, blocks: int, threads: int, arguments: Any) -> None:
         _, self.function, self.defines = function
@@ -195,19 +195,21 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
         array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(function: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Any:
+    def prepared(
+        function: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
+    ) -> Any:
         return Launch(function, blocks, threads, arguments)
 
     with (
         patch.object(allreduce, "cupy", lambda: fake),
-        patch.object(allreduce, "HOST_WORDS", Spares(word)),
+        patch.object(allreduce, "HOST_WORDS", Pool(word)),
         patch.object(allreduce, "StreamOrder", AtOnce),
         patch.object(allreduce, "is_capturing", lambda stream=None: False),
         patch.object(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
         ),
         patch.object(allreduce, "multiprocessors", lambda device: sms),
-        patch.object(allreduce, "EarlyLaunch", prepared),
+        patch.object(allreduce, "PreparedLaunch", prepared),
     ):
         yield
 
@@ -241,7 +243,7 @@ class Rank:
 
     @property
     def failure(self) -> tuple[int, int]:
-        """Rank that did not come + 1, 16 more if it called off, and epoch; zeros if all came."""
+        """Rank that did not come + 1, 16 more if it cancelled, and epoch; zeros if all came."""
         return tuple(self.reduction._failure.array[:8].view("u4").tolist())
 
 

@@ -118,7 +118,7 @@ def run(
     memory[start : start + table.nbytes] = table
     pointer = memory.ctypes.data + start
     if not planned.inline:
-        pointers = np.array([pointer, pointer + planned.chunk_region_offset], np.uint64)
+        pointers = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
         pointer = pointers.ctypes.data
     library = compiled(name, (*planned.defines, *defines))
     call: Callable[..., None] = library.run

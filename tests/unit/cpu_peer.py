@@ -1,7 +1,8 @@
 """Whole exchanges by ``peer.cu`` on the CPU: its plans made as on GPUs, its memory the host's, a thread for each rank.
 
-Everything but the machine is real: ``transports.peer_draft`` lays out the memory and makes the legs, ``peer_plan`` the
-table, the kernel runs it. A rank has one multiprocessor or more, each of which runs blocks one after another.
+Everything but the machine is real: ``paths.peer.negotiation`` lays out the memory and makes the segments,
+``paths.peer.table`` the table, the kernel runs it. A rank has one multiprocessor or more, each of which runs blocks
+one after another.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from halox import datatypes as dt
 from halox.datatypes import Datatype
 from halox.paths.base import Job, Operation
 from halox.paths.messages import Message, Part
-from halox.paths.peer import draft as peer_draft
+from halox.paths.peer import negotiation
 from halox.paths.peer.exported import exported_parts
 from halox.paths.peer.table import (
     EPOCH_SHIFT,
     TABLE_BYTES,
     Kind,
-    Leg,
     PeerPlan,
-    leg_dtype,
+    Segment,
     plan,
+    segment_dtype,
 )
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from halox.runtime.gpu import failure_word
 from halox.runtime.gpu.compiler import preamble, source
-from halox.runtime.gpu.pools import Spares
+from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 
 HEADER = "cpu_peer.h"
@@ -69,10 +71,10 @@ extern "C" void delay(u64 seed, u32 permille)
 """What the header cannot define before the kernel has defined its structs."""
 
 _RUN = """
-extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const void* legs,
+extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const void* segments,
                     const void* exchange)
 {
-    launch_blocks(grid, threads, backwards != 0, blocks, count, peer_exchange, *(const Legs*)legs,
+    launch_blocks(grid, threads, backwards != 0, blocks, count, peer_exchange, *(const Segments*)segments,
                   *(const Exchange*)exchange);
 }
 """
@@ -196,7 +198,7 @@ class Array:
 
 @dataclass
 class Launch:
-    """What EarlyLaunch is given."""
+    """What PreparedLaunch is given."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
@@ -263,14 +265,14 @@ class Rank:
 
     def prepare(self, draft: Any) -> None:
         self.draft = draft
-        with patch.object(peer_draft, "plan", self._plan):
+        with patch.object(negotiation, "plan", self._plan):
             self.launch: Launch = draft.prepared()[self.aside]
         self.parameters = []
         for argument in self.launch.arguments:
             memory = aligned(ctypes.sizeof(argument))
             memory[:] = np.frombuffer(argument, np.uint8)
             self.parameters.append(memory)
-        self.exchange = self.parameters[1].view(peer_draft.EXCHANGE)[
+        self.exchange = self.parameters[1].view(negotiation.EXCHANGE)[
             0
         ]  # a view: what is set in it holds
         self.own = self.arena.bytes_of(draft._own).copy()
@@ -279,8 +281,8 @@ class Rank:
             gap[:] = GUARD
         self.gaps = gaps
 
-    def _plan(self, legs: Sequence[Leg], *, sms: int) -> PeerPlan:
-        self.planned = plan(legs, sms=sms)
+    def _plan(self, segments: Sequence[Segment], *, sms: int) -> PeerPlan:
+        self.planned = plan(segments, sms=sms)
         return self.planned
 
     def begin_at(self, epoch: int) -> None:
@@ -305,8 +307,8 @@ class Rank:
 
     @property
     def kinds(self) -> set[Kind]:
-        """Kinds of the legs."""
-        return {Kind(kind) for kind in self.planned.legs["kind"].tolist()}
+        """Kinds of the segments."""
+        return {Kind(kind) for kind in self.planned.segments["kind"].tolist()}
 
     def limit(self, seconds: float) -> None:
         """Set how long a launch waits from now on."""
@@ -342,7 +344,7 @@ class Rank:
     @property
     def failure(self) -> tuple[int, int]:
         """Number of a message that did not come + 1, and epoch; zeros if all came."""
-        return tuple(self.draft.failure.array[:8].view("u4").tolist())
+        return tuple(self.draft.failure.words[:2])
 
     @property
     def epochs(self) -> int:
@@ -389,7 +391,7 @@ class Rank:
         assert (own[:first] == self.own[:first]).all() and (own[last:] == self.own[last:]).all()
 
 
-class _Memory(peer_draft._Memory):
+class _Memory(negotiation._Memory):
     """Tells where its parts end."""
 
     def __init__(self) -> None:
@@ -425,16 +427,18 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         array = aligned(8)
         return SimpleNamespace(array=array, device_pointer=array.ctypes.data)
 
-    def prepared(defines: Any, blocks: int, threads: int, arguments: Any, *, device: int) -> Launch:
+    def prepared(
+        defines: Any, blocks: int, threads: int, arguments: Any, *, device: int, dependent: bool
+    ) -> Launch:
         return adapt(defines, blocks, threads, arguments)
 
     with (
-        patch.object(peer_draft, "cupy", lambda: fake),
-        patch.object(peer_draft, "HOST_WORDS", Spares(word)),
-        patch.object(peer_draft, "kernel", lambda name, function, device, defines: defines),
-        patch.object(peer_draft, "multiprocessors", lambda device: sms),
-        patch.object(peer_draft, "EarlyLaunch", prepared),
-        patch.object(peer_draft, "_Memory", _Memory),
+        patch.object(negotiation, "cupy", lambda: fake),
+        patch.object(failure_word, "HOST_WORDS", Pool(word)),
+        patch.object(negotiation, "kernel", lambda name, function, device, defines: defines),
+        patch.object(negotiation, "multiprocessors", lambda device: sms),
+        patch.object(negotiation, "PreparedLaunch", prepared),
+        patch.object(negotiation, "_Memory", _Memory),
     ):
         yield
 
@@ -448,10 +452,10 @@ def few_kernels(defines: Any, blocks: int, threads: int, arguments: Any) -> Laun
     """The launch with parameters of which there are few, so that few kernels are compiled."""
     found = dict(defines)
     found.update(WORD_BYTES="0", IN_FLIGHT="2", KINDS="0x1ff")
-    if found["TABLE_LEGS"] != "0":
-        item = leg_dtype(int(found["MAX_LEVELS"])).itemsize
+    if found["TABLE_SEGMENTS"] != "0":
+        item = segment_dtype(int(found["MAX_LEVELS"])).itemsize
         most = TABLE_BYTES // item
-        found["TABLE_LEGS"] = str(most)
+        found["TABLE_SEGMENTS"] = str(most)
         table = bytes(arguments[0]).ljust(most * item, b"\0")
         arguments = [(ctypes.c_char * len(table)).from_buffer_copy(table), arguments[1]]
     return Launch(tuple(found.items()), blocks, threads, arguments)
@@ -479,11 +483,11 @@ def connect(
             world: Any = SimpleNamespace(rank=rank.number, limit_s=limit_s)
             theirs = {(m.peer, m.tag): exported[m.peer][rank.number, m.tag] for m in rank.job.sends}
             drafts.append(
-                peer_draft.Draft(world, rank.arena, rank.job, rank.copies, rank.ways, theirs)
+                negotiation.Negotiation(world, rank.arena, rank.job, rank.copies, rank.ways, theirs)
             )
-        announced = _swapped(drafts, [draft.announced() for draft in drafts])
-        granted = [draft.grant(told) for draft, told in zip(drafts, announced, strict=True)]
-        for draft, answers in zip(drafts, _swapped(drafts, granted), strict=True):
+        requests = _swapped(drafts, [draft.request(None) for draft in drafts])
+        replies = [draft.reply(told) for draft, told in zip(drafts, requests, strict=True)]
+        for draft, answers in zip(drafts, _swapped(drafts, replies), strict=True):
             draft.open(answers)
         for rank, draft in zip(ranks, drafts, strict=True):
             if rank.job.sends or rank.job.receives:

@@ -1,4 +1,4 @@
-"""``fake_libcuda.c``, compiled, in the place of the NVIDIA driver."""
+"""``fake_libcuda.c``, compiled, in the place of the NVIDIA driver, below NVIDIA's bindings or their likeness."""
 
 from __future__ import annotations
 
@@ -6,36 +6,58 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from halox.runtime.gpu import driver, libcuda
+from halox.runtime.gpu import copies, driver
 from tests.unit.cpu_kernels import compiled_once
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")
-FLAGS = ("-x", "c", "-std=c11", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+# With the name by which the bindings look for the driver: a process that has loaded it once finds it again.
+FLAGS = (
+    "-x",
+    "c",
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O1",
+    "-shared",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+NAMED = "-Wl,-soname,libcuda.so.1"
 CAPTURED = 7
 STREAM = 0x5000
 COUNTERS = ("calls_1d", "calls_2d", "calls_3d", "calls_batch")
 _LONG = ("allocation", "allocation_bytes", "last_stream")
 
 
-def compiled(form: int, without: tuple[str, ...] = ()) -> Path:
-    """The library of a driver with the form of batched copies, and without some functions."""
-    renamed = [f"-D{name}=no_{name}" for name in without]
-    return compiled_once(SOURCE.read_text(), *FLAGS, f"-DFORM={form}", *renamed)
+def compiled(named: bool = False) -> Path:
+    """The library, on request with the driver's name."""
+    return compiled_once(SOURCE.read_text(), *FLAGS, *([NAMED] if named else []))
 
 
 class FakeDriver:
-    """What the library counts and lets itself be told."""
+    """Calls the library as ``cuda.bindings.driver`` calls the driver, with whose types it is called.
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    The bindings find the driver once in a process. So that it can be replaced, this takes their place; a test in a
+    process of its own shows that they do the same.
+    """
+
+    def __init__(self, library: ctypes.CDLL, without: tuple[str, ...]) -> None:
+        from cuda.bindings import driver as types
+
+        self._library, self._types, self._without = library, types, without
 
     def __getitem__(self, name: str) -> int:
         return self._variable(name).value
 
     def __setitem__(self, name: str, value: int) -> None:
         self._variable(name).value = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._types, name)
 
     def counts(self) -> tuple[int, ...]:
         """Calls of each kind of copy since the last time."""
@@ -44,28 +66,80 @@ class FakeDriver:
             self[name] = 0
         return found
 
+    def cuDriverGetVersion(self):
+        return self._called("cuDriverGetVersion", ctypes.c_int())
+
+    def cuMemcpyAsync(self, target, source, nbytes, stream):
+        return self._called(
+            "cuMemcpyAsync", *map(ctypes.c_uint64, (target, source, nbytes, stream))
+        )
+
+    def cuMemcpy2DAsync(self, copy, stream):
+        return self._called("cuMemcpy2DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
+
+    def cuMemcpy3DAsync(self, copy, stream):
+        return self._called("cuMemcpy3DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
+
+    def cuStreamIsCapturing(self, stream):
+        code, status = self._called("cuStreamIsCapturing", ctypes.c_uint64(stream), ctypes.c_int())
+        return code, self._types.CUstreamCaptureStatus(status)
+
+    def cuPointerGetAttributes(self, count, attributes, address):
+        asked = (ctypes.c_int * count)(*map(int, attributes))
+        values = [ctypes.c_int() for _ in range(count)]
+        places = (ctypes.c_void_p * count)(*map(ctypes.addressof, values))
+        (code,) = self._called(
+            "cuPointerGetAttributes", ctypes.c_uint(count), asked, places, ctypes.c_uint64(address)
+        )
+        return code, [value.value for value in values]
+
+    def cuPointerGetAttribute(self, attribute, address):
+        value = ctypes.c_uint64()
+        code = self._library.cuPointerGetAttribute(
+            ctypes.byref(value), ctypes.c_int(int(attribute)), ctypes.c_uint64(address)
+        )
+        return self._types.CUresult(code), self._types.CUdeviceptr(value.value)
+
+    def cuMemGetAddressRange(self, address):
+        base, nbytes = ctypes.c_uint64(), ctypes.c_uint64()
+        code = self._library.cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(nbytes), ctypes.c_uint64(address)
+        )
+        return self._types.CUresult(code), self._types.CUdeviceptr(base.value), nbytes.value
+
+    def cuGetProcAddress(self, name, version, flags):
+        address = ctypes.c_void_p()
+        code = self._library.cuGetProcAddress_v2(
+            name, ctypes.byref(address), version, ctypes.c_uint64(flags), None
+        )
+        return self._types.CUresult(code), address.value, None
+
+    def _called(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """Call a function and return its result, and the value of the last argument if that is a plain int."""
+        if name in self._without:
+            raise RuntimeError(f'Function "{name}" not found')
+        *given, last = arguments
+        is_found = isinstance(last, ctypes.c_int)
+        code = self._library[name](*given, ctypes.byref(last) if is_found else last)
+        found = (last.value,) if is_found else ()
+        return (self._types.CUresult(code), *found)  # raises for a number that it does not know
+
     def _variable(self, name: str):
         kind = ctypes.c_uint64 if name in _LONG else ctypes.c_int
         return kind.in_dll(self._library, name)
 
 
-def forget() -> None:
-    """Let halox look for the driver again."""
-    for found in (libcuda.library, libcuda.function, driver._batch_function):
-        found.cache_clear()
-
-
 @contextmanager
-def fake_driver(form: int = 2, without: tuple[str, ...] = ()) -> Iterator[FakeDriver]:
+def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator[FakeDriver]:
     """Put the library in the driver's place."""
-    path = compiled(form, without)
-    with patch.object(libcuda, "LIBRARY", str(path)):
-        forget()
-        try:
-            fake = FakeDriver(libcuda.library())
-            fake.counts()
-            for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
-                fake[name] = 0
+    fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
+    fake.counts()
+    fake["version"] = version
+    for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
+        fake[name] = 0
+    copies.batch_function.cache_clear()
+    try:
+        with patch.object(driver, "bindings", lambda: fake):
             yield fake
-        finally:
-            forget()
+    finally:
+        copies.batch_function.cache_clear()

@@ -1,10 +1,12 @@
 /* A driver library for tests without a GPU: copies in host memory, what the CUDA driver copies on a GPU.
 
    The structs stand here a second time, as CUDA's documentation of the driver API gives them, so that a wrong field in
-   halox reads a wrong value here. FORM is 0 for a driver without batched copies, 1 for the form of CUDA 12.8, 2 for
-   that of CUDA 13. Streams 0 and 1 are the legacy default stream; stream 7 is being captured. */
+   halox reads a wrong value here. A version below 12080 has no batched copies. Streams 0 and 1 are the legacy default
+   stream; stream 7 is being captured. */
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { INVALID_VALUE = 1, CAPTURE_UNSUPPORTED = 900 };
@@ -55,7 +57,9 @@ typedef struct {
 
 /* What the tests look at and set. */
 int calls_1d, calls_2d, calls_3d, calls_batch, last_flags, next_error;
-int kind, managed, ordinal;
+int kind, managed, ordinal, version = 13000, launches;
+unsigned launched[9];
+uint32_t launched_number;
 uint64_t allocation, allocation_bytes, last_stream;
 
 static int refused(uint64_t stream)
@@ -72,9 +76,9 @@ static int copy(uint64_t to, uint64_t from, size_t n)
     return 0;
 }
 
-int cuDriverGetVersion(int *version)
+int cuDriverGetVersion(int *found)
 {
-    *version = FORM == 2 ? 13000 : FORM == 1 ? 12080 : 12020;
+    *found = version;
     return 0;
 }
 
@@ -124,8 +128,9 @@ int cuMemcpy3DAsync_v2(const Copy3D *c, uint64_t stream)
     return 0;
 }
 
-int fake_batch(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count, const Attributes *attrs,
-               const size_t *index, size_t n_attrs, uint64_t stream)
+int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
+                       const Attributes *attrs, const size_t *index, size_t n_attrs, size_t *fail_index,
+                       uint64_t stream)
 {
     calls_batch++;
     int error = refused(stream);
@@ -133,6 +138,7 @@ int fake_batch(const uint64_t *to, const uint64_t *from, const size_t *sizes, si
     if (stream == 7) return CAPTURE_UNSUPPORTED;
     if (stream < 2 || !count || n_attrs != 1 || index[0] != 0 || attrs->srcAccessOrder != IN_STREAM_ORDER)
         return INVALID_VALUE;
+    *fail_index = SIZE_MAX;
     last_flags = (int)attrs->flags;
     /* Any order is allowed: the last one first finds out who relies on one. */
     for (size_t i = count; i-- > 0;) {
@@ -142,24 +148,48 @@ int fake_batch(const uint64_t *to, const uint64_t *from, const size_t *sizes, si
     return 0;
 }
 
-#if FORM >= 1
-int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
-                       const Attributes *attrs, const size_t *index, size_t n_attrs, size_t *fail_index,
-                       uint64_t stream)
-{
-    if (FORM == 2) return INVALID_VALUE; /* the newer form is there to be used */
-    if (fail_index) *fail_index = 0;
-    return fake_batch(to, from, sizes, count, attrs, index, n_attrs, stream);
-}
-#endif
+typedef struct {
+    int id;
+    char pad[4];
+    int value;
+    char rest[60];
+} LaunchAttribute;
 
-#if FORM >= 2
-int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, const size_t *sizes, size_t count,
-                          const Attributes *attrs, const size_t *index, size_t n_attrs, uint64_t stream)
+typedef struct {
+    unsigned shape[6], shared_bytes;
+    void *stream;
+    const LaunchAttribute *attributes;
+    unsigned count;
+} LaunchConfig;
+
+/* Keeps the shape, the shared memory, the dependent launch (attribute 6), and the kernel's only argument. */
+int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **arguments, void **extra)
 {
-    return fake_batch(to, from, sizes, count, attrs, index, n_attrs, stream);
+    if (!function || extra || config->count > 1) return INVALID_VALUE;
+    memcpy(launched, config->shape, sizeof config->shape);
+    launched[6] = config->shared_bytes;
+    launched[7] = config->count ? (unsigned)config->attributes->id : 0;
+    launched[8] = config->count ? (unsigned)config->attributes->value : 0;
+    launched_number = *(uint32_t *)arguments[0];
+    launches++;
+    return refused((uint64_t)(uintptr_t)config->stream);
 }
-#endif
+
+/* As the driver's: of several forms of a function the newest that this version of CUDA has, by its plain name. */
+int cuGetProcAddress_v2(const char *name, void **found, int wanted, uint64_t flags, int *status)
+{
+    char newer[200];
+    Dl_info self;
+    (void)flags;
+    dladdr((void *)cuDriverGetVersion, &self);
+    void *library = dlopen(self.dli_fname, RTLD_NOLOAD | RTLD_NOW);
+    snprintf(newer, sizeof newer, "%s_v2", name);
+    *found = dlsym(library, newer);
+    if (!*found) *found = dlsym(library, name);
+    if (!strcmp(name, "cuMemcpyBatchAsync") && (version < 12080 || wanted < 12080)) *found = NULL;
+    if (status) *status = !*found;
+    return *found ? 0 : 500;
+}
 
 int cuStreamIsCapturing(uint64_t stream, int *status)
 {

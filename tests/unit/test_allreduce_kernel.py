@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halox.collectives.device import table as allreduce_plan
-from halox.collectives.device.table import plan_oneshot, plan_scattered, plan_wide
+from halox.collectives.device import kernel_plans as allreduce_plan
+from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered, plan_wide
 from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
 from halox.runtime.arrays import describe
 from tests.support import require, trials
@@ -152,7 +152,7 @@ class TestArrays:
         reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 3)
         there = [ranks[i] for i in (0, 1, 3)]
         for rank in there:
-            rank.limit(0.3)
+            rank.limit(1.0)
         found = [contents(i, 4) for i in range(n)]
         streams = [Stream(i, order, 1, 0, 0) for i in range(n)]
 
@@ -164,7 +164,7 @@ class TestArrays:
         with without_gpu():
             start = time.monotonic()
             at_once(3, launch)
-            assert time.monotonic() - start >= 0.3
+            assert time.monotonic() - start >= 1.0
             assert [rank.failure for rank in there] == [(3, 4)] * 3
             for _ in range(2):
                 with pytest.raises(
@@ -175,7 +175,7 @@ class TestArrays:
             there[0].reduction.close()
         there[1].reduction.close()  # has raised already
 
-    def test_a_call_that_is_called_off_ends_for_all(self, algorithm):
+    def test_a_call_that_is_cancelled_ends_for_all(self, algorithm):
         """Not those before it. All hear of it, and go on together."""
         elements, n = 200, 4
         ranks = connect_arrays(n, PLANS[algorithm](np.dtype("f8"), "sum", elements, n))
@@ -192,11 +192,11 @@ class TestArrays:
             first = reduced(i, 1)
             assert (first == 4 * 1 + 6).all()
             if i == 3:
-                ranks[3].reduction.call_off(streams[3])
+                ranks[3].reduction.cancel(streams[3])
             else:
                 reduced(i, 2)
                 assert ranks[i].failure == (16 + 4, 2)
-                with pytest.raises(MismatchError, match="rank 3 has called off reduction 2"):
+                with pytest.raises(MismatchError, match="rank 3 has cancelled reduction 2"):
                     reduced(i, 3)
             for epoch in (4, 5):
                 assert (reduced(i, epoch) == 4 * epoch + 6).all()
@@ -207,7 +207,7 @@ class TestArrays:
             at_once(n, work)
             assert time.monotonic() - start < LIMIT_S / 2
 
-    def test_a_call_that_is_called_off_while_it_begins(self, algorithm):
+    def test_a_call_that_is_cancelled_while_it_begins(self, algorithm):
         """At any moment of it: no thread goes a way of its own."""
         ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 200, 2))
         found = np.zeros(200)
@@ -218,12 +218,12 @@ class TestArrays:
                 def work(i, streams=streams, seed=seed):
                     if i:
                         time.sleep(seed * 2e-5)
-                        ranks[1].reduction.call_off(streams[1])
+                        ranks[1].reduction.cancel(streams[1])
                     else:
                         at = found.ctypes.data
                         ranks[0].reduction(at, at, streams[0])
                         assert ranks[0].failure[0] == 16 + 2
-                        with pytest.raises(MismatchError, match="rank 1 has called off"):
+                        with pytest.raises(MismatchError, match="rank 1 has cancelled"):
                             ranks[0].reduction(at, at, streams[0])
                     other = np.ones(200)
                     ranks[i].reduction(other.ctypes.data, other.ctypes.data, streams[i])
@@ -235,7 +235,7 @@ class TestArrays:
         ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
         reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 2)
         with without_gpu():
-            at_once(3, lambda i: ranks[i].reduction.call_off(Stream(i, "random", 1, 0, 0)))
+            at_once(3, lambda i: ranks[i].reduction.cancel(Stream(i, "random", 1, 0, 0)))
 
         def work(i):
             found = np.full(200, float(i))
@@ -246,13 +246,13 @@ class TestArrays:
         with without_gpu():
             assert all((one == 3).all() for one in at_once(3, work))
 
-    def test_what_was_called_off_is_told_at_the_end(self, algorithm):
+    def test_what_was_cancelled_is_told_at_the_end(self, algorithm):
         ranks = connect_arrays(2, PLANS[algorithm](np.dtype("f8"), "sum", 8, 2))
         found = np.zeros(8)
         with without_gpu():
-            ranks[1].reduction.call_off(Stream(1, "random", 1, 0, 0))
+            ranks[1].reduction.cancel(Stream(1, "random", 1, 0, 0))
             ranks[0].reduction(found.ctypes.data, found.ctypes.data, Stream(0, "random", 1, 0, 0))
-        with pytest.warns(UserWarning, match="rank 1 has called off reduction 1"):
+        with pytest.warns(UserWarning, match="rank 1 has cancelled reduction 1"):
             ranks[0].reduction.close()
         ranks[1].reduction.close()  # has raised itself
 
@@ -269,7 +269,7 @@ class TestArrays:
 
     def test_ranks_that_plan_otherwise(self, algorithm):
         def make(world, arena):
-            from halox.collectives.device.launching import make_array_reduction
+            from halox.collectives.device.kernel_reductions import make_array_reduction
 
             plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
             return make_array_reduction(world, arena, plan)
@@ -399,7 +399,7 @@ class TestFields:
         cells = fields("f4", UNEVEN)[0]
 
         def make(world, arena):
-            from halox.collectives.device.launching import make_local_reduction
+            from halox.collectives.device.kernel_reductions import make_local_reduction
 
             return make_local_reduction(world, arena, "squares", cells.dtype)
 
@@ -433,7 +433,7 @@ class TestFields:
     def test_a_rank_that_never_comes_is_named(self):
         ranks = connect_fields("sum", fields("f8", UNEVEN))
         for rank in ranks[:2]:
-            rank.limit(0.2)
+            rank.limit(1.0)
         out = np.full(2, -1.0)
         with without_gpu():
             streams = [Stream(i, "random", 1, 0, 0) for i in range(2)]
@@ -441,7 +441,7 @@ class TestFields:
         assert [rank.failure for rank in ranks[:2]] == [(3, 1)] * 2
         assert (out == -1).all()
 
-    def test_a_number_that_is_called_off(self):
+    def test_a_number_that_is_cancelled(self):
         cells = fields("f8", UNEVEN)
         ranks = connect_fields("sum", cells)
         streams = [Stream(i, "random", 1, 0, 0) for i in range(3)]
@@ -450,11 +450,11 @@ class TestFields:
         def work(i):
             at = out[i:].ctypes.data
             if i == 1:
-                ranks[1].reduction.call_off(streams[1])
+                ranks[1].reduction.cancel(streams[1])
             else:
                 number(ranks[i], at, streams[i])
                 assert ranks[i].failure == (16 + 2, 1)
-                with pytest.raises(MismatchError, match="rank 1 has called off reduction 1"):
+                with pytest.raises(MismatchError, match="rank 1 has cancelled reduction 1"):
                     number(ranks[i], at, streams[i])
             number(ranks[i], at, streams[i])
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from halox.collectives.device.table import (
+from halox.collectives.device.kernel_plans import (
     ALLREDUCE,
     EPOCH_SHIFT,
     FIELD_REDUCTIONS,

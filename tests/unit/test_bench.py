@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.cli.bench import on_host, plots
-from halox.cli.bench.catalogue import catalogue, select
-from halox.cli.bench.options import PACKERS, Options
-from halox.cli.bench.rows import COPY, Row, Timed, header, line, rows_of
 from halox.errors import MissingPackageError
 from halox.packing.host import HostPacker
+from halox.runtime.gpu import cuda
+from halox_bench.common.timing import Timed
+from halox_bench.pack import on_host, plots
+from halox_bench.pack.cases import catalogue, select
+from halox_bench.pack.options import PACKERS, Options
+from halox_bench.pack.rows import COPY, TABLE, Row, line, rows_of
 from tests.support import require
 
 FEW = "NAS_LU_y/33,WRF_x_vec/8x8,SPECFEM3D_cm/c1,struct_24/4096,lower_triangle/1024"
@@ -101,10 +104,8 @@ class TestCommand:
     def test_no_gpu(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        from halox.cli.bench import command
-
-        monkeypatch.setattr(command, "_why_no_gpu", lambda: "it is on loan")
-        for option in ("--device gpu", "--headlines", "--contention"):
+        monkeypatch.setattr(cuda, "why_no_gpu", lambda: "it is on loan")
+        for option in ("--device gpu", "--targets", "--headlines", "--contention"):
             assert bench(f"pack {option}") == 2
             assert "it is on loan" in capsys.readouterr().err
 
@@ -167,7 +168,7 @@ class TestRows:
             **COMMON, method="strided", kind="packer", us=123456.0, gb_per_s=0.001, of_copy=1.2
         )
         shown = line(row)
-        head = header()
+        head = TABLE.header()
         assert shown.index("strided") == head.index("method")
         assert shown.index("1.235e+05") + 9 == head.index("us") + 2
         assert "120.0" in shown
@@ -216,7 +217,7 @@ class TestPlots:
 
     def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingPackageError, match=r"halox\[plot\]"):
+        with pytest.raises(MissingPackageError, match=r"pip install matplotlib"):
             plots.draw(self.rows(), tmp_path)
 
 
@@ -227,11 +228,12 @@ def test_options_name_the_packers_that_there_are() -> None:
 
 
 def test_the_kernels_lie_beside_the_modules() -> None:
-    folder = Path(on_host.__file__).parent
-    assert {path.name for path in folder.glob("*.cu")} == {
-        "bench.cu",
-        "byhand.cu",
-        "jacobi.cu",
-    }
-    for path in folder.glob("*.cu"):
+    folder = Path(str(files("halox_bench")))
+    found = sorted(folder.rglob("*.cu"))
+    assert [path.relative_to(folder).as_posix() for path in found] == [
+        "allreduce/jacobi.cu",
+        "common/bench.cu",
+        "common/byhand.cu",
+    ]
+    for path in found:
         assert 'extern "C" __global__' in path.read_text()

@@ -7,6 +7,7 @@ import functools
 import json
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,21 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.cli.bench import allreduce_headlines, allreduce_plots
-from halox.cli.bench.allreduce_cases import (
-    MIB,
-    AllreduceCase,
-    AllreduceOracle,
-    cases,
-    in_words,
-    nbytes_of,
-)
-from halox.cli.bench.allreduce_headlines import (
+from halox.errors import HaloxError
+from halox_bench.allreduce import plots as allreduce_plots
+from halox_bench.allreduce import targets
+from halox_bench.allreduce.baselines import HOST_STAGED, MPI, NCCL
+from halox_bench.allreduce.cases import AllreduceCase, AllreduceOracle, cases
+from halox_bench.allreduce.rows import AllreduceRow, calls_to_pay, header, line, paid
+from halox_bench.allreduce.targets import (
     MEDIUM,
     SHARED_BYTES,
-    _Headlines,
-    headlines,
-    mg_figures,
+    Targets,
+    measure,
 )
-from halox.cli.bench.allreduce_rivals import HOST_STAGED, MPI, NCCL
-from halox.cli.bench.allreduce_rows import AllreduceRow, calls_to_pay, header, line, paid
-from halox.cli.bench.kernels import source
-from halox.errors import HaloxError
+from halox_bench.common.kernels import source
+from halox_bench.common.sizes import MIB, nbytes_of, size_label
+from tests.gpu.check import multigrid_figures
 from tests.support import halox_bench, require
 from tests.unit.cpu_kernels import SHIM, shared_library
 from tests.unit.lone_rank import alone
@@ -139,7 +135,7 @@ class TestCases:
 
     @pytest.mark.parametrize("nbytes", [1, 8, 1000, 1 << 13, 3 << 19, 128 << 20])
     def test_sizes_are_read_as_they_are_written(self, nbytes: int) -> None:
-        assert nbytes_of(in_words(nbytes)) == nbytes
+        assert nbytes_of(size_label(nbytes)) == nbytes
 
     @pytest.mark.parametrize(
         ("words", "text"),
@@ -159,7 +155,7 @@ class TestCases:
 
 
 def row(kind: str, name: str, us: float | None, **others: Any) -> AllreduceRow:
-    return AllreduceRow("8B f8 sum", 1, 8, "f8", "sum", kind, name, us=us, **others)
+    return AllreduceRow(1, 8, "f8", "sum", case="8B f8 sum", kind=kind, name=name, us=us, **others)
 
 
 class TestRows:
@@ -192,7 +188,7 @@ class TestRows:
 
     def test_plots(self, tmp_path: Path) -> None:
         rows = [row("selected", "selected", 3.0, pays_after={MPI: 7}), row("baseline", MPI, 9.0)]
-        larger = [AllreduceRow(**(r.as_dict() | {"nbytes": 64, "case": "64B"})) for r in rows]
+        larger = [replace(r, nbytes=64, case="64B") for r in rows]
         drawn = allreduce_plots.draw([*rows, *larger], tmp_path / "new", MPI)
         assert [path.name for path in drawn] == [
             "allreduce-f8-sum.png",
@@ -255,7 +251,7 @@ class TestCommand:
             ("--sizes 0", "expected bytes"),
             ("--dtype f4 --op bitwise_and", "no meaning"),
             ("--device cpu --sizes 8 --algorithms magic", "expected host, hierarchical"),
-            ("--headlines --device cpu", "needs a GPU"),
+            ("--targets --device cpu", "needs a GPU"),
             ("--device cpu --sizes 8 --json /no/such/x.json", "no such folder"),
         ],
     )
@@ -284,7 +280,7 @@ class FakeBench:
         found = []
         for name, streamed in us.items():
             kind = "selected" if name == "selected" else "baseline"
-            common = (case.name, case.elements, case.nbytes, case.dtype, case.op, kind, name)
+            common = (case.elements, case.nbytes, case.dtype, case.op)
             modes = {"stream": streamed}
             if not self.shared_gpu and name != HOST_STAGED:
                 modes["graph"] = streamed / 2
@@ -294,7 +290,12 @@ class FakeBench:
                 bad = name == self.failed
                 found.append(
                     AllreduceRow(
-                        *common, "oneshot", mode, None if bad else time, failed=bad, error="bad"
+                        *common,
+                        **{"case": case.name, "kind": kind, "name": name, "path": "oneshot"},
+                        mode=mode,
+                        us=None if bad else time,
+                        failed=bad,
+                        error="bad",
                     )
                 )
         return found
@@ -308,12 +309,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         return iter(())
 
     for name in ("over_launch", "norm", "jacobi", "choice"):
-        monkeypatch.setattr(_Headlines, name, none)
+        monkeypatch.setattr(Targets, name, none)
 
     def run(budget_s: float = 60.0, **options: Any) -> dict[str, Any]:
         bench = FakeBench(**options)
-        monkeypatch.setattr(allreduce_headlines, "AllreduceBench", lambda comm, options: bench)
-        found = headlines(bench.comm, budget_s=budget_s)
+        monkeypatch.setattr(targets, "AllreduceBench", lambda comm, options: bench)
+        found = measure(bench.comm, budget_s=budget_s)
         measured_once = len(bench.seen) == len(set(bench.seen))
         assert measured_once or bench.failed
         json.dumps(found, allow_nan=False)
@@ -322,7 +323,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     return run
 
 
-class TestHeadlines:
+class TestTargets:
     def test_a_gpu_each(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures()
         one = {
@@ -336,7 +337,7 @@ class TestHeadlines:
         ]
         assert [f["baseline"] for f in one.values()] == [8.0, 4.0, 17.0]
         for nbytes in MEDIUM:
-            name = f"allreduce of {in_words(nbytes)} float64, 2 ranks, in a stream: over {NCCL}"
+            name = f"allreduce of {size_label(nbytes)} float64, 2 ranks, in a stream: over {NCCL}"
             wanted = (4 + nbytes / 4e5) / (8 + nbytes / 4e5)
             assert found[name]["value"] == pytest.approx(wanted, abs=1e-4)
             assert found[name]["target"] == 0.67 and found[name]["met"] is (wanted <= 0.67)
@@ -351,7 +352,7 @@ class TestHeadlines:
         assert found["allreduce of one float64, 2 ranks, in a stream"]["target"] is None
         targets = {
             nbytes: found[
-                f"allreduce of {in_words(nbytes)} float64, 2 ranks, in a stream: over {HOST_STAGED}"
+                f"allreduce of {size_label(nbytes)} float64, 2 ranks, in a stream: over {HOST_STAGED}"
             ]["target"]
             for nbytes in (8, 1024, SHARED_BYTES, 128 * MIB)
         }
@@ -379,16 +380,20 @@ class TestHeadlines:
 def test_multigrid_figures() -> None:
     common = {"class": "C", "device": "gpu", "verified": True, "relative_error": 1e-13}
     common |= {"time_s": 1.0, "graph": True}
-    found = mg_figures(
-        {
-            1: {**common, "mops": 100.0, "exchange_share": 0.0},
-            2: {**common, "mops": 180.0, "exchange_share": 0.1},
-        }
-    )
+    figures = {
+        1: {**common, "mops": 100.0, "exchange_share": 0.0},
+        2: {**common, "mops": 180.0, "exchange_share": 0.1},
+    }
+    runs = [
+        {"app": "nas_mg", "ranks": n, "exit_status": 0, "figures": one}
+        for n, one in figures.items()
+    ]
+    bad = {"app": "nas_mg", "ranks": 4, "exit_status": 1, "figures": {"output": "no"}}
+    found = multigrid_figures([*runs, bad, {"app": "stencil2d", "exit_status": 0}])
     assert [one["value"] for one in found] == [100.0, 180.0]
     assert [one["speed_up"] for one in found] == [1.0, 1.8]
     assert found[1]["exchange_share"] == 0.1 and found[1]["baseline"] == 100.0
-    assert mg_figures({}) == []
+    assert multigrid_figures([bad]) == []
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 5), (2, 7, 300)])
@@ -397,7 +402,7 @@ def test_jacobi_kernel(shape: tuple[int, int, int], blocks: int) -> None:
     require("cxx")
     text = f"""
 #include "{SHIM}"
-{source("jacobi")}
+{source("jacobi", "halox_bench.allreduce")}
 extern "C" void run(unsigned grid, unsigned block, u64 before, u64 after, u64 change, int nz, int ny, int nx)
 {{
     launch_on_cpu(grid, block, true, jacobi, (const double*)before, (double*)after, (double*)change, nz, ny, nx);

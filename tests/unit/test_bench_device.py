@@ -11,23 +11,18 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.cli.bench import (
-    baselines,
-    byhand,
-    contention,
-    headlines,
-    kernels,
-    on_device,
-    reference,
-    synthetic,
-)
-from halox.cli.bench.catalogue import select
-from halox.cli.bench.layouts import Box, Boxes
-from halox.cli.bench.options import Options
-from halox.cli.bench.patterns import KIB, Case
-from halox.cli.bench.rig import Placed, Rig
-from halox.cli.bench.rows import COPY, Row
 from halox.errors import DeviceError
+from halox_bench.common import byhand, kernels, neighbour, reference
+from halox_bench.common.layouts import Box, Boxes
+from halox_bench.common.rig import Rig
+from halox_bench.common.sizes import KIB
+from halox_bench.common.targets import figure
+from halox_bench.pack import baselines, contention, on_device, synthetic, targets
+from halox_bench.pack.cases import select
+from halox_bench.pack.options import Options
+from halox_bench.pack.patterns import Case
+from halox_bench.pack.placed import Placed
+from halox_bench.pack.rows import COPY, Row
 from tests.support import require
 from tests.unit import bench_gpu
 
@@ -234,7 +229,7 @@ class TestRun:
             raise DeviceError("cannot page-lock")
 
         rig.link_bytes_per_us("host")
-        monkeypatch.setattr("halox.cli.bench.rig.pinned", refuse)
+        monkeypatch.setattr("halox_bench.common.rig.pinned", refuse)
         rows = measured(rig, ["face_y/64"], methods=("strided",))
         (left_out,) = [row for row in rows if row.destination == "host"]
         assert "page-lock" in left_out.error and not left_out.failed
@@ -270,12 +265,11 @@ class TestCommand:
     def run(
         self, monkeypatch: pytest.MonkeyPatch, folder: Path, words: str, status: int = 0
     ) -> dict[str, Any]:
-        from halox.cli.bench import command
         from halox.runtime.gpu import cuda
 
         bench_gpu.install(monkeypatch)
         monkeypatch.setattr(cuda, "cupy", lambda: bench_gpu.fake_cupy(1 << 20))
-        monkeypatch.setattr(command, "_why_no_gpu", lambda: None)
+        monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(on_device._Bench, "_public_host_us", lambda self: 3.5)
         file = folder / "result.json"
         assert main(["bench", "pack", *words.split(), "--json", str(file)]) == status
@@ -310,12 +304,12 @@ class TestCommand:
         assert all(line["alone_us"] > 0 for line in lines)
         assert "slowdown" in capsys.readouterr().out
 
-    def test_headlines(
+    def test_targets(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        small_headlines(monkeypatch)
-        result = self.run(monkeypatch, tmp_path, "--headlines")
-        assert not [one for one in result["headlines"] if "failed" in one]
+        small_targets(monkeypatch)
+        result = self.run(monkeypatch, tmp_path, "--targets")
+        assert not [one for one in result["targets"] if "failed" in one]
         assert "x-face" in capsys.readouterr().out
 
 
@@ -335,12 +329,14 @@ class Ticks:
 
 def small_contention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "CASES", ((8, 64 * KIB), (128, 64 * KIB)))
-    monkeypatch.setattr(contention, "_COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(contention, "PATIENCE_S", 20e-5)
-    monkeypatch.setattr(contention, "time", Ticks())
+    monkeypatch.setattr(neighbour, "_COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(neighbour, "PATIENCE_S", 20e-5)
+    ticks = Ticks()
+    for module in (contention, neighbour):
+        monkeypatch.setattr(module, "time", ticks)
 
 
-def small_headlines(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the cases, so that host memory is fast enough."""
     import halox
 
@@ -353,16 +349,16 @@ def small_headlines(monkeypatch: pytest.MonkeyPatch) -> None:
         "HACC_vblock/32Ki": "HACC_vblock/4Ki",
         "HACC_particles/32Ki": "HACC_particles/4Ki",
     }
-    case, runs = headlines._case, synthetic.runs
-    monkeypatch.setattr(headlines, "_case", lambda name: case(smaller.get(name, name)))
+    case, runs = targets._case, synthetic.runs
+    monkeypatch.setattr(targets, "_case", lambda name: case(smaller.get(name, name)))
     monkeypatch.setattr(
-        headlines.synthetic,
+        targets.synthetic,
         "runs",
         lambda pattern, block, stride, payload: runs(pattern, block, stride, 64 * KIB),
     )
-    monkeypatch.setattr(contention, "_COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(contention, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(headlines, "REPEATS", 3)
+    monkeypatch.setattr(neighbour, "_COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(neighbour, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(targets, "REPEATS", 3)
     monkeypatch.setattr(halox, "pack", lambda *given, **named: None)
 
 
@@ -415,11 +411,11 @@ class TestContention:
         assert any(line.us for line in lines if line.method == "strided")
 
 
-class TestHeadlines:
+class TestTargets:
     def test_all_figures(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        small_headlines(monkeypatch)
-        found = headlines.headlines()
+        small_targets(monkeypatch)
+        found = targets.measure()
         assert len(found) >= 25
         for one in found:
             assert set(one) >= {
@@ -443,28 +439,26 @@ class TestHeadlines:
 
     def test_a_failure_leaves_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        small_headlines(monkeypatch)
+        small_targets(monkeypatch)
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise DeviceError("no memory")
 
         monkeypatch.setattr(contention, "half_busy_slowdown", refuse)
-        found = {one["name"]: one for one in headlines.headlines()}
+        found = {one["name"]: one for one in targets.measure()}
         assert found["half the GPU busy"]["failed"] == "DeviceError: no memory"
         assert found["half the GPU busy"]["met"] is None and len(found) > 20
 
     def test_the_time_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench_gpu.install(monkeypatch)
-        found = headlines.headlines(budget_s=-1.0)
+        found = targets.measure(budget_s=-1.0)
         assert all("left out" in one["failed"] for one in found)
 
     def test_figure(self) -> None:
-        at_least = headlines.figure("n", 0.9, "share", 0.9, 1.0, "us")
-        at_most = headlines.figure("n", 1.2, "x", 1.1, 1.0, "us", at_most=True)
+        at_least = figure("n", 0.9, "share", 0.9, 1.0, "us")
+        at_most = figure("n", 1.2, "x", 1.1, 1.0, "us", at_most=True)
         assert at_least["met"] and not at_most["met"]
-        starved = headlines.figure(
-            "n", math.inf, "share", 0.05, 1.0, "us", at_most=True, us=math.inf
-        )
+        starved = figure("n", math.inf, "share", 0.05, 1.0, "us", at_most=True, us=math.inf)
         assert starved["value"] is None is starved["us"] and starved["met"] is False
 
 
@@ -501,7 +495,8 @@ def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
         assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
         return values[0] if values else None
 
-    text = preamble(settings) + kernels.source(name)
+    package = "halox_bench.allreduce" if name == "jacobi" else "halox_bench.common"
+    text = preamble(settings) + kernels.source(name, package)
     program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
     options = [*(option.encode() for option in OPTIONS), f"-arch=compute_{architecture}".encode()]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import numpy as np
 import pytest
 
 from halox.cli import main
-from halox.cli.bench import exchange_plots, pingpong_rivals
-from halox.cli.bench.byhand import THREADS
-from halox.cli.bench.exchange_cases import (
+from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.errors import HaloxError
+from halox.packing.host import HostPacker
+from halox_bench.common.byhand import THREADS
+from halox_bench.common.kernels import defines
+from halox_bench.exchange import plots as exchange_plots
+from halox_bench.exchange.baselines_gpu import Segments, table
+from halox_bench.exchange.cases import (
     FACES,
     MILC,
     ExchangeCase,
@@ -22,21 +28,11 @@ from halox.cli.bench.exchange_cases import (
     cases,
     milc,
 )
-from halox.cli.bench.exchange_oracle import Oracle
-from halox.cli.bench.exchange_rivals_gpu import Segments, table
-from halox.cli.bench.exchange_rows import (
-    ExchangeRow,
-    chosen_over_best,
-    header,
-    line,
-    share_close,
-    summary,
-)
-from halox.cli.bench.kernels import defines
-from halox.cli.bench.pingpong_cases import PATTERNS, PingPongOracle, select
-from halox.decomposition import FieldLayout, FieldSpec, decompose
-from halox.errors import HaloxError
-from halox.packing.host import HostPacker
+from halox_bench.exchange.oracle import Oracle
+from halox_bench.exchange.rows import ExchangeRow, header, line
+from halox_bench.pingpong import baselines as pingpong_baselines
+from halox_bench.pingpong.cases import PATTERNS, PingPongOracle, select
+from halox_bench.ranks.rows import choices
 from tests.support import halox_bench, require
 
 CASES = [
@@ -241,8 +237,8 @@ class TestCases:
 
 
 def row(kind: str, name: str, us: float | None, **others: Any) -> ExchangeRow:
-    common = ("8^3 f8 x", (8, 8, 8), (), (1, 1, 2), "x", 1, "f8", 1, 1024)
-    return ExchangeRow(*common, kind, name, us=us, **others)
+    common = ((8, 8, 8), (), (1, 1, 2), "x", 1, "f8", 1, 1024)
+    return ExchangeRow(*common, case="8^3 f8 x", kind=kind, name=name, us=us, **others)
 
 
 class TestRows:
@@ -256,17 +252,19 @@ class TestRows:
             row("selected", "selected", 8.0, mode="graph", path="peer/ll"),
             row("path", "peer", 4.0, mode="graph", path="peer/ll"),
         ]
-        streamed, graph = chosen_over_best(rows)
+        result: dict[str, Any] = {}
+        said = "\n".join(choices(rows, result))
+        streamed, graph = result["chosen_over_best"]["cases"]
         assert streamed["best"] == "peer" and streamed["ratio"] == 1.2 and not streamed["same"]
         assert graph["ratio"] == 2.0 and graph["same"]
-        assert share_close([streamed, graph]) == 0.5
-        said = "\n".join(summary([streamed, graph]))
+        assert result["chosen_over_best"]["share_within"] == 0.5
         assert "50.0 % of 2" in said and "worst 1.20 x" in said
-        assert summary(chosen_over_best(rows[:1])) == [] and share_close([]) is None
+        assert choices(rows[:1], result) == []
+        assert result["chosen_over_best"]["share_within"] is None
 
     def test_lines_are_aligned(self) -> None:
         shown = line(row("baseline", "by hand", 123.456), 12.3456)
-        assert shown.index("by hand") == header().index("way")
+        assert shown.index("by hand") == header().index("method")
         assert shown.endswith("0.10 x")
         assert line(row("path", "ipc", None, error="no\nmore"), None).endswith("  no")
         broken = row("path", "ipc", None, error="why", failed=True)
@@ -274,7 +272,7 @@ class TestRows:
 
     def test_plots(self, tmp_path: Path) -> None:
         rows = [row("selected", "selected", 3.0, path="peer/ll"), row("path", "peer", 3.0)]
-        larger = [ExchangeRow(**(r.as_dict() | {"shape": (16,) * 3, "case": "16"})) for r in rows]
+        larger = [replace(r, shape=(16,) * 3, case="16") for r in rows]
         drawn = exchange_plots.draw([*rows, *larger], tmp_path / "new")
         names = [path.name for path in drawn]
         assert names == ["exchange-3d-x-f8-halo1-fields1.png", "chosen-over-best.png"]
@@ -309,7 +307,7 @@ class TestPingPong:
             side.by_hand.pack([array.view(np.uint8)], packed)
             assert np.array_equal(packed, wanted)
             target, other = np.zeros_like(array), np.zeros_like(array)
-            pingpong_rivals.unpack(side.by_hand, packed, target.view(np.uint8))
+            pingpong_baselines.unpack(side.by_hand, packed, target.view(np.uint8))
             HostPacker(other, side.datatype, side.count).unpack(packed)
             assert np.array_equal(target, other)
 
@@ -362,7 +360,7 @@ class TestCommands:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         rows = json.loads(file.read_text())["rows"]
         assert {(r["pattern"], r["n"]) for r in rows} == {(p, n) for p in PATTERNS for n in (4, 33)}
-        names = {"selected", "host", pingpong_rivals.MPI_TYPES, pingpong_rivals.BY_HAND}
+        names = {"selected", "host", pingpong_baselines.MPI_TYPES, pingpong_baselines.BY_HAND}
         assert {r["name"] for r in rows} == names
         for r in rows:
             assert r["checked"] and r["half_us"] > 0 and not r["error"]
@@ -392,7 +390,7 @@ class TestCommands:
             ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
             ("exchange --sizes 8 --halo 9", "wider than a block"),
             ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
-            ("exchange --headlines --device cpu", "needs a GPU"),
+            ("exchange --targets --device cpu", "needs a GPU"),
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),

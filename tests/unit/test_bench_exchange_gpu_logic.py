@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from halox.cli.bench import busy, exchange_headlines, ranks_clock
-from halox.cli.bench.exchange_cases import ExchangeCase
-from halox.cli.bench.exchange_headlines import _Headlines
-from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
-from halox.cli.bench.exchange_rows import ExchangeRow
-from halox.cli.bench.ranks_clock import Stage
 from halox.errors import StateError
 from halox.runtime.gpu import cuda
+from halox_bench.exchange import targets
+from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
+from halox_bench.exchange.cases import ExchangeCase
+from halox_bench.exchange.rows import ExchangeRow
+from halox_bench.exchange.targets import Targets
+from halox_bench.ranks import busy
+from halox_bench.ranks import clock as ranks_clock
+from halox_bench.ranks.clock import Stage
 from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.lone_rank import alone
@@ -42,11 +45,11 @@ class FakeBench:
     def __init__(self, *, shared: bool = False, size: int = 2, failed: str = "") -> None:
         self.shared_gpu, self.failed = shared, failed
         self.comm = alone(size)
-        pool = SimpleNamespace(free_all_blocks=lambda: None)
-        self.stage = SimpleNamespace(
-            device=0, xp=SimpleNamespace(get_default_memory_pool=lambda: pool)
-        )
+        self.stage = SimpleNamespace(device=0)
         self.seen: list[str] = []
+
+    def free(self) -> None:
+        pass
 
     def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
         self.seen.append(case.name)
@@ -59,11 +62,14 @@ class FakeBench:
             )
             path = "" if kind == "baseline" else f"{'peer' if name == 'selected' else name}/x"
             row = ExchangeRow(
-                *(case.name, case.shape, (), case.proc_shape(2), case.faces, 1, "f8", case.fields),
-                *(16 * case.shape[0] ** 2, kind, name, path, mode, us * case.fields**0.5, True),
+                *(case.shape, (), case.proc_shape(2), case.faces, 1, "f8", case.fields),
+                16 * case.shape[0] ** 2,
+                **{"case": case.name, "kind": kind, "name": name, "path": path, "mode": mode},
+                us=us * case.fields**0.5,
+                checked=True,
             )
             if name == self.failed:
-                row = ExchangeRow(**(row.as_dict() | {"us": None, "error": "bad", "failed": True}))
+                row = replace(row, us=None, error="bad", failed=True)
             found.append(row)
         return found
 
@@ -74,21 +80,21 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         return iter(())
 
     for name in ("half_busy", "host_time"):
-        monkeypatch.setattr(_Headlines, name, none)
-    monkeypatch.setattr(_Headlines, "_peer_bytes_per_us", lambda self: 400e3)
-    monkeypatch.setattr(exchange_headlines, "why_not_gpu_aware", lambda comm, device: "not asked")
+        monkeypatch.setattr(Targets, name, none)
+    monkeypatch.setattr(Targets, "_peer_bytes_per_us", lambda self: 400e3)
+    monkeypatch.setattr(targets, "why_not_gpu_aware", lambda comm, device: "not asked")
 
     def run(**options: Any) -> dict[str, Any]:
         bench = FakeBench(**options)
-        monkeypatch.setattr(exchange_headlines, "Bench", lambda comm, options: bench)
-        found = exchange_headlines.headlines(bench.comm)
+        monkeypatch.setattr(targets, "Bench", lambda comm, options: bench)
+        found = targets.measure(bench.comm)
         json.dumps(found, allow_nan=False)
         return {one["name"]: one for one in found}
 
     return run
 
 
-class TestHeadlines:
+class TestTargets:
     def test_a_gpu_each(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures()
         small = found["both x-faces of 64^3 float64, 2 ranks, in a stream"]
@@ -136,10 +142,10 @@ class TestHeadlines:
     def test_what_there_is_no_time_for_says_so(
         self, figures: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(exchange_headlines, "BUDGET_S", -1.0)
+        monkeypatch.setattr(targets, "BUDGET_S", -1.0)
         bench = FakeBench()
-        monkeypatch.setattr(exchange_headlines, "Bench", lambda comm, options: bench)
-        found = exchange_headlines.headlines(bench.comm, budget_s=-1.0)
+        monkeypatch.setattr(targets, "Bench", lambda comm, options: bench)
+        found = targets.measure(bench.comm, budget_s=-1.0)
         assert all("left out" in one["failed"] for one in found) and not bench.seen
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from halox import datatypes as dt
-from halox.cli.bench import reference
-from halox.cli.bench.applications import LAMMPS_FULL, WRF_INPUTS, vblock
-from halox.cli.bench.catalogue import catalogue, select
-from halox.cli.bench.layouts import Triangle
-from halox.cli.bench.patterns import Case
-from halox.cli.bench.sectors import sectors
 from halox.errors import HaloxError
 from halox.packing.host import HostPacker
+from halox_bench.common import reference
+from halox_bench.common.layouts import Triangle
+from halox_bench.pack.applications import LAMMPS_FULL, WRF_INPUTS, vblock
+from halox_bench.pack.cases import catalogue, select
+from halox_bench.pack.patterns import Case
+from halox_bench.pack.sectors import sectors
 
 # Bytes of each case as the benchmark's authors print them.
 PUBLISHED = {

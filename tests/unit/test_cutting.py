@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from halox.datatypes import Datatype, StridedBlocks, hindexed, indexed_block, subarray, vector
 from halox.errors import DatatypeError, PathError
-from halox.packing.cutting import cut, cut_parts
-from halox.packing.refine import Copy, Side, contiguous_side, paired
+from halox.packing.refine import Copy, Side, contiguous_side, cut, cut_parts, paired
 from halox.paths.fragments import FRAGMENT_BYTES, MOST_FRAGMENTS, cutter, ends_of
 from tests.support import require, trials
 from tests.unit.datatype_strategies import Recipe, build, recipes

@@ -63,7 +63,7 @@ def test_padding_is_cleared() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [("x", "f4"), (256, "u1"), (np.float64("inf"), "i8"), (object(), "f8"), (None, "u8")],
-    ids=str,
+    ids=["text", "too large", "infinity", "object", "none"],
 )
 def test_what_a_dtype_cannot_hold(value: Any, dtype: str) -> None:
     with pytest.raises(FieldError, match=f"value: .* cannot be held by dtype {np.dtype(dtype)}"):
@@ -73,7 +73,16 @@ def test_what_a_dtype_cannot_hold(value: Any, dtype: str) -> None:
 def test_a_long_value_is_shown_in_short() -> None:
     with pytest.raises(FieldError) as caught:
         fill_value(["x"] * 1000, np.dtype("f8"), (1000,))
-    assert len(str(caught.value)) < 250
+    assert len(str(caught.value)) < 350
+
+
+def test_a_value_that_cannot_be_shown() -> None:
+    class Unshown:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(FieldError, match="value: <an object of type Unshown> cannot be held"):
+        fill_value(Unshown(), np.dtype("f8"), (2,))
 
 
 def test_a_shape_that_does_not_broadcast() -> None:

@@ -18,7 +18,7 @@ import halox
 from tests import support
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -94,7 +94,7 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
         assert value.__doc__, f"{module}.{name}"
         if not inspect.isclass(value):
             continue
-        for key, member in vars(value).items():
+        for key, member in inspect.getmembers(value):
             if not key.startswith("_") and (callable(member) or isinstance(member, property)):
                 assert inspect.getdoc(member), f"{module}.{name}.{key}"
 
@@ -104,6 +104,26 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in link.findall(page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_links_name_headings_that_exist() -> None:
+    def letters(text: str) -> str:
+        return re.sub(r"[\W_]", "", text).lower()
+
+    link = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+    headings = {
+        page: {letters(line) for line in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+        for page in PAGES
+    }
+    found = 0
+    for page in PAGES:
+        for target, anchor in link.findall(page.read_text()):
+            there = (page.parent / target).resolve() if target else page
+            assert letters(anchor) in headings[there], (
+                f"{page.relative_to(ROOT)}: {target}#{anchor}"
+            )
+            found += 1
+    assert found > 30
 
 
 def test_commands_of_the_readme_are_where_ci_looks() -> None:

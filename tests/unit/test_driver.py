@@ -1,44 +1,37 @@
-"""Copies and look-ups by the driver, against a library that does them in host memory."""
+"""Copies, look-ups and launches by the driver, against a library that does them in host memory."""
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from halox.errors import DeviceError
-from halox.runtime.gpu import cuda, libcuda
+from halox.runtime.gpu import copies, cuda, driver
 from halox.runtime.gpu.addresses import MemoryKind, memory_kind, memory_range
-from halox.runtime.gpu.driver import (
-    MAX_PITCH,
-    UNIFIED,
-    Memcpy2D,
-    Memcpy3D,
-    MemcpyAttributes,
-    PreparedBatch,
-    PreparedMemcpy,
-)
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 from tests.support import require
-from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver, forget
+from tests.unit.fake_driver import CAPTURED, STREAM, compiled, fake_driver
 
 GUARD = 0xA5
 
 
-@pytest.fixture(params=[2, 1, 0], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
+@pytest.fixture(params=[13000, 12080, 12020], ids=["CUDA 13", "CUDA 12.8", "CUDA 12.2"])
 def fake(request):
     require("cxx")
+    require("nvrtc")  # comes with the bindings
     with fake_driver(request.param) as found:
-        found.form = request.param
         yield found
 
 
 @pytest.fixture
 def newest():
     require("cxx")
+    require("nvrtc")
     with fake_driver() as found:
         yield found
 
@@ -49,82 +42,6 @@ def bytes_of(n, seed=0) -> np.ndarray:
 
 def address(array) -> int:
     return array.ctypes.data
-
-
-class TestStructs:
-    """Field by field and byte by byte as NVIDIA's own bindings lay them out."""
-
-    @pytest.mark.parametrize(
-        ("ours", "theirs"), [(Memcpy2D, "CUDA_MEMCPY2D"), (Memcpy3D, "CUDA_MEMCPY3D")]
-    )
-    def test_copies(self, ours, theirs):
-        require("nvrtc")  # comes with the bindings
-        bindings = pytest.importorskip("cuda.bindings.driver")
-        reference, filled = getattr(bindings, theirs)(), ours()
-        names = [name for name in dir(reference) if not name.startswith("_") and name != "getPtr"]
-        assert set(names) == {name for name, _ in ours._fields_} - {"srcReserved", "dstReserved"}
-        skipped = {"srcArray", "dstArray", "srcMemoryType", "dstMemoryType", "srcHost", "dstHost"}
-        for number, name in enumerate(sorted(set(names) - skipped)):
-            value = (number + 1) * 0x0102030405060708 % 2**63
-            setattr(filled, name, value)
-            setattr(reference, name, bindings.CUdeviceptr(value) if "Device" in name else value)
-        for name in ("srcMemoryType", "dstMemoryType"):
-            setattr(filled, name, UNIFIED)
-            setattr(reference, name, bindings.CUmemorytype.CU_MEMORYTYPE_UNIFIED)
-        for name, value in (("srcHost", 0x1111), ("dstHost", 0x2222)):
-            setattr(filled, name, value)
-            setattr(reference, name, value)
-        for name, value in (("srcArray", 0x3333), ("dstArray", 0x4444)):
-            setattr(filled, name, value)
-            setattr(reference, name, bindings.CUarray(value))
-        size = ctypes.sizeof(ours)
-        assert bytes(filled) == ctypes.string_at(reference.getPtr(), size)
-        assert size == {"CUDA_MEMCPY2D": 128, "CUDA_MEMCPY3D": 200}[theirs]
-
-    def test_attributes(self):
-        require("nvrtc")
-        bindings = pytest.importorskip("cuda.bindings.driver")
-        reference = bindings.CUmemcpyAttributes()
-        order = bindings.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-        reference.srcAccessOrder = order
-        location = bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-        reference.srcLocHint.type, reference.srcLocHint.id = location, 0x11
-        reference.dstLocHint.type, reference.dstLocHint.id = location, 0x22
-        reference.flags = 0x33
-        ours = MemcpyAttributes(int(order), (int(location), 0x11), (int(location), 0x22), 0x33)
-        assert int(order) == 1
-        assert bytes(ours) == ctypes.string_at(reference.getPtr(), ctypes.sizeof(ours))
-
-    def test_numbers_of_attributes(self):
-        require("nvrtc")
-        bindings = pytest.importorskip("cuda.bindings.driver")
-        from halox.runtime.gpu import addresses
-
-        names = ("MEMORY_TYPE", "IS_MANAGED", "DEVICE_ORDINAL")
-        theirs = bindings.CUpointer_attribute
-        asked = [int(getattr(theirs, f"CU_POINTER_ATTRIBUTE_{name}")) for name in names]
-        assert list(addresses._ATTRIBUTES) == asked
-        assert int(theirs.CU_POINTER_ATTRIBUTE_DEVICE_POINTER) == addresses._DEVICE_POINTER
-        kinds = bindings.CUmemorytype
-        assert int(kinds.CU_MEMORYTYPE_HOST) == addresses._HOST
-        assert int(kinds.CU_MEMORYTYPE_DEVICE) == addresses._DEVICE
-        assert int(kinds.CU_MEMORYTYPE_UNIFIED) == UNIFIED
-
-    def test_numbers_of_errors(self):
-        require("nvrtc")
-        results = pytest.importorskip("cuda.bindings.driver").CUresult
-        names = {int(result): result.name.removeprefix("CUDA_ERROR_") for result in results}
-        assert names[libcuda.INVALID_VALUE] == "INVALID_VALUE"
-        assert names[libcuda.NOT_INITIALIZED] == "NOT_INITIALIZED"
-        assert names[libcuda.INVALID_CONTEXT] == "INVALID_CONTEXT"
-        assert names[libcuda.NOT_FOUND] == "NOT_FOUND"
-        assert {code: names[code] for code in libcuda._REMEDIES if code not in (1, 201)} == {
-            2: "OUT_OF_MEMORY",
-            101: "INVALID_DEVICE",
-            400: "INVALID_HANDLE",
-            700: "ILLEGAL_ADDRESS",
-            900: "STREAM_CAPTURE_UNSUPPORTED",
-        }
 
 
 class TestCopies:
@@ -164,7 +81,7 @@ class TestCopies:
             expected[t : t + n] = source[a : a + n]
         PreparedBatch(to, at, sizes).launch(address(target), address(source), STREAM)
         assert (target == expected).all()
-        if fake.form:
+        if fake["version"] >= 12080:
             assert fake.counts() == (0, 0, 0, 1)
             assert fake["last_flags"] == 0
         else:
@@ -219,52 +136,64 @@ class TestErrors:
         for pitch in (7, MAX_PITCH + 1):
             with pytest.raises(
                 DeviceError,
-                match=r"cuMemcpy2DAsync_v2: CUDA_ERROR_INVALID_VALUE; check .*pitches are at least",
+                match=r"cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check .*pitches are at least",
             ):
                 rows = PreparedMemcpy(8, 2, target_pitch=pitch, source_pitch=8)
                 rows.launch(address(memory), address(memory), STREAM)
 
     def test_an_error_without_a_name(self, newest):
         newest["next_error"] = 12345
-        with pytest.raises(DeviceError, match="cuMemcpyAsync: CUDA error 12345; if an earlier"):
+        with pytest.raises(DeviceError, match=r"cuMemcpyAsync: CUDA error 12345.*; if an earlier"):
             PreparedMemcpy(8).launch(0, 0, STREAM)
 
-    @pytest.mark.parametrize("code", [libcuda.NOT_INITIALIZED, libcuda.INVALID_CONTEXT])
+    @pytest.mark.parametrize("code", [driver.NOT_INITIALIZED, driver.INVALID_CONTEXT])
     def test_a_thread_without_a_context_gets_one(self, newest, monkeypatch, code):
         made = []
-        monkeypatch.setattr(libcuda, "make_context", made.append)
+        monkeypatch.setattr(driver, "make_context", made.append)
         source, target = bytes_of(8), np.zeros(8, np.uint8)
         newest["next_error"] = code
         PreparedMemcpy(8, device=3).launch(address(target), address(source), STREAM)
         assert made == [3]
         assert (target == source).all()
 
-    def test_no_driver(self, monkeypatch):
-        monkeypatch.setattr(libcuda, "LIBRARY", "libcuda.so.does-not-exist")
-        forget()
+    def test_no_driver_and_no_bindings(self):
+        """In a process of its own: the bindings look for the driver once."""
+        require("nvrtc")
+        code = (
+            "import sys\n"
+            "from halox.errors import DeviceError\n"
+            "from halox.runtime.gpu.copies import PreparedMemcpy\n"
+            "sys.modules.update(eval(sys.argv[1]))\n"
+            "try: PreparedMemcpy(8)\n"
+            "except DeviceError as error: print(error)\n"
+        )
+        found = {
+            missing: subprocess.run(
+                [sys.executable, "-c", code, missing], capture_output=True, text=True, timeout=500
+            ).stdout
+            for missing in ("{}", "{'cuda.bindings': None}")
+        }
+        assert "pip install 'cuda-bindings==" in found["{'cuda.bindings': None}"]
         try:
-            with pytest.raises(DeviceError, match=r"driver's library cannot be loaded .*; install"):
-                PreparedMemcpy(8)
-        finally:
-            forget()
+            driver.bindings()
+        except DeviceError:
+            assert "driver's library cannot be loaded" in found["{}"]
+            assert "install the driver" in found["{}"]
 
     def test_a_driver_without_the_function(self):
         require("cxx")
-        with (
-            fake_driver(without=("cuMemcpy3DAsync_v2",)),
-            pytest.raises(DeviceError, match=r"has no cuMemcpy3DAsync_v2: it supports CUDA 13\.0"),
-        ):
-            PreparedMemcpy(8, 2, 2)
-        with (
-            fake_driver(0),
-            pytest.raises(DeviceError, match=r"supports CUDA 12\.2, and .* needs CUDA 12\.8"),
-        ):
-            libcuda.function("cuMemcpyBatchAsync")
+        require("nvrtc")
+        with fake_driver(without=("cuMemcpy3DAsync_v2",)):
+            slices = PreparedMemcpy(8, 2, 2)
+            with pytest.raises(DeviceError, match=r"has no cuMemcpy3DAsync: .* CUDA 13\.0; update"):
+                slices.launch(0, 0, STREAM)
+        with fake_driver(12020):
+            assert copies.batch_function() is None
 
     def test_a_context_needs_a_gpu(self, monkeypatch):
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: "there is none")
         with pytest.raises(DeviceError, match="no GPU can be used: there is none"):
-            libcuda.make_context(0)
+            driver.make_context(0)
 
 
 class TestAddresses:
@@ -292,9 +221,17 @@ class TestAddresses:
             memory_kind(5)
 
 
+def test_nvidias_own_bindings():
+    """The same calls through the bindings themselves, with the library in the driver's place."""
+    require("cxx")
+    require("nvrtc")
+    here = Path(__file__).with_name("with_bindings.py")
+    subprocess.run([sys.executable, str(here), str(compiled(named=True))], check=True, timeout=500)
+
+
 def test_importing_loads_no_driver():
     code = (
-        "import halox.runtime.gpu.addresses, halox.packing.copy_engine, halox.runtime.gpu.libcuda as l;"
-        "assert not l.library.cache_info().currsize"
+        "import halox.runtime.gpu.addresses, halox.packing.copy_engine, halox.runtime.gpu.launch, sys;"
+        "assert not [name for name in sys.modules if name.startswith('cuda.')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=500)

@@ -12,14 +12,15 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError, DeviceError, FieldError
-from halox.packing.device_arrays import DeviceArray, extent
+from halox.packing.device_arrays import DeviceArray
 from halox.packing.strided import addition_element
-from halox.runtime.gpu import compiler, cuda, libcuda
-from halox.runtime.gpu import dependent_launch as early_launch
-from halox.runtime.gpu.dependent_launch import EarlyLaunch
+from halox.runtime.gpu import compiler, cuda, driver
+from halox.runtime.gpu import launch as launches
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import pinned, register
+from tests.support import require
 
 
 class RuntimeFailure(RuntimeError):
@@ -69,12 +70,12 @@ class TestWhyNoGpu:
             ({"driver": 0}, "no NVIDIA driver is loaded"),
             (
                 {"driver": 12040, "error": "cudaErrorInsufficientDriver: too old"},
-                r"driver supports CUDA 12\.4, and this CuPy needs CUDA 13\.0.*halox\[cuda12\]",
+                r"driver supports CUDA 12\.4, and this CuPy needs CUDA 13\.0.*install cupy-cuda12x",
             ),
             ({"error": "cudaErrorNoDevice: no device"}, "driver shows no GPU"),
             ({"count": 0}, r"shows no GPU \(CUDA_VISIBLE_DEVICES is '7'\)"),
             ({"error": "cudaErrorUnknown: what"}, "cannot be counted .*Unknown"),
-            ({"is_hip": True}, r"ROCm.*halox\[cuda13\]"),
+            ({"is_hip": True}, r"ROCm.*pip install cupy-cuda13x"),
         ],
     )
     def test_each_reason(self, install, monkeypatch, world, reason):
@@ -96,8 +97,13 @@ class TestWhyNoGpu:
         cuda.why_no_gpu.cache_clear()
         reason = cuda.why_no_gpu()
         assert "not installed" in reason
-        assert "halox[cuda12]" in reason
-        assert "halox[cuda13]" in reason
+        assert "pip install cupy-cuda12x" in reason
+        assert "pip install cupy-cuda13x" in reason
+
+    def test_the_bindings_are_not_installed(self, install, monkeypatch):
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+        install(fake_cupy())
+        assert "pip install 'cuda-bindings==13.*'" in cuda.why_no_gpu()
 
     def test_memory_says_why(self, install):
         install(fake_cupy(driver=0))
@@ -116,157 +122,131 @@ def test_only_bytes_are_registered():
 class TestPreparedLaunch:
     """With the driver's entry replaced: what it would have been handed."""
 
-    def prepare(self, monkeypatch, failures=(), context=5):
-        calls, failures = [], list(failures)
+    @pytest.fixture
+    def prepare(self, monkeypatch):
+        require("nvrtc")  # comes with the bindings
+        from cuda.bindings import driver as types
 
-        def launch_kernel(function, gx, gy, gz, bx, by, bz, shared, stream, params, extra):
-            if failures:
-                raise RuntimeError(failures.pop())
+        self.calls, self.codes, self.context, self.woken = [], [], 5, []
+
+        def called(kind, function, grid, block, shared_bytes, stream, params, extra):
             addresses = (ctypes.c_void_p * 2).from_address(params)
             values = (
                 ctypes.c_uint64.from_address(addresses[0]).value,
                 ctypes.c_uint32.from_address(addresses[1]).value,
             )
-            calls.append((function, (gx, gy, gz), (bx, by, bz), shared, stream, values, extra))
+            self.calls.append((kind, function, grid, block, shared_bytes, stream, values, extra))
+            return types.CUresult(self.codes.pop(0) if self.codes else 0)
 
-        woken = []
-        runtime = SimpleNamespace(setDevice=woken.append, free=woken.append)
-        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        api = sys.modules["cupy_backends.cuda.api"]
-        api.driver = SimpleNamespace(launchKernel=launch_kernel, ctxGetCurrent=lambda: context)
-        api.runtime = runtime
-        args = (ctypes.c_void_p(2**47 + 3), ctypes.c_uint32(7))
-        launch = PreparedLaunch(SimpleNamespace(ptr=99), 5, (32, 4), args, device=1)
-        return launch, calls, woken
+        def plain(function, gx, gy, gz, bx, by, bz, shared_bytes, stream, params, extra):
+            given = (gx, gy, gz), (bx, by, bz), shared_bytes, stream, params, extra
+            code = called("plain", function, *given)
+            if code:
+                raise RuntimeError(code.name)
 
-    def test_arguments_are_laid_out_once_and_read_at_each_launch(self, monkeypatch):
-        launch, calls, _ = self.prepare(monkeypatch)
+        def extended(config, function, params, extra):
+            grid = config.gridDimX, config.gridDimY, config.gridDimZ
+            block = config.blockDimX, config.blockDimY, config.blockDimZ
+            (attribute,) = config.attrs[: config.numAttrs]
+            assert attribute.id.name == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+            assert attribute.value.programmaticStreamSerializationAllowed == 1
+            given = grid, block, config.sharedMemBytes, int(config.hStream), params, extra
+            return (called("dependent", int(function), *given),)
+
+        fake = SimpleNamespace(
+            cuLaunchKernelEx=extended,
+            cuCtxGetCurrent=lambda: (types.CUresult(0), types.CUcontext(self.context)),
+            CUlaunchConfig=types.CUlaunchConfig,
+            CUlaunchAttribute=types.CUlaunchAttribute,
+            CUlaunchAttributeID=types.CUlaunchAttributeID,
+            CUfunction=types.CUfunction,
+        )
+        monkeypatch.setattr(driver, "bindings", lambda: fake)
+        monkeypatch.setattr(driver, "make_context", self.woken.append)
+        path = "cupy_backends"
+        for name in ("", ".cuda", ".cuda.api", ".cuda.api.driver"):
+            monkeypatch.setitem(sys.modules, path + name, ModuleType(path + name))
+        sys.modules["cupy_backends.cuda.api.driver"].launchKernel = plain
+
+        def made(dependent=False, supported=True):
+            monkeypatch.setattr(launches, "has_dependent_launch", lambda device: supported)
+            args = (ctypes.c_void_p(2**47 + 3), ctypes.c_uint32(7))
+            function = SimpleNamespace(ptr=99)
+            return PreparedLaunch(function, 5, (32, 4), args, device=1, dependent=dependent)
+
+        return made
+
+    @pytest.mark.parametrize("dependent", [True, False])
+    @pytest.mark.parametrize("supported", [True, False])
+    def test_arguments_are_laid_out_once_and_read_at_each_launch(
+        self, prepare, dependent, supported
+    ):
+        launch = prepare(dependent, supported)
         launch.launch(1234)
         launch.args[1].value = 8
         launch.launch(0)
-        first, second = calls
-        assert first == (99, (5, 1, 1), (32, 4, 1), 0, 1234, (2**47 + 3, 7), 0)
-        assert second == (99, (5, 1, 1), (32, 4, 1), 0, 0, (2**47 + 3, 8), 0)
+        launch.launch_at(1234, 5, 6)
+        kind = "dependent" if dependent and supported else "plain"
+        start = kind, 99, (5, 1, 1), (32, 4, 1), 0
+        assert self.calls == [
+            (*start, 1234, (2**47 + 3, 7), 0),
+            (*start, 0, (2**47 + 3, 8), 0),
+            (*start, 1234, (5, 6), 0),
+        ]
 
-    def test_the_first_launch_of_a_thread_makes_its_context(self, monkeypatch):
-        launch, calls, woken = self.prepare(monkeypatch, ["no context"], context=0)
-        launch.launch(0)
-        assert woken == [1, 0]
-        assert len(calls) == 1
-
-    def test_a_refused_launch_names_the_device(self, monkeypatch):
-        for failures, context in ((["bad"], 5), (["bad", "no context"], 0)):
-            launch, calls, woken = self.prepare(monkeypatch, failures, context)
-            with pytest.raises(DeviceError, match="kernel launch on device 1: bad"):
-                launch.launch(0)
-            assert not calls
-            assert bool(woken) == (context == 0), "a thread's device is left alone"
-
-
-class TestEarlyLaunch:
-    """With the driver's functions replaced, and a GPU that can begin early or not."""
-
-    @pytest.fixture
-    def prepare(self, monkeypatch):
-        plain, early = [], []
-
-        def launch_kernel_ex(config, function, params, extra):
-            found = config._obj
-            attribute = early_launch._Attribute.from_address(found.attributes)
-            address = ctypes.c_void_p.from_address(params).value
-            number = ctypes.c_uint32.from_address(address).value
-            early.append((function, list(found.shape), found.stream, number))
-            assert (attribute.id, attribute.value, found.count, extra) == (6, 1, 1, None)
-            return self.codes.pop(0) if self.codes else 0
-
-        for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        api = sys.modules["cupy_backends.cuda.api"]
-        api.driver = SimpleNamespace(
-            launchKernel=lambda *given: plain.append(given), ctxGetCurrent=lambda: self.context
-        )
-        api.runtime = SimpleNamespace(setDevice=self.woken.append, free=self.woken.append)
-        monkeypatch.setattr(libcuda, "function", {"cuLaunchKernelEx": launch_kernel_ex}.get)
-        monkeypatch.setattr(libcuda, "error_name", "error {}".format)
-
-        def made(can_begin_early=True):
-            monkeypatch.setattr(early_launch, "can_begin_early", lambda device: can_begin_early)
-            args = (ctypes.c_uint32(7),)
-            return EarlyLaunch(SimpleNamespace(ptr=99), 5, (32, 4), args, device=1)
-
-        return made, plain, early
-
-    def setup_method(self):
-        self.codes, self.context, self.woken = [], 5, []
-
-    def test_the_driver_is_told_that_it_may_begin_early(self, prepare):
-        made, plain, early = prepare
-        launch = made()
-        launch.launch(1234)
-        launch.args[0].value = 8
-        launch.launch(0)
-        shape = [5, 1, 1, 32, 4, 1]
-        assert early == [(99, shape, 1234, 7), (99, shape, None, 8)] and not plain
-
-    def test_each_stream_gets_its_own(self, prepare):
-        made, _, early = prepare
-        launch, streams = made(), [*range(1, 40), 1, 39, 2]
+    @pytest.mark.parametrize("dependent", [True, False])
+    def test_each_stream_gets_its_own(self, prepare, dependent):
+        launch, streams = prepare(dependent), [*range(1, 40), 1, 39, 2]
         for stream in streams:
             launch.launch(stream)
-        assert [call[2] for call in early] == streams
+        assert [call[5] for call in self.calls] == streams
 
-    def test_what_is_ready_does_the_same(self, prepare):
-        made, plain, early = prepare
-        launch = made()
-        go, other = launch.ready(1234), launch.ready(5)
-        go()
-        launch.args[0].value = 8
-        go()
+    @pytest.mark.parametrize("dependent", [True, False])
+    def test_what_is_ready_does_the_same(self, prepare, dependent):
+        launch = prepare(dependent)
+        run, other = launch.ready(1234), launch.ready(5)
+        run()
+        launch.args[1].value = 8
+        run()
         other()
-        assert [call[2:] for call in early] == [(1234, 7), (1234, 8), (5, 8)]
-        made(False).ready(1234)()
-        assert len(plain) == 1 and len(early) == 3
-        self.codes = [700]
-        with pytest.raises(DeviceError, match="kernel launch on device 1: error 700"):
-            go()
-        self.codes, self.context = [201], 0
-        go()
-        assert self.woken == [1, 0]
+        assert [(call[5], call[6][1]) for call in self.calls] == [(1234, 7), (1234, 8), (5, 8)]
 
-    def test_a_gpu_that_cannot_is_not_told(self, prepare):
-        made, plain, early = prepare
-        made(False).launch(1234)
-        assert len(plain) == 1 and not early
-
-    def test_errors(self, prepare):
-        made, _, early = prepare
-        self.codes = [700]
-        with pytest.raises(DeviceError, match="kernel launch on device 1: error 700"):
-            made().launch(0)
+    @pytest.mark.parametrize("dependent", [True, False])
+    @pytest.mark.parametrize("how", ["launch", "ready"])
+    def test_the_first_launch_of_a_thread_makes_its_context(self, prepare, dependent, how):
+        launch = prepare(dependent)
         self.codes, self.context = [201], 0
-        made().launch(0)
-        assert self.woken == [1, 0] and len(early) == 3
+        launch.launch(0) if how == "launch" else launch.ready(0)()
+        assert self.woken == [1] and len(self.calls) == 2
+
+    @pytest.mark.parametrize("dependent", [True, False])
+    @pytest.mark.parametrize("how", ["launch", "ready"])
+    def test_a_refused_launch_names_the_device(self, prepare, dependent, how):
+        for codes, context in (([700], 5), ([201, 700], 0)):
+            launch = prepare(dependent)
+            self.codes, self.context, self.woken[:] = codes, context, []
+            with pytest.raises(DeviceError, match="launch on device 1: CUDA_ERROR_ILLEGAL_ADDRESS"):
+                launch.launch(0) if how == "launch" else launch.ready(0)()
+            assert bool(self.woken) == (context == 0), "a thread's device is left alone"
 
     @pytest.mark.parametrize(
-        ("capability", "driver", "can"),
+        ("capability", "version", "has"),
         [("90", 13000, True), ("89", 13000, False), ("90", 12020, False), ("120", 12080, True)],
     )
-    def test_which_can(self, monkeypatch, capability, driver, can):
+    def test_which_have_dependent_launches(self, monkeypatch, capability, version, has):
         cuda = SimpleNamespace(
             Device=lambda _: SimpleNamespace(compute_capability=capability),
-            runtime=SimpleNamespace(driverGetVersion=lambda: driver),
+            runtime=SimpleNamespace(driverGetVersion=lambda: version),
         )
-        monkeypatch.setattr(early_launch, "cupy", lambda: SimpleNamespace(cuda=cuda))
-        assert early_launch.can_begin_early.__wrapped__(0) == can
+        monkeypatch.setattr(launches, "cupy", lambda: SimpleNamespace(cuda=cuda))
+        assert launches.has_dependent_launch.__wrapped__(0) == has
 
 
 class TestBounds:
-    def test_extent_of_strided_arrays(self):
-        assert extent((4, 3), (24, 8), 8) == (0, 96)
-        assert extent((4, 3), (-24, 8), 8) == (72, 24)
-        assert extent((4, 0), (8, 8), 8) == (0, 0)
-        assert extent((), (), 8) == (0, 8)
+    def test_span_of_strided_arrays(self):
+        assert StridedBlocks(0, (4, 3), (24, 8), 8).span == (0, 96)
+        assert StridedBlocks(5, (4, 3), (-24, 8), 8).span == (5 - 72, 5 + 24)
+        assert StridedBlocks(0, (), (), 8).span == (0, 8)
 
     @pytest.mark.parametrize(
         ("count", "fits"), [(0, True), (1, True), (4, True), (5, False), (1000, False)]

@@ -10,20 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halox.cli.probing import POINTS
-from halox.exchange.costs import DEFAULT_WAYS, RUN_BYTES, WayCost
+from halox.exchange.costs import Costs
 from halox.exchange.fitting import Sample, _non_negative, error_of, fit, follow_siblings
+from halox.paths.costs import RUN_BYTES, ProtocolCost
+
+SHIPPED = Costs.default().protocols
 
 
-def samples_of(cost: WayCost) -> list[Sample]:
+def samples_of(cost: ProtocolCost) -> list[Sample]:
     return [
         Sample(p.nbytes, p.run_bytes, p.messages, cost.us(p.nbytes, p.run_bytes, p.messages))
         for p in POINTS
     ]
 
 
-@pytest.mark.parametrize("name", DEFAULT_WAYS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_exact_times_give_the_constants_back(name: str) -> None:
-    wanted = DEFAULT_WAYS[name]
+    wanted = SHIPPED[name]
     found = fit(samples_of(wanted))
     assert found is not None
     assert found.latency_us == pytest.approx(wanted.latency_us, rel=1e-6)
@@ -35,7 +38,7 @@ def test_exact_times_give_the_constants_back(name: str) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_and_strays_move_predictions_little(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    wanted = DEFAULT_WAYS[name]
+    wanted = SHIPPED[name]
     measured = [replace(s, us=s.us * rng.normal(1, 0.03)) for s in samples_of(wanted)]
     stray = int(rng.integers(len(measured)))
     measured[stray] = replace(measured[stray], us=measured[stray].us * 20)
@@ -50,7 +53,7 @@ def test_noise_and_strays_move_predictions_little(name: str, seed: int) -> None:
     st.lists(st.floats(0.1, 1e5), min_size=len(POINTS), max_size=len(POINTS)),
 )
 def test_any_times_give_a_sensible_model_or_none(times: list[float]) -> None:
-    # WayCost itself refuses negative constants and bandwidths that fall with longer runs.
+    # ProtocolCost itself refuses negative constants and bandwidths that fall with longer runs.
     found = fit(
         [Sample(p.nbytes, p.run_bytes, p.messages, us) for p, us in zip(POINTS, times, strict=True)]
     )
@@ -58,12 +61,12 @@ def test_any_times_give_a_sensible_model_or_none(times: list[float]) -> None:
 
 
 def test_times_that_do_not_determine_the_constants_give_none() -> None:
-    every = samples_of(DEFAULT_WAYS["peer/staging"])
+    every = samples_of(SHIPPED["peer/staging"])
     assert fit([]) is None
     assert fit([s for s in every if s.run_bytes == RUN_BYTES[-1]]) is None, "no short runs"
     assert fit([s for s in every if s.nbytes == 4096 << 10]) is None, "one size"
     assert fit([replace(s, us=float("nan")) for s in every]) is None
-    cost = DEFAULT_WAYS["peer/staging"]
+    cost = SHIPPED["peer/staging"]
     for messages in (1, 2):
         alike = fit(
             [
@@ -77,7 +80,7 @@ def test_times_that_do_not_determine_the_constants_give_none() -> None:
 
 def test_the_first_points_are_enough() -> None:
     """Where time runs out early, what was measured is of use."""
-    assert fit(samples_of(DEFAULT_WAYS["peer/ll"])[:8]) is not None
+    assert fit(samples_of(SHIPPED["peer/ll"])[:8]) is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -93,14 +96,13 @@ def test_least_squares_without_negatives_is_optimal(seed: int) -> None:
 
 
 def test_a_way_that_was_not_measured_follows_its_siblings() -> None:
-    before = dict(DEFAULT_WAYS)
+    before = dict(SHIPPED)
     old = before["peer/staging"]
-    slower = WayCost(2 * old.latency_us, old.message_us, tuple(s / 4 for s in old.gb_per_s))
+    slower = ProtocolCost(2 * old.latency_us, old.message_us, tuple(s / 4 for s in old.gb_per_s))
     found = follow_siblings("peer/direct", {"peer/staging": slower}, before, False)
     assert found is not None
     assert found.latency_us == pytest.approx(2 * before["peer/direct"].latency_us)
     assert found.gb_per_s == pytest.approx([s / 4 for s in before["peer/direct"].gb_per_s])
     assert found.message_us == pytest.approx(before["peer/direct"].message_us)
-    assert follow_siblings("ipc/into", {"peer/staging": slower}, before, False) is None
-    assert follow_siblings("staged/mpi", {"staged/shared": slower}, before, False) is None
+    assert follow_siblings("ipc/put", {"peer/staging": slower}, before, False) is None
     assert follow_siblings("peer/direct", {"peer/staging": slower}, before, True) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halox.collectives.device.table import (
+from halox.collectives.device.kernel_plans import (
     field_row,
     plan_field,
     plan_oneshot,
@@ -153,7 +153,7 @@ class TestWorkUnits:
 
 def peer(levels: int, word: int, in_flight: int, table: int):
     """The parameters of the peer kernel, as ``PeerPlan.defines`` gives them."""
-    names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_LEGS", "MAX_THREADS")
+    names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_SEGMENTS", "MAX_THREADS")
     values = (levels, word, in_flight, table, MANY_THREADS)
     return tuple(zip(names, map(str, values), strict=True))
 
@@ -191,7 +191,7 @@ class TestPeer:
             assert f"{access}.global.b128" in ptx
 
 
-class TestKindsOfLegs:
+class TestKindsOfSegments:
     def test_what_is_not_there_is_not_compiled(self):
         everything = peer(3, 8, 1, 4)
         packets = (*everything, ("KINDS", str(1 << Kind.SEND_LL | 1 << Kind.TAKE_LL)))
@@ -212,7 +212,7 @@ class TestKindsOfLegs:
     "name",
     [
         "peer",
-        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "call_off")),
+        *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "cancel")),
     ],
 )
 class TestEarlyLaunches:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the library.
 FLOORS: list[list[set[str]]] = [
     [{"halox.errors"}, {"halox._version"}],
-    [{"halox.values"}, {"halox.notebook"}],
+    [{"halox.values"}, {"halox.tables"}],
     [{"halox.datatypes"}, {"halox.decomposition"}],
     [{"halox.runtime"}],
     [{"halox.packing"}],
@@ -25,6 +25,8 @@ FLOORS: list[list[set[str]]] = [
     [
         {
             "halox.grid",
+            "halox.allocation",
+            "halox.division",
             "halox.xarray",
             "halox.field_layouts",
             "halox.field_options",
@@ -143,6 +145,49 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         if in_package(name, "halox"):
             assert name in allowed or name in PUBLIC, f"{path.relative_to(ROOT)}:{line}: {name}"
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
+
+
+# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common.
+BENCHMARKS = "halox_bench"
+BENCH_FLOORS = {
+    "common": 0,
+    "ranks": 1,
+    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong"), 2),
+    "command": 3,
+}
+
+
+def bench_room(name: str) -> str:
+    """The room of a module of the benchmarks: a folder, or the command."""
+    return name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", files_under(f"asv_bench/{BENCHMARKS}"), ids=module_name)
+def test_benchmarks_import_downward_and_no_other_kind(path: Path) -> None:
+    module = module_name(path).removeprefix("asv_bench.")
+    for line, name in imports_of(path):
+        if in_package(name, BENCHMARKS):
+            importer, imported = bench_room(module), bench_room(name)
+            assert imported == importer or BENCH_FLOORS[imported] < BENCH_FLOORS[importer], (
+                f"{path.relative_to(ROOT)}:{line}: {importer} imports {name}"
+            )
+
+
+@pytest.mark.parametrize("folder", ["halox", "apps", "examples"])
+def test_nothing_imports_the_benchmarks(folder: str) -> None:
+    # The command line forwards to them by name, and only when it is asked for a benchmark.
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in files_under(folder)
+        if any(in_package(name, BENCHMARKS) for _, name in imports_of(path))
+    }
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in files_under(folder)
+        if BENCHMARKS in path.read_text(encoding="utf-8")
+    }
+    assert not users
+    assert named == ({"halox/cli/catalogue.py"} if folder == "halox" else set())
 
 
 def test_datatypes_and_decomposition_need_no_mpi_to_import() -> None:

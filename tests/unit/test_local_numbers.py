@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from halox.collectives.local import BLOCK, blocks, dot, sum_of_squares
+from halox.collectives.host.cell_sums import BLOCK, blocks, dot, sum_of_squares
 from halox.collectives.reductions import wide_dtype
 
 SHAPES = [

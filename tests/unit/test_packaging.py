@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
 
 import halox
+from halox_bench.command import KINDS
+from tests.support import require
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-@pytest.mark.parametrize("folder", ["halox", "apps"])
+@pytest.mark.parametrize("folder", ["halox", "apps", "asv_bench/halox_bench"])
 def test_every_folder_of_modules_is_a_package(folder: str) -> None:
     # A folder without __init__ can be imported from a checkout but is missing in a wheel.
     for path in (ROOT / folder).rglob("*.py"):
         assert (path.parent / "__init__.py").is_file(), path.parent.relative_to(ROOT)
 
 
-@pytest.mark.parametrize("folder", ["halox", "apps"])
+@pytest.mark.parametrize("folder", ["halox", "apps", "asv_bench/halox_bench"])
 def test_every_other_file_is_package_data(folder: str) -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
     for path in (ROOT / folder).rglob("*"):
@@ -33,3 +41,67 @@ def test_version_is_read_without_an_import() -> None:
         PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "halox._version.__version__"
     )
     assert halox.__version__.count(".") == 2
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of a fresh environment into which a wheel was installed."""
+    require("setuptools")
+    folder = tmp_path_factory.mktemp("wheel")
+    sources, environment = folder / "sources", folder / "venv"
+    sources.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("halox", "apps", "asv_bench"):
+        shutil.copytree(ROOT / name, sources / name, ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *offline, "-w", folder, sources], check=True, timeout=500)
+    (wheel,) = folder.glob("*.whl")
+    # What the project depends on comes from here, but no project that is installed here as editable.
+    venv.create(environment, with_pip=False, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    subprocess.run(
+        [*pip, "--python", environment, "install", "--no-deps", "--no-index", wheel],
+        check=True,
+        timeout=500,
+    )
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return environment / "bin"
+
+
+def installed_halox(commands: Path, *words: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        [commands / "halox", *words],
+        cwd=commands,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
+    where = "import halox, halox_bench; print(halox.__file__, halox_bench.__file__)"
+    found = subprocess.run(
+        [installed / "python", "-I", "-c", where], capture_output=True, text=True, check=True
+    ).stdout
+    assert found.count(str(installed.parent)) == 2, "both from the wheel"
+    assert "DDTBench" in installed_halox(installed, "bench", "pack", "--list")
+    words = ("--quick", "--device", "cpu", "--patterns", "NAS_LU_y/12", "--no-baselines")
+    assert " host " in installed_halox(installed, "bench", "pack", *words)
+    for kind in KINDS:
+        assert "usage: halox bench" in installed_halox(installed, "bench", kind, "--help")
+
+
+def test_a_wheel_brings_the_kernels(installed: Path) -> None:
+    (packages,) = installed.parent.glob("lib/python*/site-packages")
+    for folder, name in (("halox", "halox"), ("asv_bench/halox_bench", "halox_bench")):
+        here = {p.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("*.cu")}
+        there = {p.relative_to(packages / name) for p in (packages / name).rglob("*.cu")}
+        assert here == there and here

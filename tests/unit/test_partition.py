@@ -19,12 +19,11 @@ def test_parts_cover_the_axis_once_in_order_and_evenly(n: int) -> None:
         axis = AxisPartition.even(n, parts, periodic=False)
         assert [range(*axis.owned(part)) for part in range(parts)] == ranges
         assert axis.sizes == tuple(sizes) and axis.parts == parts
-        assert axis.smallest == (sizes[-1], sizes.index(sizes[-1]))
 
 
 def test_from_blocks_takes_sizes_as_they_are() -> None:
     axis = AxisPartition.from_blocks([3, 1, 4], periodic=True)
-    assert (axis.cells, axis.bounds, axis.smallest) == (8, (0, 3, 4, 8), (1, 1))
+    assert (axis.cells, axis.bounds, axis.sizes) == (8, (0, 3, 4, 8), (3, 1, 4))
     assert axis == AxisPartition(8, (0, 3, 4, 8), True)
 
 

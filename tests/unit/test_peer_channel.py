@@ -10,16 +10,17 @@ import pytest
 
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
+from halox.runtime.gpu.failure_word import FailureWord
 
 
-class Draft:
-    """What a channel stands on, with launches that note when they have run."""
+class Agreed:
+    """A negotiation that has ended, with launches that note when they have run."""
 
     def __init__(self, log: list[str]) -> None:
         self.world = SimpleNamespace(rank=0, limit_s=1.0)
         self.device, self.log = 0, log
         self.job = Job([], (), ())
-        self.failure = SimpleNamespace(array=np.zeros(8, "u1"))
+        self.failure = FailureWord(0)
 
     def prepared(self) -> tuple[Any, Any]:
         launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
@@ -28,10 +29,11 @@ class Draft:
     def around(self) -> tuple[list[Any], list[Any]]:
         return [], []
 
-    def peer_of(self, number: int) -> int:
-        return 1
+    def error(self) -> Exception:
+        number, exchange = self.failure.words[:2]
+        return RuntimeError(f"message {number} has not come in exchange {exchange}")
 
-    def release(self) -> None:
+    def abandon(self) -> None:
         self.log.append("memory given back")
 
 
@@ -51,6 +53,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
+    word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
+    words = SimpleNamespace(take=lambda device: word, give_back=lambda device, found: None)
+    monkeypatch.setattr("halox.runtime.gpu.failure_word.HOST_WORDS", words)
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream: False)
     return said
 
@@ -58,7 +63,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_memory_is_given_back_last(is_finished: bool, log: list[str]) -> None:
     """Closing waits for the kernel, which gives up after the limit; peers may still store into the memory."""
-    channel = peer.PeerChannel(Draft(log))  # type: ignore[arg-type]
+    channel = peer.PeerChannel(Agreed(log))  # type: ignore[arg-type]
     channel.start()
     if is_finished:
         channel.finish()
@@ -71,10 +76,10 @@ def test_memory_is_given_back_last(is_finished: bool, log: list[str]) -> None:
 
 def test_a_failure_nobody_was_told_of(log: list[str]) -> None:
     """The plan learns of it, so that it keeps arrays into which a late peer may still store."""
-    draft = Draft(log)
-    channel = peer.PeerChannel(draft)  # type: ignore[arg-type]
-    channel.start_at_once()
-    draft.failure.array.view("u4")[:] = 1, 5
-    with pytest.warns(UserWarning, match="rank 0 has waited for rank 1 in exchange 5"):
+    agreed = Agreed(log)
+    channel = peer.PeerChannel(agreed)  # type: ignore[arg-type]
+    channel.run()
+    agreed.failure.words[0], agreed.failure.words[1] = 1, 5
+    with pytest.warns(UserWarning, match="message 1 has not come in exchange 5"):
         channel.close()
     assert channel.has_failed and "memory given back" not in log

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halox.paths.messages import Message, Part
-from halox.paths.peer import ends as peer_ends
+from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
 from halox.paths.peer.table import Kind
 from tests.support import require, trials
@@ -34,7 +34,7 @@ from tests.unit.cpu_peer import (
 
 require("cxx")
 
-ALWAYS_WIDE = patch.object(peer_ends, "WIDE_BYTES", 1)
+ALWAYS_WIDE = patch.object(peer_endpoints, "WIDE_BYTES", 1)
 IN_MEMORY = patch.object(peer_plan, "INLINE_CHUNKS", 0)
 
 
@@ -99,7 +99,7 @@ class TestWays:
         flows = there_and_back("ll" if way == "wide" else way, *faces(itemsize))
         ranks = connect(flows, sms=2)
         assert all(rank.kinds == {SENT[way], TAKEN[way]} for rank in ranks)
-        words = ranks[0].planned.legs["region"]["word_bytes"]
+        words = ranks[0].planned.segments["region"]["word_bytes"]
         assert words[0] == min(itemsize, 8 if way in ("ll", "wide") else 16)
         exchange(ranks, order=order)
 
@@ -108,7 +108,7 @@ class TestWays:
     @pytest.mark.parametrize("way", ["staging", "direct"])
     def test_runs_of_no_alignment(self, way, runs, order):
         ranks = connect(there_and_back(way, *runs))
-        assert 0 in ranks[0].planned.legs["region"]["word_bytes"]
+        assert 0 in ranks[0].planned.segments["region"]["word_bytes"]
         exchange(ranks, order=order)
 
     @pytest.mark.parametrize("lengths", [(12,), (12, 20), (16, 4, 32), (6, 2), (3, 16, 5)])
@@ -129,7 +129,7 @@ class TestWays:
         starts = np.cumsum([0, 20, 36, 28, 44]).tolist()
         irregular = scattered([4] * 5, starts)
         flows = [Flow(a, 1 - a, way, [(box((9,), (5,), (2,), 4), irregular)]) for a in (0, 1)]
-        with patch.object(peer_ends, "paired", only_regular(peer_ends.paired)):
+        with patch.object(peer_endpoints, "paired", only_regular(peer_endpoints.paired)):
             ranks = connect(flows, limit_s=100)
         assert all(rank.draft._takes[0].buffered for rank in ranks)
         assert not any(rank.draft._sends[0].buffered for rank in ranks)
@@ -147,7 +147,7 @@ class TestWays:
 
     @pytest.mark.parametrize("where", ["launch", "memory"])
     @pytest.mark.parametrize("way", SENT)
-    def test_messages_of_several_legs(self, way, where):
+    def test_messages_of_several_segments(self, way, where):
         """Parts of several fields, and of more levels and widths than one, beside copies within the rank."""
         parts = [faces(8), faces(4), (box((9, 9), (7, 1), (1, 7)), box((9, 9), (7, 1), (1, 0)))]
         if way in ("staging", "direct"):
@@ -218,7 +218,7 @@ ALIKE = (
     (rows((40, 5), (500, 24), 16), rows((2, 400), (3300, 8), 4)),
     (rows((), (), 9000), rows((1500,), (12,), 6)),
 )
-# Several stretches that meet one, or others; or runs of bytes.
+# Several runs that meet one, or others; or runs of bytes.
 LINE = rows((), (), 9000)
 UNLIKE = (
     (scattered((2600, 1400, 24, 4976), (0, 4000, 3000, 6000)), LINE),
@@ -236,16 +236,16 @@ class TestEnds:
     @pytest.mark.parametrize("ends", ALIKE)
     def test_each_chunk_waits_for_its_own_flag(self, ends, order):
         ranks = connect(there_and_back("staging", *ends))
-        assert not ranks[0].planned.legs["flag_count"].any()
+        assert not ranks[0].planned.segments["flag_count"].any()
         exchange(ranks, order=order)
 
     @pytest.mark.parametrize("order", ORDERS)
     @pytest.mark.parametrize("ends", UNLIKE)
     def test_all_flags_of_the_sender_are_waited_for(self, ends, order):
         ranks = connect(there_and_back("staging", *ends))
-        legs, chunks = ranks[0].planned.legs, ranks[0].planned.send_chunks
-        taken = legs["kind"] == Kind.TAKE_STAGED
-        assert legs["flag_count"][taken].tolist() == [chunks] * taken.sum()
+        segments, chunks = ranks[0].planned.segments, ranks[0].planned.send_chunks
+        taken = segments["kind"] == Kind.TAKE_STAGED
+        assert segments["flag_count"][taken].tolist() == [chunks] * taken.sum()
         exchange(ranks, order=order)
 
     @pytest.mark.parametrize("order", ORDERS)
@@ -257,7 +257,7 @@ class TestEnds:
             patch.object(peer_plan, "LONG_CHUNK_BYTES", 1024),
         ):
             ranks = connect(there_and_back("staging", *ends), sms=2)
-        assert ranks[0].planned.legs["flag_count"].tolist() == [0, 64]
+        assert ranks[0].planned.segments["flag_count"].tolist() == [0, 64]
         assert ranks[0].planned.chunks == 64 + 128
         exchange(ranks, order=order)
 
@@ -265,7 +265,7 @@ class TestEnds:
     @pytest.mark.parametrize("wide_bytes", [1, 1 << 20])
     @pytest.mark.parametrize("ends", [ALIKE[1], *UNLIKE[:3]])
     def test_packets_stay_narrow(self, ends, order, wide_bytes):
-        with patch.object(peer_ends, "WIDE_BYTES", wide_bytes):
+        with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
             ranks = connect(there_and_back("ll", *ends))
         assert ranks[0].kinds == {Kind.SEND_LL, Kind.TAKE_LL}
         exchange(ranks, order=order)
@@ -304,7 +304,7 @@ class TestRanks:
         """Nothing comes back that tells the sender how far the receiver is."""
         flows = [Flow(0, 1, "ll" if way == "wide" else way, [faces(8), faces(4)])]
         ranks = connect(flows)
-        sent = ranks[0].planned.legs
+        sent = ranks[0].planned.segments
         assert (sent["begun"] != 0).all()
         assert set(sent["lag"].tolist()) == {0 if way == "direct" else 1}
         late_s = None if late is None else {late: 0.01}
@@ -326,7 +326,7 @@ class TestRanks:
             for tag, way in enumerate(ways if a < b else ways[1:]):
                 flows.append(Flow(a, b, way, [faces(8), faces(4)], tag))
         flows.append(Flow(2, 1, "ll", [(rows((), (), 20000),) * 2], 7))
-        with patch.object(peer_ends, "WIDE_BYTES", 20000):
+        with patch.object(peer_endpoints, "WIDE_BYTES", 20000):
             ranks = connect(flows, sms=2, multiprocessors=multiprocessors)
         assert set().union(*(rank.kinds for rank in ranks)) == set(Kind)
         exchange(ranks, 6, order=orders, delays=2)
@@ -403,16 +403,16 @@ class TestWaiting:
         blocks = np.arange(ranks[0].launch.blocks)[:: -1 if order == "backward" else 1]
         with ThreadPoolExecutor() as pool:
             others = [pool.submit(ranks[i].run, np.arange(ranks[i].launch.blocks)) for i in (1, 3)]
-            time.sleep(0.05)
-            ranks[0].limit(0.5)
+            time.sleep(0.2)  # on a busy machine the others begin within the limit
+            ranks[0].limit(1.0)
             start = time.monotonic()
             ranks[0].run(blocks)
-            assert time.monotonic() - start >= 0.5
+            assert time.monotonic() - start >= 1.0
             for other in others:
                 other.result()
         number, epoch = ranks[0].failure
         assert epoch == 4
-        assert ranks[0].draft.peer_of(number - 1) == 2
+        assert "rank 0 has waited for rank 2" in str(ranks[0].draft.error())
         assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
         assert ranks[1].failure == ranks[3].failure == (0, 0)
         ranks[0].limit(1000)
@@ -431,7 +431,7 @@ class TestWaiting:
             ranks = connect([Flow(0, 1, "staging", [faces(4)]), Flow(0, 2, way, [faces(8)])])
             exchange(ranks, 1)
             arrays = [array.data.copy() for array in ranks[2].arrays]
-            ranks[0].limit(0.3)
+            ranks[0].limit(1.0)
             with ThreadPoolExecutor() as pool:
                 other = [
                     pool.submit(ranks[1].run, np.arange(ranks[1].launch.blocks))
@@ -450,7 +450,7 @@ class TestWaiting:
         """A receiver that comes alone finds the flags and packets of the epochs before, and takes none for its own."""
         for way in ("staging", "ll"):
             for wide_bytes in (1, 1 << 30):
-                with patch.object(peer_ends, "WIDE_BYTES", wide_bytes):
+                with patch.object(peer_endpoints, "WIDE_BYTES", wide_bytes):
                     ranks = connect([Flow(0, 1, way, [faces(8)])])
                 exchange(ranks, 3)
                 ranks[1].limit(0.2)
@@ -465,7 +465,9 @@ def widths(way: str, ends: tuple[Layout, Layout]) -> int:
     found = 16
     for layout in ends:
         message = Message(0, "send", (Part(0, layout.datatype),))
-        found = min(found, peer_ends.shortest_word(message, [Array(np.empty(0), layout.offset)]))
+        found = min(
+            found, peer_endpoints.shortest_word(message, [Array(np.empty(0), layout.offset)])
+        )
     return found
 
 
@@ -513,7 +515,7 @@ def messages(draw) -> list[Flow]:
 def test_any_messages_in_any_order(data):
     flows = data.draw(messages())
     with (
-        patch.object(peer_ends, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
+        patch.object(peer_endpoints, "WIDE_BYTES", data.draw(st.sampled_from([1, 1 << 17]))),
         patch.object(peer_plan, "INLINE_CHUNKS", data.draw(st.sampled_from([0, 600]))),
         patch.object(peer_plan, "SMALL_WORDS", data.draw(st.sampled_from([0, 1 << 16]))),
     ):

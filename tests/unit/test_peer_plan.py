@@ -13,7 +13,7 @@ from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Level, Side, contiguous_side, paired
 from halox.packing.strided_plan import LEVEL, Row, region_dtype
 from halox.paths.peer import table as peer_plan
-from halox.paths.peer.draft import EXCHANGE
+from halox.paths.peer.negotiation import EXCHANGE
 from halox.paths.peer.table import (
     CHUNK_BYTES,
     DIRECT_CHUNK_BYTES,
@@ -25,17 +25,17 @@ from halox.paths.peer.table import (
     TILE_BYTES,
     TILE_DATA_BYTES,
     Kind,
-    Leg,
-    Stretch,
+    Run,
+    Segment,
     chunk_bytes,
     in_even_chunks,
     in_packets,
     in_tiles,
     least_word,
-    leg_dtype,
     plan,
+    runs,
+    segment_dtype,
     staged,
-    stretches,
 )
 from tests.support import require
 from tests.unit.cpu_peer import built
@@ -51,11 +51,9 @@ def face(n, axis, dtype="f8"):
     return dt.subarray([n + 2] * 3, subsizes, [1, 1, 1], dtype)
 
 
-def stretches_of(datatype, *, packed=1, count=1, pointer=1 << 20, **options):
+def runs_of_type(datatype, *, packed=1, count=1, pointer=1 << 20, **options):
     pairs = paired(pointer, datatype, count, 0)
-    return stretches(
-        [Copy(*pair[:: 1 if packed else -1]) for pair in pairs], packed=packed, **options
-    )
+    return runs([Copy(*pair[:: 1 if packed else -1]) for pair in pairs], packed=packed, **options)
 
 
 def line(words, word=8):
@@ -63,12 +61,12 @@ def line(words, word=8):
     return Row(1 << 20, 1 << 30, word, (Level(words, word, word),))
 
 
-def legs_of(*groups):
-    """Legs by kind, words and chunk, each (kind, words, chunk_words)."""
-    return [Leg(kind, line(words), i, chunk) for i, (kind, words, chunk) in enumerate(groups)]
+def segments_of(*groups):
+    """Segments by kind, words and chunk, each (kind, words, chunk_words)."""
+    return [Segment(kind, line(words), i, chunk) for i, (kind, words, chunk) in enumerate(groups)]
 
 
-MIXED = legs_of(
+MIXED = segments_of(
     (Kind.TAKE_STAGED, 5000, 256),
     (Kind.COPY, 300, 0),
     (Kind.SEND_STAGED, 5000, 256),
@@ -86,10 +84,10 @@ class TestTable:
         """Sizes and offsets that g++ gives the structs are those NumPy gives the table; and the numbers alike."""
         require("cxx")
         dtypes = {
-            "Leg": leg_dtype(5),
+            "Segment": segment_dtype(5),
             "Region": region_dtype(5),
             "Level": LEVEL,
-            "Chunk": np.dtype([("leg", "u4"), ("number", "u4")]),
+            "Chunk": np.dtype([("segment", "u4"), ("number", "u4")]),
             "State": np.dtype([("count", "u8"), ("failed", "u8")]),
             "Exchange": EXCHANGE,
         }
@@ -108,7 +106,7 @@ class TestTable:
             ]
             expected += [dtype.itemsize, *(dtype.fields[m][1] for m in dtype.names)]
         extra = f'extern "C" {{ unsigned long layout[] = {{{", ".join(texts)}}}; }}'
-        library = ctypes.CDLL(str(built((("MAX_LEVELS", "5"), ("TABLE_LEGS", "0")), extra)))
+        library = ctypes.CDLL(str(built((("MAX_LEVELS", "5"), ("TABLE_SEGMENTS", "0")), extra)))
         found = (ctypes.c_ulong * len(expected)).in_dll(library, "layout")
         assert dict(zip(texts, found, strict=True)) == dict(zip(texts, expected, strict=True))
 
@@ -116,24 +114,24 @@ class TestTable:
     @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 12, 13, 15, 16, 20, 40])
     def test_it_travels_with_the_launch_where_it_fits(self, n, levels):
         row = Row(0, 0, 8, tuple(Level(2, 1000 * k, 8 * k) for k in range(levels, 0, -1)))
-        planned = plan([Leg(Kind.SEND_LL, row, 0)] * n, sms=132)
+        planned = plan([Segment(Kind.SEND_LL, row, 0)] * n, sms=132)
         assert planned.inline >= n if n <= 12 else planned.inline in (0, *range(n, 64))
         if planned.inline:
             assert planned.table.nbytes <= TABLE_BYTES
-            assert planned.table.nbytes == planned.inline * planned.legs.itemsize
+            assert planned.table.nbytes == planned.inline * planned.segments.itemsize
             assert planned.table.nbytes + EXCHANGE.itemsize <= PARAMETER_BYTES
-            assert planned.table[: planned.legs.nbytes].tobytes() == planned.legs.tobytes()
+            assert planned.table[: planned.segments.nbytes].tobytes() == planned.segments.tobytes()
         else:
-            assert planned.table.nbytes == planned.legs.nbytes + 8 * planned.chunks
+            assert planned.table.nbytes == planned.segments.nbytes + 8 * planned.chunks
 
     def test_many_chunks_take_turns_in_device_memory(self):
-        fewer = plan(legs_of((Kind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
-        more = plan(legs_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
+        fewer = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS, 64)), sms=132)
+        more = plan(segments_of((Kind.COPY, 64 * INLINE_CHUNKS + 1, 64)), sms=132)
         assert fewer.inline and not more.inline
 
-    def test_legs_keep_what_they_are_given(self):
-        leg = Leg(Kind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15)
-        (entry,) = plan([leg], sms=4).legs
+    def test_segments_keep_what_they_are_given(self):
+        segment = Segment(Kind.TAKE_STAGED, line(100), 7, 32, 11 << 33, 12 << 33, 13 << 33, 14, 15)
+        (entry,) = plan([segment], sms=4).segments
         names = ("kind", "peer", "chunk_words", "flags", "begun", "slot_bytes", "flag_count", "lag")
         assert [int(entry[name]) for name in names] == [
             5,
@@ -151,56 +149,57 @@ class TestTable:
 
 class TestChunks:
     def chunks_of(self, planned):
-        """Legs and numbers of all chunks, as many as cover each leg's words once."""
+        """Segments and numbers of all chunks, as many as cover each segment's words once."""
         return [
             (at, number)
-            for at, leg in enumerate(planned.legs)
+            for at, segment in enumerate(planned.segments)
             for number in range(
                 1
-                if leg["kind"] == Kind.TAKE_DIRECT
-                else -(-int(leg["region"]["words"]) // int(leg["chunk_words"]))
+                if segment["kind"] == Kind.TAKE_DIRECT
+                else -(-int(segment["region"]["words"]) // int(segment["chunk_words"]))
             )
         ]
 
-    def test_every_leg_is_covered_once(self):
+    def test_every_segment_is_covered_once(self):
         planned = plan(MIXED, sms=4)
         expected = self.chunks_of(planned)
         assert sorted(map(tuple, planned.order.tolist())) == expected
         assert planned.chunks == len(expected)
-        first = planned.legs["region"]["first_chunk"].tolist()
-        assert first == [expected.index((at, 0)) for at in range(len(planned.legs))]
+        first = planned.segments["region"]["first_chunk"].tolist()
+        assert first == [expected.index((at, 0)) for at in range(len(planned.segments))]
 
     def test_what_is_sent_comes_first(self):
         planned = plan(MIXED, sms=4)
-        taken = planned.legs["kind"] >= Kind.TAKE_STAGED
+        taken = planned.segments["kind"] >= Kind.TAKE_STAGED
         assert taken.tolist() == sorted(taken) and not taken[0] and taken[-1]
         of_chunks = taken[planned.order[:, 0]]
         assert not of_chunks[: planned.send_chunks].any()
         assert of_chunks[planned.send_chunks :].all()
 
-    def test_legs_take_turns(self):
+    def test_segments_take_turns(self):
         """Equally long ones chunk by chunk; a shorter one spread over a longer one's time."""
         planned = plan(
-            legs_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)), sms=4
+            segments_of((Kind.SEND_LL, 80, 10), (Kind.SEND_LL, 80, 10), (Kind.TAKE_LL, 80, 10)),
+            sms=4,
         )
-        assert planned.order[:16].tolist() == [[leg, n] for n in range(8) for leg in (0, 1)]
+        assert planned.order[:16].tolist() == [[segment, n] for n in range(8) for segment in (0, 1)]
         assert planned.order[16:].tolist() == [[2, n] for n in range(8)]
-        planned = plan(legs_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
+        planned = plan(segments_of((Kind.SEND_LL, 20, 10), (Kind.SEND_LL, 80, 10)), sms=4)
         assert np.flatnonzero(planned.order[:, 0] == 0).tolist() == [0, 5]
 
     def test_copies_wait_until_all_is_sent(self):
         planned = plan(
-            legs_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10)), sms=4
+            segments_of((Kind.COPY, 80, 10), (Kind.SEND_LL, 20, 10), (Kind.TAKE_LL, 20, 10)), sms=4
         )
-        assert planned.legs["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
+        assert planned.segments["kind"].tolist() == [Kind.SEND_LL, Kind.COPY, Kind.TAKE_LL]
         assert planned.order[:, 0].tolist() == [0] * 2 + [1] * 8 + [2] * 2
 
     def test_copies_go_on_beside_what_goes_direct(self):
         planned = plan(
-            legs_of((Kind.COPY, 80, 10), (Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1)),
+            segments_of((Kind.COPY, 80, 10), (Kind.SEND_DIRECT, 20, 10), (Kind.TAKE_DIRECT, 1, 1)),
             sms=4,
         )
-        assert planned.legs["kind"].tolist() == [Kind.SEND_DIRECT, Kind.COPY, Kind.TAKE_DIRECT]
+        assert planned.segments["kind"].tolist() == [Kind.SEND_DIRECT, Kind.COPY, Kind.TAKE_DIRECT]
         assert planned.order[:, 0].tolist() == [0] + [1] * 4 + [0] + [1] * 4 + [2]
 
     @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ class TestChunks:
     )
     def test_blocks_of_wide_packets_follow_what_there_is_to_do(self, tiles, blocks):
         words = tiles * TILE_DATA_BYTES // 8
-        planned = plan(legs_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
+        planned = plan(segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=132)
         assert (planned.threads, planned.send_chunks) == (64, tiles // 2)
         assert (planned.send_blocks, planned.blocks) == (blocks, 2 * blocks)
         beside = min(blocks, 264)
@@ -216,7 +215,7 @@ class TestChunks:
 
     @pytest.mark.parametrize("sms", [1, 132, 600, 10**6])
     def test_blocks_are_counted_in_the_epochs_low_bits(self, sms):
-        many = legs_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
+        many = segments_of((Kind.SEND_STAGED, 1 << 20, 16), (Kind.TAKE_STAGED, 1 << 20, 16))
         planned = plan(many, sms=sms)
         assert 2 * planned.send_blocks == planned.blocks
         assert planned.send_blocks <= 4 * sms
@@ -224,80 +223,84 @@ class TestChunks:
 
     def test_one_side_alone(self):
         for kind, blocks in ((Kind.SEND_LL, 3), (Kind.TAKE_LL, 0)):
-            planned = plan(legs_of((kind, 300, 100)), sms=4)
+            planned = plan(segments_of((kind, 300, 100)), sms=4)
             assert (planned.send_chunks, planned.send_blocks) == (blocks, blocks)
             assert (planned.chunks, planned.blocks) == (3, 3)
 
     def test_wide_chunks_are_whole_tiles(self):
         """A tile a warp, whatever the words."""
         for words in (3000, 1 << 18):
-            planned = plan(legs_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=4)
+            planned = plan(
+                segments_of((Kind.SEND_WIDE, words, 0), (Kind.TAKE_WIDE, words, 0)), sms=4
+            )
             of_a_warp = TILE_DATA_BYTES // 8
-            assert set(planned.legs["chunk_words"] // of_a_warp) == {planned.threads // 32}
-            assert not (planned.legs["chunk_words"] % of_a_warp).any()
+            assert set(planned.segments["chunk_words"] // of_a_warp) == {planned.threads // 32}
+            assert not (planned.segments["chunk_words"] % of_a_warp).any()
 
     def test_common_words_are_for_the_compiler(self):
         rows = {word: Row(0, 0, word, (Level(9, word, word),)) for word in (1, 2, 4, 8, 16)}
         for word, row in rows.items():
-            assert plan([Leg(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (word if word > 2 else 0)
-        assert plan([Leg(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
-        waiting = Leg(Kind.TAKE_DIRECT, Row(0, 0, 16, ()), 0, 1)
-        assert plan([Leg(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
+            assert plan([Segment(Kind.COPY, row, 0)] * 2, sms=4).word_bytes == (
+                word if word > 2 else 0
+            )
+        assert plan([Segment(Kind.COPY, rows[w], 0) for w in (4, 8)], sms=4).word_bytes == 0
+        waiting = Segment(Kind.TAKE_DIRECT, Row(0, 0, 16, ()), 0, 1)
+        assert plan([Segment(Kind.COPY, rows[4], 0), waiting], sms=4).word_bytes == 4
 
 
-class TestStretches:
+class TestRuns:
     def test_a_face_is_one(self):
-        (stretch,) = stretches_of(face(8, 2))
-        assert (stretch.packed, stretch.row.nbytes, stretch.row.word_bytes) == (0, 512, 8)
-        assert stretch.tile_bytes == TILE_BYTES
+        (run,) = runs_of_type(face(8, 2))
+        assert (run.packed, run.row.nbytes, run.row.word_bytes) == (0, 512, 8)
+        assert run.tile_bytes == TILE_BYTES
 
     def test_both_ends_of_a_halo_have_the_same_signature(self):
         for axis in range(3):
             for dtype in ("f4", "f8", "c16"):
                 kinds = face(70, axis, dtype)
                 sent, received = (
-                    stretches_of(kinds, packed=p, pointer=4096 + 16 * p) for p in (1, 0)
+                    runs_of_type(kinds, packed=p, pointer=4096 + 16 * p) for p in (1, 0)
                 )
                 assert [s.signature for s in sent] == [s.signature for s in received]
                 assert all(s.packed >= 0 for s in sent)
 
     def test_signatures_tell_words_chunks_and_places_apart(self):
-        a, b = (stretches_of(dt.contiguous(1 << 18, "c16"), max_word=w)[0] for w in (16, 8))
+        a, b = (runs_of_type(dt.contiguous(1 << 18, "c16"), max_word=w)[0] for w in (16, 8))
         assert a.signature[:2] == b.signature[:2]
         assert a.signature[2:] == (128, 16) and b.signature[2:] == (512, 8)
-        (short, long) = stretches_of(dt.hindexed([8, 800], [0, 1000], "u1"))
+        (short, long) = runs_of_type(dt.hindexed([8, 800], [0, 1000], "u1"))
         assert (short.packed, long.packed) == (0, 8)
 
     def test_runs_lie_nowhere_in_one_piece(self):
-        (stretch,) = stretches_of(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
-        assert stretch.packed == -1 and stretch.row.word_bytes == 0
-        assert least_word([stretch]) == 1
+        (run,) = runs_of_type(dt.hvector(5, 1, 101, dt.contiguous(77, "u1")))
+        assert run.packed == -1 and run.row.word_bytes == 0
+        assert least_word([run]) == 1
 
-    def test_packed_bytes_with_gaps_are_no_stretch_of_the_message(self):
+    def test_packed_bytes_with_gaps_are_no_run_of_the_message(self):
         """The blocks of a level that was cut off step over those of the others."""
         shape = (3, 2, 5, 3, 2, 3)
         strides = (10**6, 10**5, 10**4, 10**3, 100, 20)
         side = Side(0, StridedBlocks(0, shape, strides, 16))
         copy = Copy(side, contiguous_side(0, side.strided.nbytes))
-        found = stretches([copy], packed=1)
+        found = runs([copy], packed=1)
         assert len(found) > 1 and sum(s.row.nbytes for s in found) == side.strided.nbytes
-        for stretch in found:
-            places = packed_bytes(stretch.row, 1)
+        for run in found:
+            places = packed_bytes(run.row, 1)
             dense = (np.diff(places) == 1).all()
-            assert (stretch.packed == places[0]) if dense else (stretch.packed == -1)
-        assert any(stretch.packed == -1 for stretch in found)
+            assert (run.packed == places[0]) if dense else (run.packed == -1)
+        assert any(run.packed == -1 for run in found)
 
     def test_least_word(self):
         assert least_word([]) == 16
-        assert least_word(stretches_of(face(8, 0)) + stretches_of(face(8, 0, "f4"), count=1)) == 4
+        assert least_word(runs_of_type(face(8, 0)) + runs_of_type(face(8, 0, "f4"), count=1)) == 4
 
     @pytest.mark.parametrize("most", [CHUNK_BYTES[1], LONG_CHUNK_BYTES])
     def test_chunks_are_powers_of_two_that_grow(self, most):
-        stretch_bytes = [1 << n for n in range(4, 40)]
-        sizes = [chunk_bytes(nbytes, most) for nbytes in stretch_bytes]
+        run_bytes = [1 << n for n in range(4, 40)]
+        sizes = [chunk_bytes(nbytes, most) for nbytes in run_bytes]
         assert sizes == sorted(sizes)
         assert all(size & (size - 1) == 0 and size >= CHUNK_BYTES[0] for size in sizes)
-        chunks = [-(-nbytes // size) for nbytes, size in zip(stretch_bytes, sizes, strict=True)]
+        chunks = [-(-nbytes // size) for nbytes, size in zip(run_bytes, sizes, strict=True)]
         assert max(chunks) <= MOST_CHUNKS
 
     @pytest.mark.parametrize("sms", [3, 132])
@@ -308,21 +311,19 @@ class TestStretches:
     def test_blocks_have_equally_many_direct_chunks(self, nbytes, sms):
         total = sum(nbytes)
         for n in nbytes:
-            stretch = in_even_chunks(
-                Stretch(Row(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms
-            )
-            size = 16 * stretch.chunk_words
+            run = in_even_chunks(Run(Row(0, 0, 16, (Level(n // 16, 16, 16),)), -1), total, sms)
+            size = 16 * run.chunk_words
             assert size % 512 == 0 and size <= max(DIRECT_CHUNK_BYTES[1], n // MOST_CHUNKS)
-            assert stretch.chunks <= MOST_CHUNKS + sms
+            assert run.chunks <= MOST_CHUNKS + sms
             rounds = total / (sms * size)
             # The last of several rounds is nearly full.
             assert rounds <= 1 or rounds > np.ceil(rounds) * (1 - 512 / size) - 1e-9
-            assert stretch.chunks == -(-n // size)
+            assert run.chunks == -(-n // size)
 
     @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
     def test_lanes_of_a_run_share_a_chunk(self, lanes):
         row = Row(0, 0, 0, (Level(1000, 333, 333), Level(lanes, 0, 0)), 8 * lanes)
-        assert Stretch(row, -1).chunk_words % lanes == 0
+        assert Run(row, -1).chunk_words % lanes == 0
 
 
 def packed_bytes(row, side):
@@ -357,7 +358,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize("nbytes", [8, 1784, 1792, 1800, 3584, 100000])
     def test_tiles_hold_all_words(self, nbytes):
-        (stretch,) = stretches_of(dt.contiguous(nbytes // 8, "f8"), max_word=8)
-        tiles = stretch.tile_bytes // TILE_BYTES
+        (run,) = runs_of_type(dt.contiguous(nbytes // 8, "f8"), max_word=8)
+        tiles = run.tile_bytes // TILE_BYTES
         assert (tiles - 1) * TILE_DATA_BYTES < nbytes <= tiles * TILE_DATA_BYTES
-        assert prod(level.steps for level in stretch.row.levels) * 8 == nbytes
+        assert prod(level.steps for level in run.row.levels) * 8 == nbytes

@@ -11,7 +11,7 @@ import numpy as np
 import halox
 from halox.datatypes import contiguous
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import Route
+from halox.paths.base import Route
 from halox.paths.messages import Message, Part
 from tests import support
 
@@ -40,7 +40,7 @@ def test_measured_times_go_to_their_messages_and_leave_the_old_report_alone() ->
 
 
 def test_rows_tell_what_their_routes_know() -> None:
-    row = Row.of(MESSAGE, Route("staged", "mpi", "far", 40.0), {"peer": "other node"})
+    row = Row.of(MESSAGE, Route("staged", "mpi", "far", 40.0, {"peer": "other node"}))
     assert row.key == MESSAGE.key == ("receive", 3, 5)
     assert (row.nbytes, row.predicted_us, row.measured_us) == (32, 40.0, None)
     found = json.loads(json.dumps(Report(0, "exchange", (), (row,)).as_dict()))

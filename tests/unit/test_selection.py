@@ -13,20 +13,16 @@ import pytest
 from halox.datatypes import StridedBlocks
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import PathError
-from halox.exchange.costs import RUN_BYTES, Costs, WayCost
+from halox.exchange.costs import Costs
 from halox.exchange.report import Report, Row
-from halox.exchange.selection import (
-    DIRECT_BYTES,
-    WAYS,
-    End,
-    Judge,
-    choose_route,
-    options,
-    reads_in_place,
-    wished_path,
-)
+from halox.exchange.selection import candidates, choose_route, reads_in_place, wished_path
+from halox.paths import PATHS
+from halox.paths.base import EndpointInfo, Route, SelectionContext
+from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import Window
 from halox.paths.messages import Message, Part
+from halox.paths.peer import PeerInfo
 from halox.paths.peer.exported import Exported
 from halox.runtime.arena import Place
 from halox.runtime.device_arena import DevicePlace
@@ -37,12 +33,19 @@ def window(block: int) -> Window:
     return Window((Place(0, 0),), (StridedBlocks(0, (8,), (2 * block,), block),))
 
 
-def end(node: int = 0, memory: str = "host", block: int = 4096, shared: bool = True) -> End:
-    return End(node, memory, block, (), window(block) if shared else None)  # type: ignore[arg-type]
+def end(
+    node: int = 0, memory: str = "host", block: int = 4096, shared: bool = True
+) -> EndpointInfo:
+    paths: dict[str, Any] = {}
+    if memory == "gpu":
+        paths["peer"] = PeerInfo(1, None, None)
+    elif shared:
+        paths["host"] = window(block)
+    return EndpointInfo(node, memory, block, (), paths=paths)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("sender", "receiver", "path", "way"),
+    ("sender", "receiver", "path", "protocol"),
     [
         (end(), end(), "host", "direct"),
         (end(block=DIRECT_BYTES), end(block=DIRECT_BYTES), "host", "direct"),
@@ -56,14 +59,15 @@ def end(node: int = 0, memory: str = "host", block: int = 4096, shared: bool = T
         (end(block=512), end(block=1024), "host", "shared"),  # not block by block the same
     ],
 )
-def test_routes(sender: End, receiver: End, path: str, way: str) -> None:
-    route = choose_route(sender, receiver, to_self=False, judge=Judge())
-    assert (route.path, route.way) == (path, way) and route.reason
+def test_routes(sender: EndpointInfo, receiver: EndpointInfo, path: str, protocol: str) -> None:
+    route = choose_route(sender, receiver, to_self=False, selection=SelectionContext())
+    assert (route.path, route.protocol) == (path, protocol) and route.reason
 
 
 def test_to_self_is_local_and_accumulate_never_reads_in_place() -> None:
-    assert choose_route(end(), end(), to_self=True, judge=Judge()).path == "local"
-    assert choose_route(end(), end(), to_self=False, judge=Judge("add")).way == "shared"
+    assert choose_route(end(), end(), to_self=True, selection=SelectionContext()).path == "local"
+    adding = SelectionContext("add")
+    assert choose_route(end(), end(), to_self=False, selection=adding).protocol == "shared"
 
 
 @pytest.mark.parametrize(
@@ -111,18 +115,20 @@ def test_report_is_a_table_and_plain_values() -> None:
 FACE = StridedBlocks(0, (16, 16), (2048, 64), 8)
 
 
-def on_gpu(rank: int, **said: Any) -> End:
+def on_gpu(rank: int, **said: Any) -> EndpointInfo:
     """An end in memory that peers may map: 256 runs of 8 bytes."""
+    place = DevicePlace(f"arena {rank}", 0)
     plain: dict[str, Any] = {
-        "rank": rank,
         "word_bytes": 8,
-        "exported": Exported((DevicePlace(rank, 0),), (FACE,), {0: b"handle"}),
-        "nbytes": 2048,
+        "exported": Exported((place,), (FACE,), {(place.arena, 0): b"handle"}),
         "layouts": (FACE,),
     }
-    node = said.pop("node", 0)
-    block = said.pop("block_bytes", 8)
-    return End(node, "gpu", block, (), None, **(plain | said))
+    peer = plain | {name: value for name, value in said.items() if name in plain}
+    paths: dict[str, Any] = {"peer": PeerInfo(**peer)}
+    if said.get("is_contiguous"):
+        paths["ipc"] = True
+    nbytes, block = said.get("nbytes", 2048), said.get("block_bytes", 8)
+    return EndpointInfo(said.get("node", 0), "gpu", block, (), rank, nbytes, paths)
 
 
 def two_gpus(**said: Any) -> Topology:
@@ -131,7 +137,7 @@ def two_gpus(**said: Any) -> Topology:
 
 
 def named(found: Any) -> set[str]:
-    return {f"{option.path}/{option.way}" for option in found}
+    return {f"{one.path}/{one.protocol}" for one in found}
 
 
 PEER = {"peer/staging", "peer/ll", "peer/direct"}
@@ -143,7 +149,7 @@ APART = "ranks 0 and 1 are on different nodes"
 POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "all is well": ({}, PEER | {"ipc/staging", "staged/shared"}, {"cuda_aware": NO_MPI}),
     "MPI takes device pointers": (
-        {"cuda_aware": None},
+        {"no_device_pointers": None},
         PEER | {"ipc/staging", "staged/shared", "cuda_aware/mpi"},
         {},
     ),
@@ -188,12 +194,12 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     ),
     "the receiver is contiguous": (
         {"receiver": {"is_contiguous": True}},
-        PEER | {"ipc/staging", "ipc/into", "staged/shared"},
+        PEER | {"ipc/staging", "ipc/put", "staged/shared"},
         {"cuda_aware": NO_MPI},
     ),
     "the sender is contiguous": (
         {"sender": {"is_contiguous": True}},
-        PEER | {"ipc/staging", "ipc/from", "staged/shared"},
+        PEER | {"ipc/staging", "ipc/get", "staged/shared"},
         {"cuda_aware": NO_MPI},
     ),
     "both share a GPU": (
@@ -227,7 +233,7 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
     ),
     "other nodes, and MPI takes device pointers": (
-        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "cuda_aware": None},
+        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "no_device_pointers": None},
         {"staged/mpi", "cuda_aware/mpi"},
         {"peer": APART, "ipc": APART},
     ),
@@ -239,24 +245,26 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
 }
 
 
-def situation(name: str, **more: Any) -> tuple[End, End, Judge]:
-    """Both ends of a message and what they choose by."""
+def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
+    """Both ends of a message and the selection inputs."""
     said = POSSIBLE[name][0]
     topology = said.get("topology", {})
-    judged = {k: v for k, v in said.items() if k in ("operation", "cuda_aware")} | more
-    judge = Judge(topology=None if topology is None else two_gpus(**topology), **judged)
-    return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), judge
+    selection = SelectionContext(
+        topology=None if topology is None else two_gpus(**topology),
+        **{k: v for k, v in said.items() if k in ("operation", "no_device_pointers")},
+    )
+    return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), selection
 
 
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_what_is_possible(name: str) -> None:
     _, wanted, why_not = POSSIBLE[name]
-    possible, impossible = options(*situation(name))
+    possible, impossible = candidates(*situation(name))
     assert named(possible) == wanted and len(possible) == len(wanted)
-    assert all(option.reason for option in possible)
+    assert all(one.reason for one in possible)
     why_not = why_not | {"host": IN_HOST}
     assert set(impossible) == set(why_not)
-    assert {option.path for option in possible}.isdisjoint(impossible)
+    assert {one.path for one in possible}.isdisjoint(impossible)
     for path, text in why_not.items():
         assert text in impossible[path], path
 
@@ -264,48 +272,53 @@ def test_what_is_possible(name: str) -> None:
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_both_ends_choose_alike(name: str) -> None:
     """Each holds its own description, and the other's as it came in a message."""
-    sender, receiver, judge = situation(name)
+    sender, receiver, selection = situation(name)
     for wish in (None, "staged"):
-        judge = replace(judge, wish=wish)
         at_sender = choose_route(
-            sender, pickle.loads(pickle.dumps(receiver)), to_self=False, judge=judge
+            sender,
+            pickle.loads(pickle.dumps(receiver)),
+            to_self=False,
+            selection=selection,
+            wish=wish,
         )
         at_receiver = choose_route(
             pickle.loads(pickle.dumps(sender)),
             receiver,
             to_self=False,
-            judge=pickle.loads(pickle.dumps(judge)),
+            selection=pickle.loads(pickle.dumps(selection)),
+            wish=wish,
         )
         assert at_sender == at_receiver
-        assert f"{at_sender.path}/{at_sender.way}" in POSSIBLE[name][1]
+        assert f"{at_sender.path}/{at_sender.protocol}" in POSSIBLE[name][1]
 
 
 @pytest.mark.parametrize("name", POSSIBLE)
 @pytest.mark.parametrize(
-    "wish", ["peer", *sorted(PEER), "ipc", "ipc/into", "ipc/from", "staged", "cuda_aware", "host"]
+    "wish", ["peer", *sorted(PEER), "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"]
 )
 def test_wishes(name: str, wish: str) -> None:
     """What is asked for is taken, or the error says why not and what there is instead."""
-    sender, receiver, judge = situation(name, wish=wish)
+    sender, receiver, selection = situation(name)
     _, possible, why_not = POSSIBLE[name]
     fitting = {way for way in possible if wish in (way, way.partition("/")[0])}
     if fitting:
-        route = choose_route(sender, receiver, to_self=False, judge=judge)
-        assert f"{route.path}/{route.way}" in fitting
+        route = choose_route(sender, receiver, to_self=False, selection=selection, wish=wish)
+        assert f"{route.path}/{route.protocol}" in fitting
         return
     with pytest.raises(PathError) as caught:
-        choose_route(sender, receiver, to_self=False, judge=judge)
+        choose_route(sender, receiver, to_self=False, selection=selection, wish=wish)
     text = str(caught.value)
     assert text.startswith(f"path {wish!r} cannot be taken from rank 0 to rank 1: ")
-    reason = (why_not | {"host": IN_HOST}).get(wish.partition("/")[0], "no such way")
+    reason = (why_not | {"host": IN_HOST}).get(wish.partition("/")[0], "no such protocol")
     assert reason in text
     offered = re.search("or take one of (.*)$", text)
     assert offered is not None and set(offered[1].split(", ")) == possible
 
 
 def test_messages_to_self_take_no_wish() -> None:
-    sender, _, judge = situation("all is well", wish="cuda_aware")
-    assert choose_route(sender, sender, to_self=True, judge=judge).path == "local"
+    sender, _, selection = situation("all is well")
+    route = choose_route(sender, sender, to_self=True, selection=selection, wish="cuda_aware")
+    assert route.path == "local"
 
 
 @pytest.mark.parametrize(
@@ -318,9 +331,9 @@ def test_messages_to_self_take_no_wish() -> None:
 )
 def test_ends_that_do_not_match_are_no_error_yet(receiver: dict[str, Any]) -> None:
     """The sender does not compare signatures; it must come as far as the receiver, which does."""
-    judge = Judge(topology=two_gpus())
+    selection = SelectionContext(topology=two_gpus())
     for a, b in ((on_gpu(0), on_gpu(1, **receiver)), (on_gpu(0, **receiver), on_gpu(1))):
-        assert {"peer/staging", "staged/shared"} <= named(options(a, b, judge)[0])
+        assert {"peer/staging", "staged/shared"} <= named(candidates(a, b, selection)[0])
 
 
 # Costs
@@ -332,20 +345,23 @@ def costs_where(**latencies: float) -> Costs:
     """All ways alike but for their latencies, in the order of NAMES."""
     speed = (100.0,) * len(RUN_BYTES)
     return Costs(
-        {n: WayCost(latencies.get(n.replace("/", "_"), 50.0), 0, speed) for n in NAMES}, ""
+        {n: ProtocolCost(latencies.get(n.replace("/", "_"), 50.0), 0, speed) for n in NAMES}, ""
     )
 
 
 @pytest.mark.parametrize("cheapest", NAMES)
 def test_the_cheapest_is_taken(cheapest: str) -> None:
-    sender, receiver, judge = situation("all is well")
     costs = costs_where(**{cheapest.replace("/", "_"): 3.0})
-    route = choose_route(sender, receiver, to_self=False, judge=replace(judge, costs=costs))
-    assert f"{route.path}/{route.way}" == cheapest
+    route = chosen("all is well", costs)
+    assert f"{route.path}/{route.protocol}" == cheapest
     assert route.predicted_us == pytest.approx(3.0 + 2048 / 100e3)
-    asked = replace(judge, costs=costs, wish="peer")
     if not cheapest.startswith("peer"):
-        assert choose_route(sender, receiver, to_self=False, judge=asked).path == "peer"
+        assert chosen("all is well", costs, wish="peer").path == "peer"
+
+
+def chosen(name: str, costs: Costs | None = None, **more: Any) -> Route:
+    sender, receiver, selection = situation(name)
+    return choose_route(sender, receiver, to_self=False, selection=selection, costs=costs, **more)
 
 
 def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
@@ -353,17 +369,19 @@ def test_size_and_runs_decide_between_the_ways_of_peer() -> None:
     low, high = (10.0, 10.0, 10.0, 10.0), (2.0, 5.0, 50.0, 400.0)
     costs = Costs(
         {
-            "peer/ll": WayCost(2.0, 0, low),
-            "peer/staging": WayCost(5.0, 0, (80.0, 90.0, 100.0, 100.0)),
-            "peer/direct": WayCost(6.0, 0, high),
+            "peer/ll": ProtocolCost(2.0, 0, low),
+            "peer/staging": ProtocolCost(5.0, 0, (80.0, 90.0, 100.0, 100.0)),
+            "peer/direct": ProtocolCost(6.0, 0, high),
         },
         "made up",
     )
-    judge = Judge(topology=two_gpus(), costs=costs, wish="peer")
+    selection = SelectionContext(topology=two_gpus())
 
     def way(nbytes: int, runs: tuple[int, int]) -> str:
         ends = [on_gpu(r, nbytes=nbytes, block_bytes=runs[r]) for r in range(2)]
-        return choose_route(*ends, to_self=False, judge=judge).way
+        return choose_route(
+            *ends, to_self=False, selection=selection, costs=costs, wish="peer"
+        ).protocol
 
     assert way(64, (8, 8)) == way(64, (4096, 4096)) == "ll"
     assert way(1 << 20, (8, 8)) == "staging"
@@ -376,24 +394,23 @@ def test_ranks_that_share_a_gpu_have_costs_of_their_own() -> None:
     speed = (100.0,) * len(RUN_BYTES)
     costs = Costs(
         {
-            "ipc/staging": WayCost(1.0, 0, speed),
-            "staged/shared": WayCost(2.0, 0, speed),
-            "ipc/staging, shared GPU": WayCost(20.0, 0, speed),
-            "staged/shared, shared GPU": WayCost(10.0, 0, speed),
+            "ipc/staging": ProtocolCost(1.0, 0, speed),
+            "staged/shared": ProtocolCost(2.0, 0, speed),
+            "ipc/staging, shared GPU": ProtocolCost(20.0, 0, speed),
+            "staged/shared, shared GPU": ProtocolCost(10.0, 0, speed),
         },
         "made up",
     )
     for name, path in (("both share a GPU", "staged"), ("all is well", "ipc")):
-        sender, receiver, judge = situation(name)
-        route = choose_route(sender, receiver, to_self=False, judge=replace(judge, costs=costs))
-        assert route.path == path
+        assert chosen(name, costs).path == path
 
 
 def test_the_shipped_constants_prefer_the_gpu() -> None:
     for name, path in (("all is well", "peer"), ("both share a GPU", "ipc")):
         for nbytes in (8, 1 << 12, 1 << 20, 1 << 26):
-            ends = [replace(e, nbytes=nbytes) for e in situation(name)[:2]]
-            route = choose_route(*ends, to_self=False, judge=situation(name)[2])
+            *ends, selection = situation(name)
+            ends = [replace(end, nbytes=nbytes) for end in ends]
+            route = choose_route(*ends, to_self=False, selection=selection)
             assert route.path == path, (name, nbytes)
 
 
@@ -411,7 +428,9 @@ NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cud
         ("peer", None, "peer"),
         ("peer/ll", "ipc", "peer/ll"),
         (None, "staged/mpi", "staged/mpi"),
-        ("host", "ipc/into", "host"),
+        ("host", "ipc/put", "host"),
+        ("ipc/into", None, "ipc/put"),
+        (None, "ipc/from", "ipc/get"),
     ],
 )
 def test_which_path_is_asked_for(
@@ -446,8 +465,8 @@ def test_there_is_no_such_way(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(PathError) as caught:
         wished_path(None)
     path = name.partition("/")[0]
-    known = ", ".join(f"{path}/{way}" for way in WAYS[path])
-    said = f"HALOX_PATH: there is no way {name!r} of the path {path}; ways are {known}"
+    known = ", ".join(f"{path}/{protocol.name}" for protocol in PATHS[path].protocols)
+    said = f"HALOX_PATH: there is no protocol {name!r} of the path {path}; protocols are {known}"
     assert str(caught.value) == said
 
 
@@ -458,6 +477,11 @@ def test_what_is_no_name_of_a_path() -> None:
 
 
 def test_every_way_that_is_chosen_has_a_name() -> None:
-    shipped = {name.partition(",")[0] for name in Costs.default().ways} - {"local/copy"}
-    named = {f"{path}/{way}" for path, ways in WAYS.items() for way in ways}
-    assert shipped == {name for name in named if not name.startswith("host/")}
+    shipped = {name.partition(",")[0] for name in Costs.default().protocols} - {"local/copy"}
+    named = {
+        f"{name}/{protocol.name}"
+        for name, path in PATHS.items()
+        if path.is_tuned and not path.to_self
+        for protocol in path.protocols
+    }
+    assert shipped == named

@@ -18,9 +18,8 @@ import pytest
 
 from halox.datatypes import contiguous, indexed_block, subarray
 from halox.errors import StateError
-from halox.packing.cutting import cut_parts
 from halox.packing.host import HostPacker
-from halox.packing.refine import Side
+from halox.packing.refine import Side, cut_parts
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
@@ -29,7 +28,7 @@ from tests.support import require
 
 require("mpi")
 
-from halox.paths.buffers import RequestCarrier  # noqa: E402
+from halox.paths.buffers import RequestBuffers  # noqa: E402
 from halox.paths.cuda_aware import DeviceBuffer  # noqa: E402
 from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
 from halox.paths.staged.pipeline import Pipeline  # noqa: E402
@@ -125,7 +124,7 @@ class FakeGpu:
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
-        monkeypatch.setattr("halox.packing.fragments.fragment_launches", self.fragment_launches)
+        monkeypatch.setattr("halox.packing.device.fragment_launches", self.fragment_launches)
         for name in ("pack", "unpack", "add"):
             made = self.launches(name)
             monkeypatch.setattr(f"halox.packing.device.launch_{name}", made)
@@ -187,7 +186,7 @@ def _copying(source: Side, target: Side) -> Callable[[], None]:
 MEMORY: dict[int, np.ndarray] = {}
 
 
-class Carrier(RequestCarrier):
+class Carrier(RequestBuffers):
     """Buffers whose addresses on the "GPU" are those on the host."""
 
     def _buffer(self, nbytes: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from halox import datatypes as dt
 from halox.errors import DatatypeError, DeviceError
-from halox.packing import traversal
+from halox.packing import device_packer, traversal
 from halox.packing.traversal import TraversalPacker
 from tests.support import require
 from tests.unit.cpu_kernels import aligned
@@ -58,8 +58,8 @@ def on_the_cpu(monkeypatch):
     CpuLaunch.made = []
     monkeypatch.setattr(traversal, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(traversal, "uploaded", uploaded)
-    monkeypatch.setattr(traversal, "kernel", kernel)
-    monkeypatch.setattr(traversal, "PreparedLaunch", CpuLaunch)
+    monkeypatch.setattr(device_packer, "kernel", kernel)
+    monkeypatch.setattr(device_packer, "PreparedLaunch", CpuLaunch)
 
 
 LIST = dt.indexed([1, 2, 4], [0, 5, 3], "f8")

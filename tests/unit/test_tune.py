@@ -14,28 +14,30 @@ from typing import Any
 
 import pytest
 
-from halox.cli import launcher, paths, probing, tune
-from halox.cli.probing import GPU_WAYS, POINTS, Point, campaign, fitted, partners
+from halox.cli import launcher, paths, tune
+from halox.cli.probing import POINTS, Point, campaign, fitted, partners, tuned
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
-from halox.exchange.costs import Costs, WayCost, way_name
+from halox.exchange.costs import Costs, protocol_name
 from halox.exchange.fitting import Sample
+from halox.paths.costs import ProtocolCost
 from halox.runtime.topology import Topology
 from tests import support
 
+ON_GPUS = tuned("gpu")
 ROOT = Path(__file__).resolve().parents[2]
 
 MACHINE = {
-    name: WayCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
-    for name, cost in Costs.default().ways.items()
+    name: ProtocolCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
+    for name, cost in Costs.default().protocols.items()
 }
 """A machine with twice the latency and a third of the bandwidth of the one the shipped constants are of."""
 
 
 def synthetic(path: str, way: str, point: Point) -> Sample:
-    if way_name(path, way) in ("peer/direct", "cuda_aware/mpi"):
+    if protocol_name(path, way) in ("peer/direct", "cuda_aware/mpi"):
         raise PathError(f"no {path} here")
-    cost = MACHINE[way_name(path, way)]
+    cost = MACHINE[protocol_name(path, way)]
     us = cost.us(point.nbytes, point.run_bytes, point.messages)
     return Sample(point.nbytes, point.run_bytes, point.messages, us)
 
@@ -45,7 +47,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 
 def test_a_campaign_finds_the_machine() -> None:
-    found = campaign(synthetic, GPU_WAYS, POINTS, quiet, lambda: False)
+    found = campaign(synthetic, ON_GPUS, POINTS, quiet, lambda: False)
     assert not found.cut_short and set(found.refused) == {"peer/direct", "cuda_aware/mpi"}
     ways = fitted(found, Costs.default(), shared_gpu=False)
     for name in found.samples:
@@ -61,9 +63,9 @@ def test_a_campaign_ends_in_time_and_keeps_what_it_has() -> None:
 
     def time_is_up() -> bool:
         calls[0] += 1
-        return calls[0] > 8 * len(GPU_WAYS)
+        return calls[0] > 8 * len(ON_GPUS)
 
-    found = campaign(synthetic, GPU_WAYS, POINTS, quiet, time_is_up)
+    found = campaign(synthetic, ON_GPUS, POINTS, quiet, time_is_up)
     assert found.cut_short and len(found.samples["peer/ll"]) == 8
     ways = fitted(found, Costs.default(), shared_gpu=False)
     assert ways["peer/ll"].latency_us == pytest.approx(MACHINE["peer/ll"].latency_us)
@@ -84,7 +86,7 @@ def test_ranks_that_are_lost_end_the_campaign() -> None:
         raise ExchangeTimeoutError("rank 0 has waited for rank 1")
 
     with pytest.raises(ExchangeTimeoutError):
-        campaign(probe, GPU_WAYS, POINTS, quiet, lambda: False)
+        campaign(probe, ON_GPUS, POINTS, quiet, lambda: False)
 
 
 def test_on_shared_gpus_other_constants_are_fitted() -> None:
@@ -134,26 +136,26 @@ def imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProber:
 
 
 def test_what_was_measured_is_written_and_shown(imagined: FakeProber) -> None:
-    figures = tune._gpu_figures(imagined, quiet, write=True)  # type: ignore[arg-type]
+    figures = tune._tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
     assert figures["file"] == str(calibration.tuning_file())
     fingerprint = calibration.fingerprint_of(imagined.world, Topology(("a",), (0,), {}), 0)
     written = calibration.load(fingerprint)
     assert written is not None and "halox tune" in written.origin
     for name in ("peer/ll", "ipc/staging", "staged/shared"):
-        assert written.ways[name].latency_us == pytest.approx(MACHINE[name].latency_us)
-    rows = [row for row in figures["rows"] if row["way"] == "peer/ll"]
+        assert written.protocols[name].latency_us == pytest.approx(MACHINE[name].latency_us)
+    rows = [row for row in figures["rows"] if row["protocol"] == "peer/ll"]
     assert [row["constants"] for row in rows] == ["before", "after"]
-    assert rows[0]["latency_us"] == Costs.default().ways["peer/ll"].latency_us
+    assert rows[0]["latency_us"] == Costs.default().protocols["peer/ll"].latency_us
     assert rows[1]["latency_us"] == 2 * rows[0]["latency_us"]
     assert rows[0]["off_%"] > 40 and rows[1]["off_%"] == 0 and rows[1]["points"] == len(POINTS)
-    guessed = [row for row in figures["rows"] if row["way"] == "peer/direct"]
+    guessed = [row for row in figures["rows"] if row["protocol"] == "peer/direct"]
     assert [row["constants"] for row in guessed] == ["before, not measured", "after, not measured"]
     assert figures["not_measured"]["cuda_aware/mpi"] == "no cuda_aware here"
     json.dumps(figures, allow_nan=False)
 
 
 def test_a_dry_run_writes_nothing(imagined: FakeProber) -> None:
-    figures = tune._gpu_figures(imagined, quiet, write=False)  # type: ignore[arg-type]
+    figures = tune._tuned_figures(imagined, quiet, ON_GPUS, write=False)  # type: ignore[arg-type]
     assert "not written" in figures["file"] and not calibration.tuning_file().exists()
 
 
@@ -164,8 +166,8 @@ def test_nothing_measured_is_an_error_and_writes_nothing(
         raise PathError("the cable is out")
 
     monkeypatch.setattr(FakeProber, "__call__", refuse)
-    with pytest.raises(HaloxError, match=r"no way could be measured.*the cable is out"):
-        tune._gpu_figures(imagined, quiet, write=True)  # type: ignore[arg-type]
+    with pytest.raises(HaloxError, match=r"no protocol could be measured.*the cable is out"):
+        tune._tuned_figures(imagined, quiet, ON_GPUS, write=True)  # type: ignore[arg-type]
     assert not calibration.tuning_file().exists()
 
 
@@ -237,7 +239,7 @@ def test_tune_without_a_gpu_measures_and_writes_nothing(tmp_path: Path, ranks: i
     figures = json.loads(halox(*words, "--json", cache=tmp_path).stdout)
     assert figures["ranks"] == ranks and figures["file"] is None
     assert "nothing written" in figures["note"] and "fixed rules" in figures["note"]
-    found = {(row["arrays"], row["run_bytes"]): row["way"] for row in figures["rows"]}
+    found = {(row["arrays"], row["run_bytes"]): row["protocol"] for row in figures["rows"]}
     assert found["own arrays", 8] == "host/shared"
     assert found["a grid's field", 8] == "host/shared"
     assert found["a grid's field", 1024] == "host/direct"
@@ -299,5 +301,5 @@ def test_options_are_read() -> None:
 
 
 def test_every_way_with_a_model_is_measured() -> None:
-    shipped = {name.split(",")[0] for name in Costs.default().ways}
-    assert {way_name(*pair) for pair in probing.GPU_WAYS} == shipped
+    shipped = {name.split(",")[0] for name in Costs.default().protocols}
+    assert {protocol_name(*pair) for pair in ON_GPUS} == shipped

@@ -20,8 +20,8 @@ from halox.errors import HaloxError
 from halox.exchange import calibration
 from halox.exchange.calibration import FORMAT, Fingerprint, load, save
 from halox.exchange.costs import Costs
-from halox.paths import cuda_aware
-from halox.paths.cuda_aware import Verdict
+from halox.runtime import device_pointers
+from halox.runtime.device_pointers import Verdict
 from halox.runtime.user_files import MOST_BYTES, read_json, write_json
 
 HERE = Fingerprint("NVIDIA H200", "580.65, CUDA 13000", "2 GPU(s) a node", "Open MPI v5")
@@ -97,7 +97,7 @@ def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
     path.write_bytes(text)
     found = loaded(path)
     if found is not None:
-        for name in found.ways:
+        for name in found.protocols:
             way, _, rest = name.partition(",")
             us = found.predict(*way.split("/", 1), 1 << 40, 8, 100, bool(rest)) if "/" in way else 0
             assert math.isfinite(us) and us >= 0
@@ -110,7 +110,7 @@ def test_any_tuning_file_is_used_or_ignored(place: Path, text: bytes) -> None:
 @given(values, st.binary(max_size=5))
 def test_any_file_of_answers_is_used_or_ignored(place: Path, value: Any, more: bytes) -> None:
     os.environ["XDG_CACHE_HOME"] = str(place / "answers")
-    path = cuda_aware.kept_in()
+    path = device_pointers.kept_in()
     assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     for found in (value, {"a": value}, {"a": {"takes": True, "reason": value}}):
@@ -120,13 +120,13 @@ def test_any_file_of_answers_is_used_or_ignored(place: Path, value: Any, more: b
 
 
 def asked(key: str) -> Verdict:
-    return cuda_aware.asked_before(0, ask=lambda _: Verdict(True, "asked"), key=key)
+    return device_pointers.asked_before(0, ask=lambda _: Verdict(True, "asked"), key=key)
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cuda_aware, "_query_library", lambda: None)
+    monkeypatch.setattr(device_pointers, "_query_library", lambda: None)
     return tmp_path / "halox"
 
 
@@ -150,7 +150,7 @@ def test_strange_files_are_ignored_at_once(cache: Path, make: Any) -> None:
         assert load(HERE) is None
     save(HERE, Costs.default())
     assert loaded(path) == Costs.default() and path.is_file()
-    answers = cuda_aware.kept_in()
+    answers = device_pointers.kept_in()
     assert answers is not None
     make(answers)
     assert asked("a").reason == "asked"

@@ -50,7 +50,7 @@ def move(
     """One launch over (datatype, count, array shift, packed shift), as the packer prepares it."""
     segments, words, at = [], [], 0
     for datatype, count, shift, place in parts:
-        part = wp.whole(list(wp.converted(datatype.blocks(), unit_bytes)))
+        part = wp.joined(wp.converted(datatype.blocks(), unit_bytes))
         made = wp.repeated(part.rows, count, datatype.extent, datatype.size)
         made["array"] += shift
         made["packed"] += place

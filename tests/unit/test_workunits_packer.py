@@ -10,11 +10,11 @@ import pytest
 
 from halox import datatypes as dt
 from halox.errors import DeviceError
-from halox.packing import workunits, workunits_lists
+from halox.packing import device_packer, workunits, workunits_lists
 from halox.packing.host import HostPacker
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
-from halox.packing.workunits_plan import SEGMENT, Part
+from halox.packing.workunits_plan import SEGMENT, Units
 from halox.runtime.gpu import device_memory
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, run_workunits
@@ -61,7 +61,7 @@ class Memory:
 class Launch:
     machine: Machine
 
-    def __init__(self, function, grid, block, args, *, device):
+    def __init__(self, function, grid, block, args, *, device, shared_bytes):
         self.shape = (function, grid, block, args)
 
     def launch_at(self, stream, array, packed):
@@ -80,9 +80,9 @@ def machine(monkeypatch):
     monkeypatch.setattr(Launch, "machine", made, raising=False)
     monkeypatch.setattr(workunits, "cupy", lambda: made.cupy)
     monkeypatch.setattr(workunits, "multiprocessors", lambda device: 4)
-    monkeypatch.setattr(workunits, "PreparedLaunch", Launch)
+    monkeypatch.setattr(device_packer, "PreparedLaunch", Launch)
     monkeypatch.setattr(
-        workunits, "kernel", lambda name, function, device: function.removeprefix("workunits_")
+        device_packer, "kernel", lambda name, function, *_: function.removeprefix("workunits_")
     )
     monkeypatch.setattr(device_memory, "DeviceBytes", Memory)
     monkeypatch.setattr(workunits_lists, "DeviceBytes", Memory)
@@ -278,7 +278,7 @@ class TestCopy:
 
 class TestCache:
     def list_of(self, n_words):
-        return UnitList(Part(np.zeros(1, SEGMENT), np.zeros(n_words, np.uint32)), 0)
+        return UnitList(Units(np.zeros(1, SEGMENT), np.zeros(n_words, np.uint32)), 0)
 
     def test_the_least_recently_used_list_is_dropped(self, machine):
         size = self.list_of(512).nbytes

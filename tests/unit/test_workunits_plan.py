@@ -45,7 +45,7 @@ def bytes_of_blocks(blocks: BlockList):
 
 
 def segments_of(datatype, count=1, unit_bytes=512):
-    part = wp.whole(list(wp.converted(datatype.blocks(), unit_bytes)))
+    part = wp.joined(wp.converted(datatype.blocks(), unit_bytes))
     return wp.repeated(part.rows, count, datatype.extent, datatype.size), part.words
 
 

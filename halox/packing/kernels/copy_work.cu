@@ -1,6 +1,6 @@
 // Shared text of the kernels that copy regions: the work on a chunk of one.
 //
-// Spliced in where a kernel says #include "copy_work.cu"; see strided_body.cu for why, and for the regions.
+// Spliced in at #include "copy_work.cu"; strided_body.cu has the reason, and the regions.
 
 #include "strided_body.cu"
 

@@ -1,7 +1,7 @@
 // Shared text of kernels that copy runs of bytes: one run, of any two alignments, by a few lanes of a warp.
 //
-// Spliced in where a kernel says #include "run_body.cu"; see strided_body.cu for why. No barrier and no
-// shuffle: lanes know one another only by their numbers.
+// Spliced in at #include "run_body.cu"; strided_body.cu has the reason. No barrier and no shuffle: lanes
+// are told apart by their numbers only.
 //
 // copy_run moves `length` bytes from `source` to `target`, which must not overlap, by `lanes` lanes that all
 // call it with the same arguments but `lane`. It stores whole aligned words of 16, 8 or 4 bytes, whichever is
@@ -19,13 +19,13 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 16 bytes that travel as one load and one store.
+// 16 bytes that are one load and one store.
 struct __align__(16) Word16 {
     u64 low, high;
 };
 
-// What lies at an address. Device code is told that it is global memory, as device, peer and mapped host
-// memory are, so that loads and stores need not find that out.
+// Value at an address. Device code declares it global memory, as device, peer and mapped host memory
+// are, so that loads and stores need no generic addressing.
 template <class Word>
 __device__ __forceinline__ Word* at_address(u64 address)
 {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_run(u64 source, u64 target, u32 length, u32
     const u32 head = before < length ? before : length;
     const u32 words = (length - head) >> log;
     const u32 body = words << log;
-    const u32 edges = length - body;  // bytes before and after the words: edge byte `lane` is ours
+    const u32 edges = length - body;  // bytes before and after the words: edge byte `lane` is this one
     const u32 at = lane < head ? lane : lane + body;
     unsigned char edge = 0;
     if (lane < edges)

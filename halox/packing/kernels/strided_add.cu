@@ -3,12 +3,12 @@
 // ELEMENT is the C type of an element: double, float, an unsigned integer (signed ones add alike, modulo
 // 2^bits), or Half. A complex number is two elements. A word holds one or more whole elements, which the
 // planner guarantees; strided_body.cu states the table, the index order, the launch shape. Bytes moved: two
-// reads and one write an element. Targets of one launch must not overlap: there are no atomics here, so
-// that equal inputs give equal bits; the launcher puts overlapping regions into launches one after another.
+// reads and one write an element. Targets of one launch must not overlap: the kernel uses no atomics, so
+// that equal inputs give equal bits; the host puts overlapping regions into launches one after another.
 
 #include "strided_body.cu"
 
-// IEEE half precision without cuda_fp16.h, which is not on every machine that has NVRTC.
+// IEEE half precision without cuda_fp16.h, which NVRTC does not bring everywhere.
 struct Half {
     unsigned short bits;
 };

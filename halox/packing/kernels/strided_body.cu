@@ -1,28 +1,28 @@
 // Shared text of strided_copy.cu and strided_add.cu: the table of regions and the walk over it.
 //
-// The compiler module splices this file in where a kernel says #include "strided_body.cu", because a
-// compile cache that hashes only the kernel's own text would not notice a change in here.
+// The compiler module splices this file in at #include "strided_body.cu", because a compile cache that
+// hashes only the kernel's own text would not notice a change in here.
 //
-// A region is `words` words of `word_bytes` bytes, numbered in packed order. Word w lies at
+// A region is `words` words of `word_bytes` bytes, numbered in packed order. Word w is at
 //   source + sum over levels of digit(level) * source_stride(level)      (the target alike),
 // where the digits are those of w in the mixed radix of the counts, level 0 the fastest. Addresses are
 // relative to the launch's two bases. All strides are in bytes and of any sign; words < 2^31, which the
-// planner sees to by cutting larger regions. Levels that a region does not have are all zeros.
+// planner ensures by cutting larger regions. Levels that a region does not have are all zeros.
 //
-// A region of runs has word_bytes 0: its blocks are long but of no alignment worth the name. Each is moved in
-// pieces of RUN_PIECE bytes by `level[0].count` lanes (a power of two) that stand for words of no bytes; where a
+// A region of runs has word_bytes 0: its blocks are long but not aligned to 4 bytes. Each is moved in
+// pieces of RUN_PIECE bytes by `level[0].count` lanes (a power of two), which take the place of words; where a
 // run has several pieces, level 1 counts them.
 //
 // Launch shape: one dimension, at most MAX_THREADS threads a block. A chunk is `chunk_words` consecutive
 // words of one region. Any grid works: blocks stride over the chunks.
 //
-// The table arrives in the launch's parameters (TABLE_REGIONS of them, more than there are), where a chunk
-// finds its region by bisection; or, TABLE_REGIONS being 0, in device memory with the region of each chunk.
+// The table is a kernel parameter with room for TABLE_REGIONS regions, where a chunk finds its region by
+// bisection; or, if TABLE_REGIONS is 0, in device memory with the region of each chunk.
 //
 // Bytes moved: each word is read once and written once, and the table.
 
 #ifndef MAX_LEVELS
-#define MAX_LEVELS 5  // of the regions at hand; four levels and the words of a block at most
+#define MAX_LEVELS 5  // of the regions; four levels and the words of a block at most
 #endif
 #ifndef WORD_BYTES
 #define WORD_BYTES 0  // of all regions, or 0 if they differ
@@ -93,7 +93,7 @@ __device__ __forceinline__ void places(
     }
 }
 
-// Moves the words [first, last) of a region. `Mover::take` loads what is to be stored at a target; all
+// Moves the words [first, last) of a region. `Mover::take` loads the value to be stored at a target; all
 // loads of a thread's words are issued before its first store, so that their latencies overlap.
 template <class Mover, class Word>
 __device__ __forceinline__ void move_words(

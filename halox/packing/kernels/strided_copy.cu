@@ -1,6 +1,6 @@
 // strided_copy: copies a table of regions, each strided on both sides, in one launch.
 //
-// Pack (target contiguous), unpack (source contiguous) and strided-to-strided copies are all this kernel;
+// Packs (target contiguous), unpacks (source contiguous) and copies strided to strided;
 // strided_body.cu states the table, the index order, the launch shape and the bytes moved. Targets of
 // one launch must not overlap one another nor any source. Pointers may be device memory, a peer's
 // memory or the device address of mapped host memory.

@@ -1,25 +1,25 @@
 // traversal: packs or unpacks any datatype by walking its tree from the root to each word.
 //
-// The tree's records stand in preorder, its lists in a lookaside buffer; each thread finds where its words
-// lie from their canonical numbers alone (Jenkins, Dinan, Balaji, Peterka, Samatova, Thakur: Processing MPI
-// derived datatypes on noncontiguous GPU-resident data, IEEE TPDS 2014, section 3). A word is what divides
-// all lengths and distances of the tree, so every word lies whole in one run of bytes. Number w is packed at
-//   packed + w * WORD_BYTES       and lies at       array + what the records add on the way down.
+// The tree's records are in preorder, its lists in a lookaside buffer; each thread finds the places of its
+// words from their canonical numbers alone (Jenkins, Dinan, Balaji, Peterka, Samatova, Thakur: Processing MPI
+// derived datatypes on noncontiguous GPU-resident data, IEEE TPDS 2014, section 3). A word divides all
+// lengths and distances of the tree, so every word is within one run of bytes. Word w is packed at
+//   packed + w * WORD_BYTES       and is at       array + the sum of the records' displacements.
 //
 // The guide of a list cuts its words into buckets of 2^bucket; guide[b] is the entry that holds the first
 // word of bucket b, so that the binary search over prefix sums starts with one or two entries left.
 //
-// Three ways down, the fewer the records the shorter the way to the first load:
+// Three kernels; the fewer the records, the fewer instructions to the first load:
 //   traversal_pack_regular  strides alone, all of them kernel parameters
-//   traversal_pack_chain    no branches: all words meet the same records, which are kernel parameters
-//   traversal_pack          any tree: records in shared memory, words part where a branch has unlike children
+//   traversal_pack_chain    no branches: all words visit the same records, which are kernel parameters
+//   traversal_pack          any tree: records in shared memory, words diverge at branches
 // and traversal_unpack likewise.
 //
 // Launch shape: one dimension, THREADS threads a block, `copied` bytes of dynamic shared memory. Any grid
 // works: blocks stride over chunks of `chunk_words` consecutive words.
 //
 // Bytes moved: each word is read once and written once; each block reads `copied` bytes, and each word an
-// entry of every list on its way, mostly from the L1 cache.
+// entry of every list that it visits, mostly from the L1 cache.
 
 #ifndef WORD_BYTES
 #define WORD_BYTES 16
@@ -44,7 +44,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 16 bytes that travel as one load and one store.
+// 16 bytes that are one load and one store.
 struct __align__(16) Piece {
     u64 low, high;
 };
@@ -88,7 +88,7 @@ struct __align__(16) Table {
     u32 levels;  // records before the last one
     u32 chunks;
     u32 copied;                  // bytes of the image to copy to shared memory
-    u32 numbers, displacements;  // where in the image they begin
+    u32 numbers, displacements;  // first bytes of both in the image
     Node node[CHAIN_NODES];
 };
 
@@ -99,7 +99,7 @@ struct __align__(16) ListedTable {
 
 extern __shared__ Piece shared_image[];
 
-// Where a block finds the parts of the image.
+// Addresses of the parts of the image, for a block.
 struct Image {
     const Node* nodes;
     const Index* numbers;
@@ -124,7 +124,7 @@ __device__ __forceinline__ Image bring(const ListedTable& listed)
     return found;
 }
 
-// Goes from words of a node to the children that hold them: `id` becomes the number in the child.
+// Descends from words of a node to the children that hold them: `id` becomes the number in the child.
 template <u32 N>
 __device__ __forceinline__ void repeat(const Node& node, Index (&id)[N], u64 (&at)[N])
 {
@@ -204,7 +204,7 @@ __device__ __forceinline__ void leaf(i64 stride, const Index (&id)[N], u64 (&at)
         at[i] += u64(id[i]) * u64(stride);
 }
 
-// The three ways down.
+// The three descents.
 struct RegularWalk {
     const Table& table;
 
@@ -255,7 +255,7 @@ struct TreeWalk {
         Index entry[N];
         if (!down(record, id, at, entry))
             return;
-        // From the first branch on each word goes its own way.
+        // From the first branch on each word descends by itself.
         const u32 children = image.nodes[record].children;
 #pragma unroll
         for (u32 i = 0; i < N; ++i) {
@@ -272,7 +272,7 @@ struct TreeWalk {
         }
     }
 
-    // Descends from a record to its first branch, which it goes through, or to a leaf.
+    // Descends from a record through its first branch, or to a leaf.
     template <u32 N>
     __device__ __forceinline__ bool down(
         u32& record, Index (&id)[N], u64 (&at)[N], Index (&entry)[N]) const
@@ -342,7 +342,7 @@ __device__ __forceinline__ void move(u64 array, u64 packed, const Table& table, 
 
 #define ENTRY extern "C" __global__ void __launch_bounds__(THREADS)
 #if WORD_BYTES == 16 && IN_FLIGHT > 1
-// Room for 64 registers; left to itself the compiler spills some of the many to get by with 32 or 40.
+// Room for 64 registers; by default the compiler spills some of them to use 32 or 40.
 #define TREE_ENTRY extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #else
 #define TREE_ENTRY ENTRY

@@ -1,9 +1,9 @@
 // workunits: packs or unpacks lists of blocks, cut into equal work units, in one launch.
 //
-// After Wu et al. 2016, section 3.2: the host cuts a datatype's blocks into units that name where bytes lie
-// on both sides, and warps work them off. A launch is a table of segments, each a list of like units for
+// After Wu et al. 2016, section 3.2: the host cuts a datatype's blocks into units that hold displacements
+// on both sides, and warps process them. A launch is a table of segments, each a list of like units for
 // one item of the datatype, repeated for `items` items:
-//   LISTED   blocks of `block_bytes` bytes; u32 index[unit], the block lies at index * granule, and at
+//   LISTED   blocks of `block_bytes` bytes; u32 index[unit], the block is at index * granule, and at
 //            unit * block_bytes in the packed item;
 //   REGULAR  the same with index[unit] == unit, which takes no list;
 //   SHORT    16-byte descriptors (struct Unit) of at most `block_bytes` bytes, a unit to 2^lanes_log lanes,
@@ -18,7 +18,7 @@
 //
 // Launch shape: one dimension, whole warps of threads, at most 256 a block, any number of blocks: they
 // stride over tiles, `tile` bytes (LISTED, REGULAR) or units of one segment each, numbered through all
-// segments. Segments come in the kernel's parameter unless they are too many; so does the list if it is small
+// segments. Segments are a kernel parameter unless they are too many; so is the list if it is small
 // (..._inline), since a list in device memory costs a dependent load before the first byte moves.
 //
 // Bytes moved: each byte is read once and written once; 4 bytes of list a block, or 16 a unit.
@@ -31,7 +31,7 @@
 #define SEGMENT_WORDS 24
 #define MAX_THREADS 256
 #ifndef BLOCKS_PER_SM
-#define BLOCKS_PER_SM 5  // 48 registers a thread, which is what the code needs
+#define BLOCKS_PER_SM 5  // 48 registers a thread, as many as the code needs
 #endif
 #ifndef WORDS_IN_FLIGHT
 #define WORDS_IN_FLIGHT 4  // words, or short units, that a thread loads before it stores the first
@@ -95,7 +95,7 @@ struct __align__(16) Table {
 typedef Table<LISTED_SEGMENTS, 4, false> ListedTable;
 typedef Table<INLINE_SEGMENTS, INLINE_WORDS, true> InlineTable;
 
-// A unit of all items: which item, and which of its units.
+// Number of a unit among all items, as item and unit.
 __device__ __forceinline__ u32 item_of(const Segment& s, u32 unit)
 {
     if (s.items == 1)

@@ -1,1 +1,116 @@
-"""The ``host`` path: NumPy arrays."""
+"""The ``host`` path: NumPy arrays, read in place or packed into shared memory or into messages of MPI."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from halox.decomposition import FieldLayout
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    EndpointInfo,
+    Path,
+    Protocol,
+    SelectionContext,
+    numpy_ends,
+)
+from halox.paths.build import Build
+from halox.paths.host.direct import DirectChannel, Window, window_of
+from halox.paths.host.packed import packed_channels
+from halox.paths.messages import Message
+
+if TYPE_CHECKING:
+    from halox.paths.node import NodeLink
+    from halox.runtime.arrays import Described
+    from halox.runtime.context import Context
+
+DIRECT_BYTES = 256
+"""Blocks at least this long are read in place from a neighbour's window; shorter ones travel packed.
+
+Another core's cache lines are fetched one by one where blocks are short, but in streams once packed
+(docs/performance/host.md has the measurements).
+"""
+
+
+HUGE_PAGE_BYTES = 4 << 20
+"""From this size on NumPy asks for huge pages, which shared memory does not have; packing short blocks from 4 KiB
+pages misses the address cache at every block."""
+
+
+class HostPath(Path):
+    """Moves NumPy arrays; its protocols follow fixed rules."""
+
+    name = "host"
+    protocols = (
+        Protocol("direct", fallback="host/mpi"),
+        Protocol("shared", fallback="host/mpi", is_packed=True),
+        Protocol("mpi", reach="nodes"),
+    )
+    summary = "possible: NumPy arrays"
+    memory = "host"
+    is_tuned = False
+
+    def describe(
+        self, message: Message, arrays: Sequence[Described], context: Context
+    ) -> Window | None:
+        """Return where the message lies in shared memory, if it does."""
+        if arrays[message.parts[0].array].device is not None:
+            return None
+        return window_of(message, arrays, context.arena)
+
+    def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
+        """Want fields whose blocks are read in place, and small ones."""
+        spec, axes = layout.spec, layout.decomposition.axes
+        inner = itemsize * math.prod(spec.components_after)
+        cells = math.prod(
+            max(axis.sizes) + low + high for axis, (low, high) in zip(axes, spec.halo, strict=True)
+        )
+        is_large = cells * inner * math.prod(spec.components_before) >= HUGE_PAGE_BYTES
+        width = max(spec.halo[-1])
+        has_short_blocks = axes[-1].parts > 1 and 0 < width * inner < DIRECT_BYTES
+        return not (is_large and has_short_blocks)
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Choose by node and length of blocks."""
+        if "gpu" in (sender.memory, receiver.memory):
+            on_host = numpy_ends(sender, receiver)
+            return on_host or "it is for NumPy arrays, and these are on a GPU"
+        if sender.node != receiver.node:
+            return [self.offer("mpi", "other node")]
+        run = min(sender.block_bytes, receiver.block_bytes)
+        if selection.operation == "add":
+            why = "same node, packed: accumulate needs a copy"
+        elif run < DIRECT_BYTES:
+            why = f"same node, packed: runs of {run} B on average < {DIRECT_BYTES} B"
+        elif not self._in_windows(sender, receiver):
+            why = "same node, packed: arrays not in the grid's shared memory"
+        else:
+            why = f"same node, read in place: runs of {run} B on average"
+            return [self.offer("direct", why)]
+        return [self.offer("shared", why)]
+
+    def _in_windows(self, sender: EndpointInfo, receiver: EndpointInfo) -> bool:
+        """Whether both ends lie in windows, block by block the same."""
+        windows: list[Window | None] = [end.paths.get(self.name) for end in (sender, receiver)]
+        shapes = [
+            window and [(w.counts, w.block_bytes) for w in window.layouts] for window in windows
+        ]
+        return shapes[0] is not None and shapes[0] == shapes[1]
+
+    def negotiate(self, build: Build) -> NodeLink | None:
+        """Make the node's shared block."""
+        return build.link(self)
+
+    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
+        """Make a channel for each protocol."""
+        made = []
+        job = build.job(self, "direct")
+        if agreed is not None and job.messages:
+            windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
+            channel = DirectChannel(job, build.context.arena, agreed, windows)
+            made.append(Carried("host/direct", channel, job.messages))
+        return [*made, *packed_channels(build, self, agreed)]

@@ -1,11 +1,11 @@
-"""The ``host`` path, direct: copies halos straight from the neighbour's array in shared memory.
+"""The ``direct`` protocol of the ``host`` path: copies halos straight from the neighbour's array in shared memory.
 
-For arrays that the grid allocated, on one node, with runs long enough that reading another core's cache lines
+For arrays that the grid allocated, on one node, with blocks long enough that reading another core's cache lines
 in place is faster than packing them. No cell is copied twice; in exchange a rank must not return before its
 neighbours have read its cells, so that two flags are needed where the packed path needs one::
 
-    A: cells final | settled=e | ...... copy B's cells | read=e | wait for B's read=e | return
-    B: cells final | settled=e | copy A's cells | read=e | ...... wait for A's read=e | return
+    A: cells final | ready=e | ...... copy B's cells | read=e | wait for B's read=e | return
+    B: cells final | ready=e | copy A's cells | read=e | ...... wait for A's read=e | return
 
 A rank that waits copies for its other exchanges between `start` and `finish` too, so that they may be finished in any
 order (`halox.runtime.waiting`).
@@ -31,7 +31,7 @@ from halox.runtime.waiting import UNDER_WAY
 
 @dataclass(frozen=True)
 class Window:
-    """Where the parts of a message lie in the sender's shared memory: what its receiver must know to read them."""
+    """Addresses of a message's parts in the shared memory of its end."""
 
     places: tuple[Place, ...]
     layouts: tuple[StridedBlocks, ...]
@@ -54,19 +54,7 @@ def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | Non
 
 
 class DirectChannel(Channel):
-    """Copies from the neighbours' arrays.
-
-    Parameters
-    ----------
-    job : Job
-        Messages of this path; operation "copy".
-    arena : SharedArena
-        Where the arrays lie.
-    link : NodeLink
-        The plan's flags.
-    windows : mapping
-        For each receive, by (peer, tag), the sender's window.
-    """
+    """Copies from the neighbours' arrays."""
 
     def __init__(
         self,
@@ -75,7 +63,7 @@ class DirectChannel(Channel):
         link: NodeLink,
         windows: Mapping[tuple[int, int], Window | None],
     ) -> None:
-        self._world = link.world
+        self._world, self._link = link.world, link
         self._epoch = 0
         self._copied = 0
         # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
@@ -91,8 +79,8 @@ class DirectChannel(Channel):
                 self._moves.append(self._move(job, arena, part, place, layout))
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})
-        self._settled = link.gate("settled", sources)
-        self._read = link.gate("read", readers)
+        self._ready = link.flag("ready", sources)
+        self._read = link.flag("read", readers)
 
     @staticmethod
     def _move(job: Job, arena: SharedArena, part: Any, place: Place, layout: StridedBlocks) -> Any:
@@ -110,14 +98,14 @@ class DirectChannel(Channel):
 
     def start(self) -> None:
         """Let the neighbours read."""
-        self.start_at_once()
+        self.run()
         self._to_copy.append(self._epoch)
         UNDER_WAY[self] = None
 
-    def start_at_once(self) -> None:
+    def run(self) -> None:
         """Let the neighbours read; nobody waits for anything else before `finish`."""
         self._epoch += 1
-        self._settled.raise_to(self._epoch)
+        self._ready.signal(self._epoch)
 
     def finish(self) -> None:
         """Copy what the neighbours hold, and wait until they have read as well."""
@@ -125,11 +113,11 @@ class DirectChannel(Channel):
         if UNDER_WAY and not self._is_alone():
             self._finish_helping(epoch)
             return
-        self._settled.wait(epoch)
+        self._ready.wait(epoch)
         copyto = np.copyto
         for target, source in self._moves:
             copyto(target, source)
-        self._read.raise_to(epoch)
+        self._read.signal(epoch)
         self._read.wait(epoch)
 
     def _is_alone(self) -> bool:
@@ -145,7 +133,7 @@ class DirectChannel(Channel):
 
     def _finish_helping(self, epoch: int) -> None:
         """Finish while other exchanges are under way, or after somebody has copied."""
-        self._settled.wait(epoch)
+        self._ready.wait(epoch)
         self._copy()
         self._world.waiter().until(
             lambda: self._copied == epoch,
@@ -155,7 +143,7 @@ class DirectChannel(Channel):
 
     def help(self) -> None:
         """Copy, if the neighbours have come and nobody has copied yet."""
-        if self._to_copy and self._settled.passed(self._epoch):
+        if self._to_copy and self._ready.passed(self._epoch):
             self._copy()
 
     def _copy(self) -> None:
@@ -165,7 +153,7 @@ class DirectChannel(Channel):
             return
         for target, source in self._moves:
             np.copyto(target, source)
-        self._read.raise_to(epoch)
+        self._read.signal(epoch)
         self._copied = epoch
 
     def close(self) -> None:
@@ -173,4 +161,8 @@ class DirectChannel(Channel):
         UNDER_WAY.pop(self, None)
         if self._to_copy:
             self._to_copy.clear()
-            self._read.raise_to(self._epoch)
+            self._read.signal(self._epoch)
+
+    def free(self) -> None:
+        """Give the flags back."""
+        self._link.close()

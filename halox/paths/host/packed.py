@@ -1,4 +1,4 @@
-"""The ``host`` path, packed: NumPy arrays, packed into a carrier's buffers and unpacked from them."""
+"""Packed protocols of NumPy arrays: packed into transport buffers, and unpacked from them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from halox.packing.host import HostPacker, View, block_view, element_view
-from halox.paths.base import Channel, Job
-from halox.paths.buffers import Carrier
+from halox.paths.base import Carried, Channel, Job, Path
+from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
+from halox.paths.build import Build
+from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
+from halox.paths.node import NodeLink
 from halox.runtime.arrays import HostArray
 from halox.runtime.shared_memory import Bytes
 
@@ -107,10 +110,10 @@ class _Views(NamedTuple):
 
 
 class HostChannel(Channel):
-    """Moves NumPy arrays through a carrier's buffers."""
+    """Moves NumPy arrays through a buffers's buffers."""
 
-    def __init__(self, job: Job, carrier: Carrier) -> None:
-        self._carrier, self._epoch = carrier, 0
+    def __init__(self, job: Job, buffers: TransportBuffers) -> None:
+        self._buffers, self._epoch = buffers, 0
         adds = job.operation == "add"
         self._take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
@@ -118,13 +121,13 @@ class HostChannel(Channel):
         received = places_of((part for m in job.receives for part in m.parts), values=adds)
         if sent is None or received is None:
             self._views = _Views([], [], [])
-            self._calls = _irregular(job, carrier)
+            self._calls = _irregular(job, buffers)
             return
         self.is_movable = True
         arrays = cast(Sequence[HostArray], job.arrays)
         self._sent, self._received = located(sent, arrays), located(received, arrays)
-        self._outgoing = [_packed(sent, job.sends, row) for row in carrier.outgoing]
-        self._incoming = [_packed(received, job.receives, row) for row in carrier.incoming]
+        self._outgoing = [_packed(sent, job.sends, row) for row in buffers.outgoing]
+        self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
         self._is_large = any(view.size * _LINE_BYTES > _LARGE_BYTES for view in packed)
@@ -149,32 +152,72 @@ class HostChannel(Channel):
     def start(self) -> None:
         """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
-        self._carrier.open(epoch)
+        self._buffers.open(epoch)
         if self._calls:
-            for call in self._calls[epoch % self._carrier.slots][0]:
+            for call in self._calls[epoch % self._buffers.slots][0]:
                 call()
         else:
             views = self._views
-            copy_all(views.pack[epoch % self._carrier.slots])
+            copy_all(views.pack[epoch % self._buffers.slots])
             if views.clear:
                 copy_all(views.clear)
-        self._carrier.post(epoch)
+        self._buffers.post(epoch)
 
     def finish(self) -> None:
         """Wait for what comes in and unpack it."""
         epoch = self._epoch
-        self._carrier.collect(epoch)
+        self._buffers.collect(epoch)
         if self._calls:
-            for call in self._calls[epoch % self._carrier.slots][1]:
+            for call in self._calls[epoch % self._buffers.slots][1]:
                 call()
         else:
-            self._take(self._views.unpack[epoch % self._carrier.slots])
-        self._carrier.release(epoch)
+            self._take(self._views.unpack[epoch % self._buffers.slots])
+        self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the carrier, and let go of the arrays."""
+        """Close the buffers, and let go of the arrays."""
         self._views, self._calls = _Views([], [], []), []
-        self._carrier.close()
+        self._buffers.close()
+
+    def free(self) -> None:
+        """Free the buffers."""
+        self._buffers.free()
+
+
+def packed_channels(
+    build: Build, path: Path, link: NodeLink | None, cut: Cutter = whole
+) -> list[Carried]:
+    """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
+
+    The peers' arrays may lie in another kind of memory than this rank's.
+    """
+    made = []
+    for protocol in ("shared", "mpi"):
+        job = build.job(path, protocol)
+        if not job.messages:
+            continue
+        buffers: TransportBuffers
+        if protocol == "shared" and link is not None:
+            buffers = SharedBuffers(build.context.arena, link, job.sends, job.receives, cut)
+        else:
+            buffers = RequestBuffers(
+                build.world,
+                job.sends,
+                job.receives,
+                build.mpi_tag,
+                pinned=build.device is not None,
+                cut=cut,
+                leftovers=build.context.leftovers,
+            )
+        channel: Channel
+        if build.device is None:
+            channel = HostChannel(job, buffers)
+        else:
+            from halox.paths.staged.channel import staged_channel
+
+            channel = staged_channel(build.world, job, buffers, build.device)
+        made.append(Carried(f"{path.name}/{protocol}", channel, job.messages))
+    return made
 
 
 def _packed(
@@ -192,13 +235,13 @@ def _packed(
     ]
 
 
-def _irregular(job: Job, carrier: Carrier) -> list[tuple[_Calls, _Calls]]:
+def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
     """Return for each slot the calls that pack messages, and those that unpack them."""
     cleared = [
         _call(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
     ]
     found = []
-    for outgoing, incoming in zip(carrier.outgoing, carrier.incoming, strict=True):
+    for outgoing, incoming in zip(buffers.outgoing, buffers.incoming, strict=True):
         pack = [_call(packer.pack, piece) for packer, piece in _pieces(job, job.sends, outgoing)]
         unpack = [
             _call(packer.add if job.operation == "add" else packer.unpack, piece)
@@ -229,14 +272,6 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
     The runs at both ends of a row lie in the same cache lines as the next row's: the low halo beside the cells that
     are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
     again; backwards, so are those of the last blocks of the copies before.
-
-    Parameters
-    ----------
-    copies : list of (target, source)
-    side : int
-        Which of the two is the array: the other is a packed buffer.
-    backwards : bool
-        Whether the last block comes first.
     """
     large = [copy for copy in copies if _lines_bytes(copy[side]) > _LARGE_BYTES]
     if len({len(copy[side]) for copy in large}) != 1:

@@ -1,1 +1,144 @@
 """The ``peer`` path: one kernel an exchange, through mapped memory of other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from halox.datatypes import StridedBlocks
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    EndpointInfo,
+    Job,
+    Path,
+    Protocol,
+    SelectionContext,
+    numpy_ends,
+)
+from halox.paths.build import Build
+from halox.paths.costs import ProtocolCost
+from halox.paths.messages import Message
+from halox.paths.peer.endpoints import PACKET_WORD, shortest_word
+from halox.paths.peer.exported import Exported, exported_parts
+from halox.paths.peer.table import pieces_between
+
+if TYPE_CHECKING:
+    from halox.paths.peer.channel import PeerChannel
+    from halox.runtime.arrays import Described
+    from halox.runtime.context import Context
+
+MOST_PIECES = 16
+"""Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """Description of a message on a GPU for the kernels of both its ends.
+
+    Attributes
+    ----------
+    word_bytes : int
+        Shortest word in which a kernel walks the message.
+    layouts : tuple of StridedBlocks or None
+        Of each part; None if one is not strided as a whole.
+    exported : Exported or None
+        The parts in device memory that peers can map, if they lie there.
+    """
+
+    word_bytes: int
+    layouts: tuple[StridedBlocks, ...] | None
+    exported: Exported | None
+
+
+class PeerPath(Path):
+    """Stores into the memory of GPUs whose kernels can wait for one another."""
+
+    name = "peer"
+    protocols = (
+        # Data and epoch in one store, so no flag, but up to twice the bytes.
+        Protocol("ll", ProtocolCost(3.9, 0.2, (200.0, 250.0, 290.0, 305.0))),
+        # Packed into the peer's memory, a flag a chunk, unpacked there.
+        Protocol("staging", ProtocolCost(4.8, 0.3, (160.0, 225.0, 290.0, 315.0))),
+        # Stored into the halo itself, once its owner has said that it may be: short blocks are short remote stores.
+        Protocol("direct", ProtocolCost(7.4, 0.3, (73.0, 180.0, 330.0, 352.0)), in_field=True),
+    )
+    summary = (
+        "between ranks with a GPU each that map one another's memory; see `halox info --paths -n N`"
+    )
+
+    def describe(
+        self, message: Message, arrays: Sequence[Described], context: Context
+    ) -> PeerInfo | None:
+        """Describe the message on this rank's GPU."""
+        if arrays[message.parts[0].array].device is None:
+            return None
+        strided = [part.datatype.items(part.count).strided for part in message.parts]
+        whole = tuple(found for found in strided if found is not None)
+        arena = context.device_arena
+        return PeerInfo(
+            shortest_word(message, arrays),
+            whole if len(whole) == len(strided) else None,
+            None if arena is None else exported_parts(message, arrays, arena),
+        )
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer staging memory, packets, and stores into the receiver's array."""
+        topology = selection.topology
+        why = numpy_ends(sender, receiver)
+        if why is None and topology is None:
+            why = "the ranks' GPUs are not known"
+        elif why is None and topology is not None:
+            why = topology.why_no_signals(sender.rank, receiver.rank)
+        if why is not None:
+            return why
+        ends: list[PeerInfo] = [sender.paths[self.name], receiver.paths[self.name]]
+        found = [self.offer("staging", "a GPU each, peer access: packed, a flag a chunk")]
+        if min(end.word_bytes for end in ends) >= PACKET_WORD:
+            found.append(self.offer("ll", "a GPU each, peer access: data and epoch in one store"))
+        if selection.operation == "copy" and _is_straight(*ends):
+            why = "a GPU each, peer access: straight into the receiver's array"
+            found.append(self.offer("direct", why))
+        return found
+
+    def negotiate(self, build: Build) -> PeerChannel | None:
+        """Make the channel with the peers; it takes messages of this rank to itself along where it can."""
+        from halox.paths.peer.channel import make_peer_channel
+
+        world, whole, job = build.world, build.whole, build.job(self)
+        copies = Job(whole.arrays, (), ())
+        if job.messages and whole.operation == "copy":
+            own = Job(
+                whole.arrays,
+                tuple(m for m in whole.sends if m.peer == world.rank),
+                tuple(m for m in whole.receives if m.peer == world.rank),
+            )
+            if all(m.is_strided for m in own.messages):
+                copies = own
+        build.taken.update(m.key for m in copies.messages)
+        exported = {}
+        for message in job.sends:
+            info: PeerInfo = build.peer_info(self, message)
+            exported[message.peer, message.tag] = info.exported
+        arena, protocols = build.context.device_arena, build.protocols(job)
+        return make_peer_channel(world, arena, job, copies, protocols, exported)
+
+    def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
+        """Return the channel that was agreed on."""
+        if agreed is None:
+            return ()
+        taken = tuple(m for m in build.whole.messages if m.key in build.taken)
+        return [Carried(self.name, agreed, (*build.job(self).messages, *taken))]
+
+
+def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:
+    """Whether the sender may store into the receiver's array itself."""
+    if receiver.exported is None or sender.layouts is None or receiver.layouts is None:
+        return False
+    if [a.nbytes for a in sender.layouts] != [b.nbytes for b in receiver.layouts]:
+        return False  # they do not match, which the receiver finds
+    pairs = zip(sender.layouts, receiver.layouts, strict=True)
+    return all(pieces_between(a, b) <= MOST_PIECES for a, b in pairs)

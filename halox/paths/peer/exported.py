@@ -1,4 +1,4 @@
-"""Where the parts of a message lie in memory that the ranks of a node map: what a peer must know to reach them."""
+"""Addresses of a message's parts in device memory that the ranks of a node map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from halox.datatypes import StridedBlocks, contiguous
 from halox.paths.messages import Message
-from halox.runtime.device_arena import DeviceArena, DevicePlace, Segment
+from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Exported:
 
     places: tuple[DevicePlace, ...]
     layouts: tuple[StridedBlocks, ...]
-    handles: Mapping[Segment, bytes]
+    handles: Mapping[Allocation, bytes]
 
 
 def exported_parts(message: Message, arrays: Sequence[Any], arena: DeviceArena) -> Exported | None:

@@ -1,7 +1,7 @@
-"""Plans for the kernel that makes a whole exchange among GPUs in one launch: the table of its legs.
+"""Plans for the kernel that makes a whole exchange among GPUs in one launch: the table of its segments.
 
 No GPU is touched here. The table's layout is that of the C structs in ``kernels/peer.cu``; a test holds one against
-the other. A message is a list of legs on either side, cut into chunks, each of which its sender flags.
+the other. A message is a list of segments on either side, cut into chunks, each of which its sender flags.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TABLE_BYTES = 3800
 """Most bytes of a table that travels with the launch; larger ones lie in device memory."""
 
 INLINE_CHUNKS = 600
-"""Most chunks that are worked on in the order of the legs, which needs no table in device memory."""
+"""Most chunks that are worked on in the order of the segments, which needs no table in device memory."""
 
 IN_FLIGHT = 4
 """Words that a thread loads before it stores the first; 1 in small exchanges."""
@@ -90,11 +90,11 @@ MOST_CHUNKS = 1 << 15
 """Chunks, more or less, from which they grow beyond that."""
 
 CHUNKS = 64
-"""Chunks of a leg that is neither so small nor so large that CHUNK_BYTES says otherwise."""
+"""Chunks of a segment that is neither so small nor so large that CHUNK_BYTES says otherwise."""
 
 
 class Kind(IntEnum):
-    """How a leg's words travel; see ``peer.cu``."""
+    """How a segment's words travel; see ``peer.cu``."""
 
     COPY = 0
     SEND_STAGED = 1
@@ -107,7 +107,7 @@ class Kind(IntEnum):
     TAKE_DIRECT = 8
 
 
-class Stretch(NamedTuple):
+class Run(NamedTuple):
     """A row of a message's words, with its place in the packed message.
 
     Attributes
@@ -126,7 +126,7 @@ class Stretch(NamedTuple):
 
     @property
     def chunk_words(self) -> int:
-        """Words of a chunk that is flagged: as many bytes for both ends of equally long stretches."""
+        """Words of a chunk that is flagged: as many bytes for both ends of equally long runs."""
         if not self.row.word_bytes:
             return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
         if self.direct_words:
@@ -150,35 +150,19 @@ class Stretch(NamedTuple):
         return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
 
 
-def in_even_chunks(stretch: Stretch, total: int, sms: int) -> Stretch:
-    """Return a stretch that goes direct, in chunks such that each block has as many as the others.
-
-    Parameters
-    ----------
-    stretch : Stretch
-    total : int
-        Bytes of all stretches that go direct in the same launch.
-    sms : int
-        Multiprocessors of the GPU.
-    """
+def in_even_chunks(run: Run, total: int, sms: int) -> Run:
+    """Return a run that goes direct, of ``total`` bytes in the same launch, in as many chunks for each thread block."""
     least, most = DIRECT_CHUNK_BYTES
     blocks = BLOCKS_PER_SM[MANY_THREADS] * sms
     most = max(most, total // MOST_CHUNKS)
     rounds = -(-total // (blocks * most))
     nbytes = max(least, -(-total // (blocks * rounds)))
-    word = stretch.row.word_bytes or 1
-    return stretch._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
+    word = run.row.word_bytes or 1
+    return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
-    """Bytes of a chunk of a stretch of so many: a power of two.
-
-    Parameters
-    ----------
-    nbytes : int
-        Of the stretch.
-    most : int
-        Most bytes, for stretches that have no more than MOST_CHUNKS of them.
+    """Bytes of a chunk of a run of so many: a power of two.
 
     Examples
     --------
@@ -189,23 +173,16 @@ def chunk_bytes(nbytes: int, most: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def stretches(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Stretch]:
-    """Rows of the copies of one message.
+def runs(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Run]:
+    """Rows of the copies of one message, between arrays and the packed message, whose first byte has address 0.
 
-    Parameters
-    ----------
-    copies : sequence of Copy
-        Between an array and the packed message, whose first byte has address 0 (a multiple of 16 is meant).
-    packed : {0, 1}
-        Which side of the copies is packed, 1 for what is sent.
-    max_word : int
-        Widest word in bytes.
+    The packed side is number 1 of the copies for what is sent, 0 for what is received.
     """
     found = []
     for copy in copies:
         for row in rows_of(copy, 1, MAX_WORDS, max_word):
             start = row.target if packed else row.source
-            found.append(Stretch(row, start if _is_contiguous(row, packed) else -1))
+            found.append(Run(row, start if _is_contiguous(row, packed) else -1))
     return found
 
 
@@ -221,9 +198,9 @@ def pieces_between(a: StridedBlocks, b: StridedBlocks) -> int:
     return len(pieces(Copy(Side(0, a), Side(0, b))))
 
 
-def least_word(found: Sequence[Stretch]) -> int:
-    """Bytes of the shortest word of some stretches, 1 for runs of no alignment, 16 for no stretches."""
-    return min((stretch.row.word_bytes or 1 for stretch in found), default=16)
+def least_word(found: Sequence[Run]) -> int:
+    """Bytes of the shortest word of some runs, 1 for runs of no alignment, 16 for no runs."""
+    return min((run.row.word_bytes or 1 for run in found), default=16)
 
 
 def _is_contiguous(row: Row, packed: int) -> bool:
@@ -264,7 +241,7 @@ def staged(row: Row, packed: int, base: int) -> Row:
     return row._replace(source=at[0], target=at[1])
 
 
-class Leg(NamedTuple):
+class Segment(NamedTuple):
     """A row and how it travels; addresses as of the GPU that runs the kernel.
 
     Attributes
@@ -296,10 +273,10 @@ class PeerPlan:
 
     Attributes
     ----------
-    legs : ndarray of :func:`leg_dtype`
+    segments : ndarray of :func:`segment_dtype`
         What is sent (and copied) first.
     send_chunks, chunks : int
-        Chunks of what is sent, and of all legs.
+        Chunks of what is sent, and of all segments.
     send_blocks, blocks : int
         Thread blocks for what is sent, and all.
     aside : tuple of int
@@ -307,7 +284,7 @@ class PeerPlan:
     threads, in_flight, word_bytes, levels : int
     """
 
-    legs: npt.NDArray[np.void]
+    segments: npt.NDArray[np.void]
     send_chunks: int
     chunks: int
     send_blocks: int
@@ -320,40 +297,40 @@ class PeerPlan:
 
     @property
     def inline(self) -> int:
-        """Legs of the launch's own table, 0 if the table lies in device memory."""
+        """Segments of the launch's own table, 0 if the table lies in device memory."""
         if self.chunks > INLINE_CHUNKS:
             return 0
-        most = TABLE_BYTES // self.legs.dtype.itemsize
+        most = TABLE_BYTES // self.segments.dtype.itemsize
         sizes = (4, 12)  # few, because each is compiled
-        return next((size for size in sizes if len(self.legs) <= size <= most), 0)
+        return next((size for size in sizes if len(self.segments) <= size <= most), 0)
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
-        """What the kernel reads: the legs, and in device memory behind them each chunk's leg."""
+        """What the kernel reads: the segments, and in device memory behind them each chunk's segment."""
         if self.inline:
-            filled = np.zeros(self.inline, self.legs.dtype)
-            filled[: len(self.legs)] = self.legs
+            filled = np.zeros(self.inline, self.segments.dtype)
+            filled[: len(self.segments)] = self.segments
             return filled.view(np.uint8)
-        return np.concatenate([self.legs.view(np.uint8), self.order.reshape(-1).view(np.uint8)])
+        return np.concatenate([self.segments.view(np.uint8), self.order.reshape(-1).view(np.uint8)])
 
     @property
     def order(self) -> npt.NDArray[np.uint32]:
-        """Leg and number of each chunk, shape (chunks, 2): what is sent first, the legs taking turns.
+        """Segment and number of each chunk, shape (chunks, 2): what is sent first, the segments taking turns.
 
         Opposite faces lie in the same cache lines: the high end of a row of cells beside the low end of the next.
         In turns, a line is fetched once for both. Copies are made when everything is sent, since the receiver has work
         with it still; but beside what all goes direct, which the wire alone holds up.
         """
-        first = self.legs["region"]["first_chunk"].astype(np.int64)
+        first = self.segments["region"]["first_chunk"].astype(np.int64)
         counts = np.append(first[1:], self.chunks) - first
-        leg = np.repeat(np.arange(len(self.legs)), counts)
-        number = np.arange(self.chunks) - first[leg]
-        is_taken = leg >= np.searchsorted(first, self.send_chunks)
-        kinds = self.legs["kind"]
+        segment = np.repeat(np.arange(len(self.segments)), counts)
+        number = np.arange(self.chunks) - first[segment]
+        is_taken = segment >= np.searchsorted(first, self.send_chunks)
+        kinds = self.segments["kind"]
         unpacked = np.isin(kinds, (Kind.SEND_STAGED, Kind.SEND_LL, Kind.SEND_WIDE)).any()
-        is_late = unpacked & (kinds == Kind.COPY)[leg]
-        turn = np.lexsort((leg, number / counts[leg], is_late, is_taken))
-        return np.stack([leg[turn], number[turn]], axis=1).astype(np.uint32)
+        is_late = unpacked & (kinds == Kind.COPY)[segment]
+        turn = np.lexsort((segment, number / counts[segment], is_late, is_taken))
+        return np.stack([segment[turn], number[turn]], axis=1).astype(np.uint32)
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
@@ -363,14 +340,14 @@ class PeerPlan:
             ("WORD_BYTES", str(self.word_bytes)),
             ("IN_FLIGHT", str(self.in_flight)),
             ("MAX_THREADS", str(MANY_THREADS)),
-            ("TABLE_LEGS", str(self.inline)),
-            ("KINDS", str(sum({1 << int(kind) for kind in self.legs["kind"]}))),
+            ("TABLE_SEGMENTS", str(self.inline)),
+            ("KINDS", str(sum({1 << int(kind) for kind in self.segments["kind"]}))),
         )
 
 
 @cache
-def leg_dtype(levels: int) -> np.dtype[np.void]:
-    """Return the layout of a leg whose region has that many levels."""
+def segment_dtype(levels: int) -> np.dtype[np.void]:
+    """Return the layout of a segment whose region has that many levels."""
     return np.dtype(
         [
             ("flags", "u8"),
@@ -387,51 +364,50 @@ def leg_dtype(levels: int) -> np.dtype[np.void]:
     )
 
 
-def plan(legs: Sequence[Leg], *, sms: int) -> PeerPlan:
+def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     """Plan one launch.
 
-    Parameters
-    ----------
-    legs : sequence of Leg
-        At least one.
-    sms : int
-        Multiprocessors of the GPU.
-
-    Notes
-    -----
     Not collective; touches no device. See BLOCKS_PER_SM for what is left to others.
     """
     # Copies last of what is not taken: nobody waits for them.
-    ordered = sorted(legs, key=lambda leg: (leg.kind >= Kind.TAKE_STAGED, leg.kind == Kind.COPY))
+    ordered = sorted(
+        segments, key=lambda segment: (segment.kind >= Kind.TAKE_STAGED, segment.kind == Kind.COPY)
+    )
     words = [0, 0]
-    for leg in ordered:
-        words[leg.kind >= Kind.TAKE_STAGED] += leg.row.words
+    for segment in ordered:
+        words[segment.kind >= Kind.TAKE_STAGED] += segment.row.words
     small = max(words) <= SMALL_WORDS
-    is_wide = any(leg.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE) for leg in ordered)
+    is_wide = any(segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE) for segment in ordered)
     threads = THREADS if small else WIDE_THREADS if is_wide else MANY_THREADS
     in_flight = 1 if small else IN_FLIGHT
-    most_levels = max(len(leg.row.levels) for leg in ordered)
+    most_levels = max(len(segment.row.levels) for segment in ordered)
     levels = 3 if most_levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
-    table = np.zeros(len(ordered), leg_dtype(levels))
+    table = np.zeros(len(ordered), segment_dtype(levels))
     chunk = send_chunks = 0
-    for entry, leg in zip(table, ordered, strict=True):
-        chunk_words = leg.chunk_words or threads * in_flight
-        if leg.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
-            chunk_words = threads // 32 * TILE_DATA_BYTES // leg.row.word_bytes
-        fill_region(entry["region"], leg.row, chunk)
+    for entry, segment in zip(table, ordered, strict=True):
+        chunk_words = segment.chunk_words or threads * in_flight
+        if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
+            chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
+        fill_region(entry["region"], segment.row, chunk)
         for name in ("flags", "begun", "slot_bytes", "flag_count", "lag"):
-            entry[name] = getattr(leg, name)
-        entry["kind"], entry["peer"], entry["chunk_words"] = leg.kind, leg.message, chunk_words
-        chunk += max(1, -(-leg.row.words // chunk_words)) if leg.kind != Kind.TAKE_DIRECT else 1
-        if leg.kind < Kind.TAKE_STAGED:
+            entry[name] = getattr(segment, name)
+        entry["kind"], entry["peer"], entry["chunk_words"] = (
+            segment.kind,
+            segment.message,
+            chunk_words,
+        )
+        chunk += (
+            max(1, -(-segment.row.words // chunk_words)) if segment.kind != Kind.TAKE_DIRECT else 1
+        )
+        if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
-    words_of = {leg.row.word_bytes for leg in ordered if leg.kind != Kind.TAKE_DIRECT}
+    words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
     common = words_of.pop() if len(words_of) == 1 else 0
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
     send_blocks, blocks = _shape(send_chunks, chunk, per_sm * sms)
     fewer = min(per_sm, WIDE_BLOCKS_ASIDE) if threads == WIDE_THREADS else per_sm
     return PeerPlan(
-        legs=table,
+        segments=table,
         send_chunks=send_chunks,
         chunks=chunk,
         send_blocks=send_blocks,

@@ -1,1 +1,76 @@
-"""The ``staged`` path: GPU arrays through page-locked host memory."""
+"""The ``staged`` path: arrays on GPUs through page-locked host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    EndpointInfo,
+    Path,
+    Protocol,
+    SelectionContext,
+    numpy_ends,
+)
+from halox.paths.build import Build
+from halox.paths.costs import ProtocolCost
+from halox.paths.fragments import ends_of
+from halox.paths.host.packed import packed_channels
+from halox.paths.messages import Message
+
+if TYPE_CHECKING:
+    from halox.paths.node import NodeLink
+
+
+class StagedPath(Path):
+    """Moves arrays of which at least one end's is on a GPU; always possible."""
+
+    name = "staged"
+    protocols = (
+        # Out over one link, in over the other.
+        Protocol(
+            "shared",
+            ProtocolCost(27.0, 0.5, (22.0, 24.0, 25.0, 25.0)),
+            ProtocolCost(450.0, 0.5, (11.0, 12.0, 13.0, 13.0)),
+            fallback="staged/mpi",
+            is_packed=True,
+        ),
+        Protocol(
+            "mpi",
+            ProtocolCost(40.0, 2.0, (4.5, 5.0, 5.0, 5.0)),
+            ProtocolCost(470.0, 2.0, (3.7, 4.0, 4.0, 4.0)),
+            reach="nodes",
+        ),
+    )
+    summary = "possible: CuPy arrays, through pinned host memory"
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Choose by node."""
+        hosts = numpy_ends(sender, receiver)
+        if "gpu" not in (sender.memory, receiver.memory):
+            return str(hosts)
+        is_near = sender.node == receiver.node
+        if hosts is not None:
+            why = "same node, through host memory that the GPU maps" if is_near else "other node"
+        elif is_near:
+            why = "same node, through host memory that both GPUs map"
+        else:
+            why = "other node, through pinned host memory"
+        return [self.offer("shared" if is_near else "mpi", why)]
+
+    def negotiate(self, build: Build) -> NodeLink | None:
+        """Make the node's shared block."""
+        return build.link(self)
+
+    def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
+        """Make a channel for each protocol, also on ranks whose own arrays are NumPy's."""
+        return packed_channels(build, self, agreed, _cut)
+
+
+def _cut(message: Message) -> tuple[int, ...]:
+    """Cut a message into fragments, alike on both ends."""
+    return ends_of(message.packed_bytes)

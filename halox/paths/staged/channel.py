@@ -1,14 +1,14 @@
-"""The ``staged`` path: arrays on a GPU, through page-locked host memory that the GPU reads and writes itself.
+"""Channels of the ``staged`` path: arrays on a GPU, through page-locked host memory that it reads and writes itself.
 
-One kernel packs all messages of the rank straight into the carrier's buffers in host memory; the host waits for
+One kernel packs all messages of the rank straight into transport buffers in host memory; the host waits for
 it, posts the messages, waits for those of the peers, and launches one kernel that unpacks them::
 
     stream  ...user's kernels | pack -> host memory |                    | unpack <- host memory | user's kernels...
     host                        launch ... wait ->    post ... collect -> launch
 
-Between ranks of a node the carrier's buffers are memory that both GPUs map, so that nothing is copied on the host.
-Large messages go fragment by fragment instead (`halox.paths.staged.pipeline`). The ``cuda_aware`` path is the same
-with buffers in device memory, which MPI takes itself (`halox.paths.cuda_aware`).
+Between ranks of a node the buffers are memory that both GPUs map, so that nothing is copied on the host.
+Large messages go fragment by fragment instead (`halox.paths.staged.pipeline`). With buffers in device memory,
+which MPI takes itself, the same channels serve GPU-aware MPI.
 
 The host takes part in every exchange, so that none of this can be captured into a graph.
 """
@@ -16,48 +16,35 @@ The host takes part in every exchange, so that none of this can be captured into
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halox.paths.base import Channel, Job
-from halox.paths.buffers import Carrier
+from halox.paths.buffers import TransportBuffers
+from halox.paths.fragments import shares_of
 from halox.paths.messages import Message
 from halox.paths.staged.pipeline import Pipeline, Work
 from halox.runtime.world import World
 
+if TYPE_CHECKING:
+    from halox.packing.device import Move
+
 
 def staged_channel(
-    world: World, job: Job, carrier: Carrier, device: int, path: str = "staged"
+    world: World, job: Job, buffers: TransportBuffers, device: int, path: str = "staged"
 ) -> Channel:
-    """Return the channel of messages that a carrier moves for arrays on a GPU.
+    """Return the channel of messages that transport buffers carry for arrays on a GPU.
 
-    Parameters
-    ----------
-    world : World
-    job : Job
-    carrier : Carrier
-        With buffers that the GPU reads and writes; its messages cut into fragments, or not.
-    device : int
-        This rank's GPU.
-    path : str
-        What the path is called, for errors.
-
-    Notes
-    -----
     Not collective.
     """
-    if max(carrier.stages_out, carrier.stages_in) > 1:
-        return Pipeline(world, carrier, _StagedWork(job, carrier, device, path))
-    return StagedChannel(job, carrier, device, path)
+    if max(buffers.stages_out, buffers.stages_in) > 1:
+        return Pipeline(world, buffers, _StagedWork(job, buffers, device, path))
+    return StagedChannel(job, buffers, device, path)
 
 
-def _endpoint(job: Job, part: Any) -> tuple[Any, Any, int]:
-    return job.arrays[part.array], part.datatype, part.count
-
-
-def _moves(job: Job, messages: Sequence[Message], pointers: Sequence[int]) -> list[tuple[Any, int]]:
+def _moves(job: Job, messages: Sequence[Message], pointers: Sequence[int]) -> list[Move]:
     """Pair each part of some messages with the address of its packed bytes."""
     return [
-        (_endpoint(job, part), pointer + offset)
+        (job.endpoint(part), pointer + offset)
         for message, pointer in zip(messages, pointers, strict=True)
         for part, offset in zip(message.parts, message.offsets, strict=True)
     ]
@@ -66,27 +53,29 @@ def _moves(job: Job, messages: Sequence[Message], pointers: Sequence[int]) -> li
 def _clearing(job: Job, device: int) -> Any:
     from halox.packing.device import Zeroing
 
-    return Zeroing([_endpoint(job, p) for p in job.cleared], device) if job.cleared else None
+    return Zeroing([job.endpoint(p) for p in job.cleared], device) if job.cleared else None
 
 
 class StagedChannel(Channel):
-    """Moves arrays on this rank's GPU through a carrier's buffers, all at once.
+    """Moves arrays on this rank's GPU through transport buffers, all at once.
 
     The receiver's kernel may still read a buffer when `finish` returns. It has ended by the time `start` has
     waited for its own packing on the same stream, and only then are the last buffers released.
     """
 
-    def __init__(self, job: Job, carrier: Carrier, device: int, path: str = "staged") -> None:
+    def __init__(
+        self, job: Job, buffers: TransportBuffers, device: int, path: str = "staged"
+    ) -> None:
         from halox.packing.device import launch_add, launch_pack, launch_unpack
         from halox.runtime.gpu.capture import refuse_capture
         from halox.runtime.gpu.cuda import cupy
 
         self._current_stream = cupy().cuda.get_current_stream
         self._refuse_capture = refuse_capture
-        self._carrier, self._path = carrier, path
+        self._buffers, self._path = buffers, path
         self._epoch = 0
         self._stream: Any = None
-        outgoing, incoming = carrier.device_pointers()
+        outgoing, incoming = buffers.device_pointers()
         unpack = launch_add if job.operation == "add" else launch_unpack
         self._pack = (
             [launch_pack(_moves(job, job.sends, row), device) for row in outgoing]
@@ -110,20 +99,20 @@ class StagedChannel(Channel):
         stream = self._current_stream()
         if self._stream is not None and self._stream.ptr != stream.ptr:
             self._stream.synchronize()  # the last unpacking went to another stream
-        self._carrier.open(epoch)
+        self._buffers.open(epoch)
         self._stream = stream
         if self._pack:
             self._pack[epoch % len(self._pack)].launch(stream)
         stream.synchronize()
-        self._carrier.release(self._epoch)
+        self._buffers.release(self._epoch)
         if self._clear is not None:
             self._clear.launch(stream)
-        self._carrier.post(epoch)
+        self._buffers.post(epoch)
         self._epoch = epoch
 
     def finish(self) -> None:
         """Wait on the host for the messages, and put the unpacking on the current stream."""
-        self._carrier.collect(self._epoch)
+        self._buffers.collect(self._epoch)
         if not self._unpack:
             return
         stream = self._current_stream()
@@ -132,10 +121,14 @@ class StagedChannel(Channel):
             self._stream = stream
 
     def close(self) -> None:
-        """Wait for the last packing and unpacking, then close the carrier."""
+        """Wait for the last packing and unpacking, then close the buffers."""
         if self._stream is not None:
             self._stream.synchronize()
-        self._carrier.close()
+        self._buffers.close()
+
+    def free(self) -> None:
+        """Free the buffers."""
+        self._buffers.free()
 
 
 class _StagedWork(Work):
@@ -145,9 +138,8 @@ class _StagedWork(Work):
     equal bits: all of it with the last stage, in the launches that an uncut exchange would have made.
     """
 
-    def __init__(self, job: Job, carrier: Carrier, device: int, path: str) -> None:
-        from halox.packing.device import Launches, launch_add
-        from halox.packing.fragments import fragment_launches
+    def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
+        from halox.packing.device import Launches, fragment_launches, launch_add
         from halox.runtime.gpu.capture import refuse_capture
         from halox.runtime.gpu.cuda import cupy
 
@@ -156,26 +148,20 @@ class _StagedWork(Work):
         self._refuse_capture = refuse_capture
         self._path = path
         self._stream: Any = None
-        outgoing, incoming = carrier.device_pointers()
+        outgoing, incoming = buffers.device_pointers()
 
         def fragmented(
             messages: Sequence[Message], row: Sequence[int], ends: Any, stages: int, unpack: bool
         ) -> list[Any]:
-            last = [at + (at[-1],) * (stages - len(at)) for at in ends]
-            shares = [
-                tuple(min(max(end - offset, 0), part.nbytes) for end in at)
-                for message, at in zip(messages, last, strict=True)
-                for part, offset in zip(message.parts, message.offsets, strict=True)
-            ]
-            moves = [
-                (*move, share)
-                for move, share in zip(_moves(job, messages, row), shares, strict=True)
-            ]
-            return fragment_launches(moves, stages, device, unpack=unpack)
+            shares = shares_of(messages, ends, stages)
+            moves = zip(_moves(job, messages, row), shares, strict=True)
+            return fragment_launches(
+                [(*move, share) for move, share in moves], stages, device, unpack=unpack
+            )
 
-        stages_out, stages_in = carrier.stages_out, carrier.stages_in
+        stages_out, stages_in = buffers.stages_out, buffers.stages_in
         self._packs = [
-            fragmented(job.sends, row, carrier.outgoing_ends, stages_out, False) for row in outgoing
+            fragmented(job.sends, row, buffers.outgoing_ends, stages_out, False) for row in outgoing
         ]
         if job.operation == "add":
             self._unpacks = [
@@ -185,7 +171,7 @@ class _StagedWork(Work):
             ]
         else:
             self._unpacks = [
-                fragmented(job.receives, row, carrier.incoming_ends, stages_in, True)
+                fragmented(job.receives, row, buffers.incoming_ends, stages_in, True)
                 for row in incoming
             ]
         self._clear = _clearing(job, device)

@@ -9,7 +9,7 @@ on a stream of the channel's own, since stores to host memory and loads from it 
     MPI                       | 0 there ...| 1 there ...| 2 there ...| 3 there ...|
     own stream                              | unpack 0 | | unpack 1 | | unpack 2 | | unpack 3 |
 
-What it takes of the GPU is `Work`, so that the protocol runs in a test without one.
+Its GPU work is behind `Work`, so that the protocol runs in a test without one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import os
 from abc import ABC, abstractmethod
 
 from halox.paths.base import Channel
-from halox.paths.buffers import Carrier
+from halox.paths.buffers import TransportBuffers
 from halox.runtime.world import Waiter, World
 
 
 class Work(ABC):
-    """What a pipeline has a GPU do. Stages are packed and unpacked in turn."""
+    """GPU work of a pipeline. Stages are packed and unpacked in turn."""
 
     @abstractmethod
     def check(self) -> None:
@@ -59,21 +59,15 @@ class Work(ABC):
 
 
 class Pipeline(Channel):
-    """Moves arrays on this rank's GPU through a carrier, fragment by fragment.
+    """Moves arrays on this rank's GPU through transport buffers, fragment by fragment.
 
     `start` returns when all stages have been packed and posted. It waits for this rank's GPU, as far as its packing,
     and for no other rank (but a receiver that sends nothing back and has not read the message before the last). What
     has arrived by then is being unpacked already; `finish` waits for the rest.
-
-    Parameters
-    ----------
-    world : World
-    carrier : Carrier
-    work : Work
     """
 
-    def __init__(self, world: World, carrier: Carrier, work: Work) -> None:
-        self._world, self._carrier, self._work = world, carrier, work
+    def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
+        self._world, self._buffers, self._work = world, buffers, work
         self._waiter: Waiter = world.waiter()
         self._crowded = world.crowded
         self._epoch = 0
@@ -84,54 +78,52 @@ class Pipeline(Channel):
         self._work.check()
 
     def start(self) -> None:
-        """Pack everything, and post each stage as soon as it is packed.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a receiver that sends nothing back does not read its messages in time.
-        """
-        carrier, work = self._carrier, self._work
+        """Pack everything, and post each stage as soon as it is packed."""
+        buffers, work = self._buffers, self._work
         epoch = self._epoch + 1
-        carrier.open(epoch)
-        work.begin(epoch % carrier.slots)
+        buffers.open(epoch)
+        work.begin(epoch % buffers.slots)
         # The packing waits on the stream for the last unpacking, so that nothing is lost by this wait.
         work.wait_until_read()
-        carrier.release(self._epoch)
+        buffers.release(self._epoch)
         self._epoch, self._unpacked = epoch, 0
-        carrier.expect(epoch)
-        for stage in range(carrier.stages_out):
+        buffers.expect(epoch)
+        for stage in range(buffers.stages_out):
             # Without a limit: what the user has put on the stream before may take its time.
             while not work.is_packed(stage):
                 if not self._unpack_next() and self._crowded:
                     os.sched_yield()
-            carrier.post_stage(epoch, stage)
+            buffers.post_stage(epoch, stage)
 
     def finish(self) -> None:
         """Put the unpacking of what has not arrived yet on a stream as it comes, and have the current one wait."""
-        carrier = self._carrier
-        while self._unpacked < carrier.stages_in:
+        buffers = self._buffers
+        while self._unpacked < buffers.stages_in:
             self._waiter.until(
                 self._unpack_next,
                 lambda: (
                     f"rank {self._world.rank} has waited for messages with ranks "
-                    f"{carrier.awaited(self._epoch)}"
+                    f"{buffers.awaited(self._epoch)}"
                 ),
-                lambda: carrier.awaited(self._epoch),
+                lambda: buffers.awaited(self._epoch),
             )
         self._work.end()
-        carrier.complete(self._epoch)
+        buffers.complete(self._epoch)
 
     def _unpack_next(self) -> bool:
         """Have the next stage unpacked if it has arrived; return whether it has."""
         stage = self._unpacked
-        if stage >= self._carrier.stages_in or not self._carrier.arrived(self._epoch, stage):
+        if stage >= self._buffers.stages_in or not self._buffers.arrived(self._epoch, stage):
             return False
-        self._work.unpack(self._epoch % self._carrier.slots, stage)
+        self._work.unpack(self._epoch % self._buffers.slots, stage)
         self._unpacked += 1
         return True
 
     def close(self) -> None:
-        """Wait for the GPU, which may be in the middle of an exchange, then close the carrier."""
+        """Wait for the GPU, which may be in the middle of an exchange, then close the buffers."""
         self._work.wait_for_all()
-        self._carrier.close()
+        self._buffers.close()
+
+    def free(self) -> None:
+        """Free the buffers."""
+        self._buffers.free()

@@ -1,4 +1,4 @@
-"""Whether a stream is being captured into a CUDA graph, and the refusal of work that a graph cannot hold."""
+"""Capture of streams into CUDA graphs, and the refusal of work that a graph cannot hold."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def is_capturing(stream: Any = None) -> bool:
-    """Whether work put on a stream would become part of a CUDA graph, or break the capture of one.
+    """Whether work put on a stream, CuPy's current one by default, would join a CUDA graph or break the capture of one.
 
-    Parameters
-    ----------
-    stream : cupy.cuda.Stream, int or None
-        A stream, its address, or CuPy's current one.
-
-    Notes
-    -----
-    Not collective; does not block; leaves a capture as it is. Takes less than a microsecond. True for the legacy
-    default stream while a stream that waits for it is captured, since any work on it would end that capture.
+    Does not block, and leaves a capture as it is. Takes less than a microsecond. True for the legacy default stream
+    while a stream that waits for it is captured, since any work on it would end that capture.
     """
     query, refused = _query()
     try:
@@ -34,19 +27,7 @@ def is_capturing(stream: Any = None) -> bool:
 
 
 def refuse_capture(stream: Any, path: str) -> None:
-    """Raise if a stream is being captured, before anything is put on it.
-
-    Parameters
-    ----------
-    stream : cupy.cuda.Stream, int or None
-    path : str
-        The path that cannot be captured.
-
-    Raises
-    ------
-    StateError
-        If it is; names the path that can be captured.
-    """
+    """Raise `StateError` if a stream is being captured, before anything is put on it."""
     if is_capturing(stream):
         raise StateError(
             f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "

@@ -1,7 +1,7 @@
 """Kernels from the package's ``.cu`` files, compiled at first use.
 
-CuPy compiles with NVRTC and keeps the result on disk, by a digest of the source; here functions
-are kept per process and device on top of that.
+CuPy compiles with NVRTC and keeps the result on disk, by a digest of the source; here functions are kept per process
+and device on top of that.
 """
 
 from __future__ import annotations
@@ -26,21 +26,10 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 @cache
 def source(name: str) -> str:
-    """Text of a kernel file, with the shared text it includes spliced in.
+    """Return the text of a kernel file, named without ``.cu``, with the shared text it includes spliced in.
 
-    Parameters
-    ----------
-    name : str
-        A file without its ``.cu``, in the folder ``kernels`` beside the modules that launch it.
-
-    Returns
-    -------
-    str
-
-    Notes
-    -----
-    Not collective. Spliced rather than included, because a compile cache that hashes the kernel's
-    text alone would serve a stale binary after a change in an included file.
+    Spliced rather than included, because a compile cache that hashes the kernel's text alone would serve a stale binary
+    after a change in an included file.
 
     Examples
     --------
@@ -110,15 +99,10 @@ def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str]
     DeviceError
         If there is no GPU, or the kernel cannot be compiled or loaded there.
 
-    Warns
-    -----
-    UserWarning
-        Once, if CuPy's cache of kernels cannot be used.
-
     Notes
     -----
-    Not collective. Blocks while it compiles; creates a context on the device. Not for use while a
-    stream is being captured.
+    Blocks while it compiles; creates a context on the device. Not for use while a stream is being captured. Warns once
+    if CuPy's cache of kernels cannot be used.
     """
     cp = cupy()
 

@@ -15,22 +15,21 @@ from halox.errors import DeviceError
 from halox.runtime import dlpack
 
 _cupy_types: set[type] = set()  # seen so far
-_INSTALL = "install halox[cuda13] (driver 580 or newer) or halox[cuda12]"
+INSTALL_BINDINGS = (
+    "install NVIDIA's bindings with `pip install 'cuda-bindings==13.*'` (12.* for CUDA 12)"
+)
+_INSTALL = (
+    "install it with `pip install cupy-cuda13x 'cuda-bindings==13.*'` (driver 580 or newer) or "
+    "`pip install cupy-cuda12x 'cuda-bindings==12.*'`"
+)
 
 
 @cache
 def why_no_gpu() -> str | None:
-    """Why no GPU can be used by this process, or None if one can.
+    """Return why no GPU can be used by this process, None if one can; creates no CUDA context.
 
-    Returns
-    -------
-    str or None
-        One short sentence without a full stop that names what is missing and, where there is one,
-        the remedy.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context. The first answer is kept.
+    The text is one short sentence without a full stop that names what is missing and, where there is one, the remedy.
+    The first answer is kept.
     """
     try:
         import cupy
@@ -42,7 +41,11 @@ def why_no_gpu() -> str | None:
         return f"CuPy cannot be imported ({str(error).strip().splitlines()[0]}); {_INSTALL}"
     runtime = cupy.cuda.runtime
     if runtime.is_hip:
-        return f"this CuPy is built for ROCm; {_INSTALL}"
+        return f"this CuPy is built for ROCm, not for CUDA; {_INSTALL}"
+    try:
+        import cuda.bindings.driver  # noqa: F401 - whether it is there
+    except ImportError as error:
+        return f"cuda.bindings cannot be imported ({error}); {INSTALL_BINDINGS}"
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "no NVIDIA driver is loaded"
@@ -58,7 +61,7 @@ def _why_not_counted(error: Any, driver: int, needed: int) -> str:
         return (
             f"the NVIDIA driver supports CUDA {_version(driver)}, and this CuPy needs CUDA "
             f"{_version(needed)}; update the driver or install the CuPy of an older CUDA "
-            "(halox[cuda12])"
+            "(`pip install cupy-cuda12x 'cuda-bindings==12.*'`)"
         )
     if "NoDevice" in str(error):
         return _no_device()
@@ -76,21 +79,7 @@ def _version(number: int) -> str:
 
 
 def cupy() -> Any:
-    """CuPy, with at least one GPU behind it.
-
-    Returns
-    -------
-    module
-
-    Raises
-    ------
-    DeviceError
-        If CuPy or a GPU is missing; the text is that of :func:`why_no_gpu`.
-
-    Notes
-    -----
-    Not collective. Creates no CUDA context.
-    """
+    """Return CuPy, with a GPU behind it; raise `DeviceError` without. Creates no CUDA context."""
     reason = why_no_gpu()
     if reason is not None:
         raise DeviceError(f"no GPU can be used: {reason}")

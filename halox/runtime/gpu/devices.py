@@ -1,4 +1,4 @@
-"""Where a rank's arrays live: on the host, or on one GPU."""
+"""Memory of a rank's arrays: on the host, or on one GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,11 @@ from halox.values import shown
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
-    """Choose this rank's GPU and make it current.
+    """Choose this rank's GPU, "auto", "cpu" or "gpu", and make it current; return its number, None for the host.
 
-    Parameters
-    ----------
-    wanted : {"auto", "cpu", "gpu"}
-        "auto" takes a GPU where CuPy and a GPU are found.
-    turn : int or None
-        Place of the rank on its machine, whose GPUs are taken in turn; None for a rank alone, which takes the GPU
-        that is current.
-
-    Returns
-    -------
-    int or None
-        Number of the GPU, None for the host.
-
-    Raises
-    ------
-    DeviceError
-        If ``wanted`` is "gpu" and there is none, or is none of the three.
+    "auto" takes a GPU where CuPy and a GPU are found. ``turn`` is the place of the rank on its machine, whose GPUs are
+    taken in turn; None for a rank alone, which takes the current GPU. Raises `DeviceError` for "gpu" without one, and
+    for any other word.
     """
     if not isinstance(wanted, str) or wanted not in ("auto", "cpu", "gpu"):
         raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {shown(wanted)}')
@@ -92,17 +78,8 @@ def to_host(array: Any) -> np.ndarray[Any, Any]:
 def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
 
-    Parameters
-    ----------
-    value : scalar, or array on the host or a GPU
-        For a structured dtype, also a tuple of its fields' values.
-    dtype : numpy.dtype
-    shape : tuple of int
-
-    Raises
-    ------
-    FieldError
-        If the dtype cannot hold the value, or the value does not broadcast.
+    The value is a scalar, an array on the host or a GPU, or for a structured dtype a tuple of its fields' values.
+    Raises `FieldError` if the dtype cannot hold it, or it does not broadcast.
 
     Examples
     --------
@@ -125,7 +102,7 @@ def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.n
             np.copyto(found, given, casting="unsafe")
     except (TypeError, ValueError, OverflowError) as error:
         raise FieldError(
-            f"value: {_shortened(value)} cannot be held by dtype {dtype} ({error}); give another value, or dtype="
+            f"value: {shown(value)} cannot be held by dtype {dtype} ({error}); give another value, or dtype="
         ) from error
     try:
         np.broadcast_to(found, shape)
@@ -138,15 +115,7 @@ def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.n
 
 
 def fill(array: Any, value: np.ndarray[Any, Any] | None) -> None:
-    """Set all elements of a contiguous array.
-
-    Parameters
-    ----------
-    array : ndarray
-        On the host or a GPU.
-    value : ndarray or None
-        Of the array's dtype, to be broadcast; None for bytes of zero, padding included.
-    """
+    """Set all elements of a contiguous array to a value of its dtype; None for bytes of zero, padding included."""
     if isinstance(array, np.ndarray):
         if value is None:
             array.reshape(-1).view(np.uint8).fill(0)
@@ -158,8 +127,3 @@ def fill(array: Any, value: np.ndarray[Any, Any] | None) -> None:
         array.data.memset_async(0, array.nbytes)
     else:
         array.set(np.ascontiguousarray(np.broadcast_to(value, array.shape)))
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

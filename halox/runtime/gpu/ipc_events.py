@@ -1,4 +1,4 @@
-"""CUDA events for which the streams of other processes can wait."""
+"""Interprocess CUDA events, for which the streams of other processes can wait."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ from halox.runtime.gpu.cuda import cupy
 class EventPool:
     """Interprocess events of one GPU, and those of other ranks that this process has opened.
 
-    An event is known to other ranks by its owner and a number, which is never used for another one. Events are made
-    when there are too few and destroyed by `close` alone: a rank that is behind may still have to wait for one when
-    the plan that used it is closed here. They are handed out again to plans made later, which all ranks make
-    together, and so after the slowest of them has done so.
-
-    Parameters
-    ----------
-    device : int
-        This rank's GPU.
-
-    Notes
-    -----
-    Not collective. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
+    Other ranks know an event by its owner and a number, which is never reused. Events are made when there are too few
+    and destroyed by `close` alone: a rank that is behind may still have to wait for one when the plan that used it is
+    closed here. They are taken again by plans made later, which all ranks make together, and so after the slowest of
+    them has. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
     """
 
     def __init__(self, device: int) -> None:
@@ -34,13 +25,7 @@ class EventPool:
         self._opened: dict[tuple[int, int], int] = {}
 
     def take(self, count: int) -> list[int]:
-        """Return the numbers of ``count`` events that nobody uses.
-
-        Raises
-        ------
-        cupy.cuda.runtime.CUDARuntimeError
-            If no more can be made.
-        """
+        """Return the numbers of ``count`` unused events."""
         missing = count - len(self._free)
         if missing > 0:
             runtime = cupy().cuda.runtime
@@ -54,7 +39,7 @@ class EventPool:
         return taken
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Let events be taken again; this rank's streams must have done with them."""
+        """Let events be taken again, after this rank's streams have finished with them."""
         self._free += numbers
 
     def handles(self, numbers: Iterable[int]) -> dict[int, bytes]:
@@ -62,13 +47,7 @@ class EventPool:
         return {number: self._own[number][1] for number in numbers}
 
     def open(self, rank: int, handles: Mapping[int, bytes]) -> None:
-        """Open another rank's events, those not opened yet.
-
-        Raises
-        ------
-        DeviceError
-            If one cannot be opened here.
-        """
+        """Open another rank's events, those not opened yet; raise `DeviceError` if one cannot be opened."""
         runtime: Any = cupy().cuda.runtime
         with cupy().cuda.Device(self._device):
             for number, handle in handles.items():

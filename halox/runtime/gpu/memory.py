@@ -39,14 +39,7 @@ class _Pages:
 
 
 class PinnedBuffer:
-    """Mapped page-locked host memory; made by :func:`pinned`.
-
-    Attributes
-    ----------
-    nbytes : int
-    device_pointer : int
-        Address of the memory on the GPU.
-    """
+    """Mapped page-locked host memory; made by :func:`pinned`. ``device_pointer`` is its address on the GPU."""
 
     def __init__(self, pages: _Pages, nbytes: int) -> None:
         self._array: npt.NDArray[np.uint8] | None = np.asarray(pages)
@@ -61,20 +54,14 @@ class PinnedBuffer:
         return self._array
 
     def close(self) -> None:
-        """Let go of the memory, which is freed when no array shows it any more. Twice is once."""
+        """Release the memory, which is freed with its last array. Harmless when repeated."""
         self._array = None
 
 
 class RegisteredBuffer:
-    """Host memory of another's, page-locked and mapped; made by :func:`register`.
+    """Page-locked and mapped host memory of another owner, as ``array`` of bytes; made by :func:`register`.
 
-    Attributes
-    ----------
-    array : ndarray of uint8
-        The memory, as the host sees it.
-    nbytes : int
-    device_pointer : int
-        Address of the memory on the GPU.
+    ``device_pointer`` is its address on the GPU.
     """
 
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:
@@ -89,7 +76,7 @@ class RegisteredBuffer:
         self.device_pointer = _device_pointer(pointer) if array.nbytes else pointer
 
     def close(self) -> None:
-        """Undo the registration. Twice is once. Call it before the memory is unmapped."""
+        """Undo the registration, before the memory is unmapped. Harmless when repeated."""
         pointer, self._pointer = self._pointer, 0
         if pointer:
             self._runtime.hostUnregister(pointer)
@@ -101,25 +88,10 @@ class RegisteredBuffer:
 
 
 def pinned(nbytes: int) -> PinnedBuffer:
-    """Allocate page-locked host memory that the GPU reads and writes.
+    """Allocate page-locked host memory that the GPU reads and writes; may block until the GPU is idle.
 
-    Parameters
-    ----------
-    nbytes : int
-
-    Returns
-    -------
-    PinnedBuffer
-
-    Raises
-    ------
-    DeviceError
-        If there is no GPU, or the memory cannot be had.
-
-    Notes
-    -----
-    Not collective; may block until the GPU is idle. Kernels that use the memory must have ended
-    before its last array is let go.
+    Kernels that use the memory must have ended before its last array is dropped. Raises `DeviceError` without a GPU,
+    or if the memory cannot be allocated.
     """
     if nbytes < 0:
         raise DeviceError(f"nbytes: got {nbytes}, must not be negative")
@@ -132,28 +104,11 @@ def pinned(nbytes: int) -> PinnedBuffer:
 
 
 def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
-    """Page-lock and map host memory that others allocated, such as a shared window.
+    """Page-lock and map host memory of another owner, such as a shared window; may block until the GPU is idle.
 
-    Parameters
-    ----------
-    array : ndarray of uint8
-        One-dimensional and contiguous. Kept alive until the buffer is closed.
-
-    Returns
-    -------
-    RegisteredBuffer
-
-    Raises
-    ------
-    FieldError
-        If the array is not one-dimensional, contiguous and of bytes.
-    DeviceError
-        If there is no GPU, or CUDA refuses: memory that is registered already, or of a kind it
-        cannot lock.
-
-    Notes
-    -----
-    Not collective; may block until the GPU is idle.
+    ``array`` is one-dimensional, contiguous and of bytes, or a `FieldError` is raised; it is kept alive until the
+    buffer is closed. Raises `DeviceError` without a GPU, or if CUDA refuses memory that is registered already, or of a
+    kind it cannot lock.
     """
     if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
         raise FieldError(

@@ -1,4 +1,4 @@
-"""What plans borrow rather than make: the driver takes time to make it, and with several GPUs keeps memory of each."""
+"""Process-wide pools of streams and pinned words, which the driver takes long to make, and keeps on each GPU."""
 
 from __future__ import annotations
 
@@ -9,40 +9,33 @@ from typing import Any, Generic, TypeVar
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
 
-Spare = TypeVar("Spare")
+Item = TypeVar("Item")
 
 _WORD_BYTES = 8
 
 
-class Spares(Generic[Spare]):
-    """Things of one kind, for as long as the process lives.
+class Pool(Generic[Item]):
+    """Objects of one kind, made on demand on a GPU given by its number, and kept as long as the process lives.
 
-    Parameters
-    ----------
-    make : callable
-        Makes one on a GPU, given its number.
-
-    Notes
-    -----
-    Local. What is given back must be in no use any more, on the host or on a GPU.
+    An object may be returned only when neither the host nor a GPU uses it any more.
     """
 
-    def __init__(self, make: Callable[[int], Spare]) -> None:
+    def __init__(self, make: Callable[[int], Item]) -> None:
         self._make = make
-        self._free: defaultdict[int, list[Spare]] = defaultdict(list)
+        self._free: defaultdict[int, list[Item]] = defaultdict(list)
 
-    def take(self, device: int) -> Spare:
-        """Return one of a GPU that nobody uses, in whatever state it was left."""
+    def take(self, device: int) -> Item:
+        """Return an unused object of a GPU, in whatever state it was left."""
         free = self._free[device]
         return free.pop() if free else self._make(device)
 
-    def give_back(self, device: int, spare: Spare) -> None:
-        """Let it be taken again."""
-        self._free[device].append(spare)
+    def give_back(self, device: int, item: Item) -> None:
+        """Let an object be taken again."""
+        self._free[device].append(item)
 
 
 class SideStream:
-    """A stream of high priority beside the user's, and two events that put it in order with theirs."""
+    """A stream of high priority beside the user's, and two events that order them."""
 
     def __init__(self, device: int) -> None:
         cuda = cupy().cuda
@@ -57,8 +50,8 @@ def _word(device: int) -> PinnedBuffer:
         return pinned(_WORD_BYTES)
 
 
-SIDE_STREAMS = Spares(SideStream)
+SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that run beside the user's work."""
 
-HOST_WORDS = Spares(_word)
+HOST_WORDS = Pool(_word)
 """Eight bytes of host memory in which a kernel tells of its failure."""

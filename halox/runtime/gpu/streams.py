@@ -1,4 +1,4 @@
-"""The order of work that goes to one stream now and to another later."""
+"""Order of work on changing streams."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from halox.runtime.gpu.cuda import cupy
 
 
 class StreamOrder:
-    """Keeps calls in the order in which they are made, whichever streams they go to.
+    """Keeps calls in the order in which they are made, on any streams.
 
-    Attributes
-    ----------
-    last : cupy.cuda.Stream or None
-        Where the last call went, but for those in captures. What follows there need not be ordered.
-
-    Notes
-    -----
-    Not collective. A capture holds its own work alone: calls in one are in the order of its stream, and in none with
-    others.
+    ``last`` is the stream of the last call, captures apart; work that follows there need not be ordered. A capture
+    holds its own work alone: calls in one are in the order of its stream, and in none with others.
     """
 
     def __init__(self) -> None:
@@ -27,13 +20,7 @@ class StreamOrder:
         self._captured: Any = None
 
     def follow(self, stream: Any) -> None:
-        """Order a stream after what the last call put on another; does not block.
-
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream
-            Where the next call goes.
-        """
+        """Order the stream of the next call after the last call's; does not block."""
         last = self.last
         if last is stream:
             return

@@ -226,7 +226,7 @@ def test_a_bad_array_on_one_rank(algorithm: str, comm: MPI.Intracomm) -> None:
             if algorithm in KERNELS and not last:
                 reduce(good)
                 stream.synchronize()  # long before the limit
-                with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has called off"):
+                with pytest.raises(MismatchError, match=f"rank {comm.size - 1} has cancelled"):
                     reduce(good)
             else:
                 with pytest.raises(FieldError, match=text):

@@ -175,7 +175,7 @@ def test_peer_on_a_shared_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
     ("path", "text"),
     [
         ("host", r"path 'host' cannot be taken .*it is for NumPy arrays, and these are on a GPU"),
-        ("staged/mpi", r"path 'staged/mpi' cannot be taken .*no such way for this message"),
+        ("staged/mpi", r"path 'staged/mpi' cannot be taken .*no such protocol for this message"),
     ],
 )
 def test_paths_that_cannot_be_had(

@@ -1,4 +1,4 @@
-"""The benchmarks between ranks on GPUs: every way that can be had is right and has a figure."""
+"""The benchmarks between ranks on GPUs: every method that can be had is right and has a figure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from halox.cli.bench import allreduce_headlines
-from halox.cli.bench.allreduce_cases import AllreduceCase
-from halox.cli.bench.allreduce_jacobi import steps_us
-from halox.cli.bench.allreduce_rivals import HOST_STAGED
-from halox.cli.bench.allreduce_rivals import NCCL as NCCL_ALLREDUCE
-from halox.cli.bench.allreduce_run import AllreduceBench, AllreduceOptions
-from halox.cli.bench.exchange_cases import ExchangeCase
-from halox.cli.bench.exchange_rivals_gpu import NCCL, ZERO_COPY
-from halox.cli.bench.exchange_run import Bench, ExchangeOptions
-from halox.cli.bench.gpu_aware import why_not_gpu_aware
-from halox.cli.bench.pingpong_cases import PATTERNS, select
-from halox.cli.bench.pingpong_run import PingPongBench, PingPongOptions
-from halox.cli.bench.ranks_clock import Timing
 from halox.errors import PathError
+from halox_bench.allreduce import targets
+from halox_bench.allreduce.baselines import HOST_STAGED
+from halox_bench.allreduce.baselines import NCCL as NCCL_ALLREDUCE
+from halox_bench.allreduce.cases import AllreduceCase
+from halox_bench.allreduce.jacobi import steps_us
+from halox_bench.allreduce.run import AllreduceBench
+from halox_bench.common.machine import why_not_gpu_aware
+from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
+from halox_bench.exchange.cases import ExchangeCase
+from halox_bench.exchange.run import Bench
+from halox_bench.pingpong.cases import PATTERNS, select
+from halox_bench.pingpong.run import PingPongBench
+from halox_bench.ranks.bench import Options
+from halox_bench.ranks.clock import Timing
 from tests.support import require
 
 require("gpu")
@@ -37,7 +38,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_exchange(case: ExchangeCase, comm: MPI.Intracomm) -> None:
-    options = ExchangeOptions("gpu", timing=BRIEF, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
+    options = Options("gpu", timing=BRIEF, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
     bench = Bench(comm, options)
     rows = bench.measure(case)
     assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
@@ -59,15 +60,15 @@ def test_exchange(case: ExchangeCase, comm: MPI.Intracomm) -> None:
 @pytest.mark.parametrize("place", ["1gpu", "2gpus"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_pingpong(pattern: str, place: str, comm: Any) -> None:
-    options = PingPongOptions(timing=BRIEF, no_gpu_aware="not tried here")
+    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here")
     try:
         bench = PingPongBench(comm, place, options)
     except PathError as error:
         assert place == "2gpus" and "GPUs" in str(error)
         return
-    for rows in bench.run(select([pattern], [16, 300])):
+    for rows in map(bench.measure, select([pattern], [16, 300])):
         assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
-        timed = {(row.name, row.mode) for row in rows if row.half_us}
+        timed = {(row.name, row.mode) for row in rows if row.us}
         assert {("selected", "stream"), (ZERO_COPY, "stream")} <= timed
 
 
@@ -81,7 +82,7 @@ ALLREDUCES = [
 
 def allreduce_bench(comm: MPI.Intracomm) -> AllreduceBench:
     why = why_not_gpu_aware(comm, "gpu")
-    return AllreduceBench(comm, AllreduceOptions("gpu", timing=BRIEF, no_gpu_aware=why))
+    return AllreduceBench(comm, Options("gpu", timing=BRIEF, no_gpu_aware=why))
 
 
 @pytest.mark.parametrize("case", ALLREDUCES, ids=lambda case: case.name)
@@ -106,12 +107,12 @@ def test_allreduce(case: AllreduceCase, comm: MPI.Intracomm) -> None:
 
 def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of a norm, of a Jacobi step and of a grid's allreduce, in small: all check their results."""
-    monkeypatch.setattr(allreduce_headlines, "NORM_CELLS", 48)
-    (norm,) = allreduce_headlines._Headlines(comm).norm()
+    monkeypatch.setattr(targets, "NORM_CELLS", 48)
+    (norm,) = targets.Targets(comm).norm()
     assert norm["value"] > 0
     bench = allreduce_bench(comm)
     if not bench.shared_gpu:
         # Ranks that share a GPU have no exchange that a graph can hold.
         assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
-        in_place, new = allreduce_headlines._Headlines(comm).over_persistent()
+        in_place, new = targets.Targets(comm).over_persistent()
         assert in_place["value"] > 0 and new["value"] > 0

@@ -105,6 +105,7 @@ def halo_is_right(u: cupy.ndarray, grid: halox.Grid, step: int) -> bool:
 def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
     with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
         u = grid.zeros("f8")
+        cupy.cuda.runtime.deviceSynchronize()  # it is filled on another stream
         with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
             for step in range(4):
                 stall()
@@ -118,6 +119,7 @@ def test_exchanges_that_change_streams(comm: MPI.Intracomm) -> None:
     with halox.Grid((16, 12, 8 * comm.size), periodic=True, comm=comm, device="gpu") as grid:
         u = grid.zeros("f8")
         streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+        cupy.cuda.runtime.deviceSynchronize()
         for step in range(6):
             with streams[step % 2] as stream:
                 stall(5)

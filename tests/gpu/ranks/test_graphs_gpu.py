@@ -85,6 +85,7 @@ def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
     with way.box(comm) as grid:
         a, b = Stepper(grid), Stepper(grid)
         first, second = grid.plan(a.u), grid.plan(b.u)
+        cupy.cuda.runtime.deviceSynchronize()  # the fields are filled on another stream
         with cupy.cuda.Stream(non_blocking=True) as stream:
             stream.begin_capture()
             for stepper in (a, b):

@@ -14,13 +14,13 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, StateError
-from halox.exchange.surroundings import Surroundings
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.ipc import make_ipc_channel
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import describe
+from halox.runtime.context import Context
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.reference import expected, random_case, same_bytes
@@ -47,14 +47,14 @@ class Rig:
         self.world, self.wires = World(comm), wires
         device = self.world.node_rank % cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(device).use()
-        self.around = Surroundings(self.world)
+        self.around = Context(self.world)
         self.shared, self.arena = self.around.arena, self.around.use_device(device)
         assert self.around.events is not None
         self.events = self.around.events
         self.sends = [w for w in wires if w.source == comm.rank]
         self.receives = [w for w in wires if w.target == comm.rank]
-        self.arrays = {w: self._array(w.way == "from") for w in self.sends}
-        self.arrays |= {w: self._array(w.way == "into") for w in self.receives}
+        self.arrays = {w: self._array(w.way == "get") for w in self.sends}
+        self.arrays |= {w: self._array(w.way == "put") for w in self.receives}
         # On the GPU from the start, so that nothing makes the host wait for it later.
         values = {w: np.arange(ELEMENTS) + 1e4 * n for n, w in enumerate(wires)}
         self.values = {w: cupy.asarray(values[w]) for w in self.sends}
@@ -129,7 +129,7 @@ def rig(comm: MPI.Intracomm) -> Iterator[Callable[..., Rig]]:
 
 
 @pytest.mark.parametrize("shape", [ring, chain])
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_every_way(way: str, shape: Any, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     """Hosts run ahead of stalled streams and of one another, and nothing is looked at before the end."""
     made = rig(shape(way, comm.size))
@@ -152,11 +152,11 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
     wires = []
     for tag in range(rng.integers(1, 9)):
         a, b = (int(rank) for rank in rng.choice(comm.size, 2, replace=False))
-        way = str(rng.choice(["staging", "staging", "into", "from"]))
+        way = str(rng.choice(["staging", "staging", "put", "get"]))
         sent, received = (str(name) for name in rng.choice(list(TYPES), 2))
         sent, received = (
-            "contiguous" if way == "from" else sent,
-            "contiguous" if way == "into" else received,
+            "contiguous" if way == "get" else sent,
+            "contiguous" if way == "put" else received,
         )
         wires.append(Wire(a, b, (sent,), (received,), way, tag))
     made = rig(wires)
@@ -168,7 +168,7 @@ def test_random_messages(number: int, rig: Callable[..., Rig], comm: MPI.Intraco
     assert agree(all(bool(r) for r in right), comm), (wires, [bool(r) for r in right])
 
 
-@pytest.mark.parametrize("way", ["staging", "into", "from"])
+@pytest.mark.parametrize("way", ["staging", "put", "get"])
 def test_streams_that_change(way: str, rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
     """Nothing but the exchange orders the streams, on which the same values are sent again and again."""
     made = rig(ring(way, comm.size))
@@ -328,7 +328,7 @@ def test_fragments_of_some_bytes(sent: str, comm: MPI.Intracomm) -> None:
         for b in blocks
     )
     assert out.size * 8 >= 7 * 4096
-    around = Surroundings(world)
+    around = Context(world)
     arena, events = around.use_device(device), around.events
     assert events is not None
     sends = (Message(1, "send", (Part(0, source, n),)),) if comm.rank == 0 else ()

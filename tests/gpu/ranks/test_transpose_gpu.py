@@ -66,6 +66,7 @@ def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm)
     a, b, _ = pencils((24, 20, 16), comm, device="gpu")
     with a, b, halox.Transpose(a, b) as t:
         u, v, back = a.zeros("f8"), b.zeros("f8"), a.zeros("f8")
+        cupy.cuda.runtime.deviceSynchronize()  # they are filled on another stream
         with cupy.cuda.Stream(non_blocking=non_blocking) as stream:
             for step in range(4):
                 x, y, z = a.indices()

@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox.cli import paths, tune
 from halox.exchange import calibration
-from halox.exchange.costs import Costs, way_name
+from halox.exchange.costs import Costs, protocol_name
 from tests.support import require
 
 require("gpu")
@@ -60,9 +60,11 @@ def test_what_is_measured_is_what_the_next_plan_goes_by(
     said = comm.bcast(capsys.readouterr().out if comm.rank == 0 else None)
     figures = json.loads(said)
     after = [row for row in figures["rows"] if row["constants"] == "after"]
-    found = {row["way"].split(",")[0] for row in after}
+    found = {row["protocol"].split(",")[0] for row in after}
     assert "staged/shared" in found, figures["not_measured"]
-    assert found | set(figures["not_measured"]) == {way_name(*w) for w in tune.probing.GPU_WAYS}
+    assert found | set(figures["not_measured"]) == {
+        protocol_name(*p) for p in tune.probing.tuned("gpu")
+    }
     assert figures["seconds"] < 60
     assert calibration.tuning_file().exists() == (comm.rank == 0)
     text = comm.bcast(calibration.tuning_file().read_text() if comm.rank == 0 else None)

@@ -15,7 +15,7 @@
 //
 // A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` becomes 1, and
 // `failure` (in host memory) says which rank did not come, and the epoch. A rank that cannot take part in an epoch tells
-// all (allreduce_call_off.cu): their `state.failed` becomes CALLED_OFF plus the rank, and 32 bits higher the epoch. No
+// all (allreduce_cancel.cu): their `state.failed` becomes CANCELLED plus the rank, and 32 bits higher the epoch. No
 // wait of that epoch or a later one goes on then, either; what is under way for an earlier one is not touched.
 
 #ifndef POLLS
@@ -33,11 +33,11 @@
 #define MOST_RANKS 16
 #define EPOCH_SHIFT 20  // more than the turns of a launch, as a power of two
 #define NO_TURN 0xffffffffu
-#define CALLED_OFF 2u
+#define CANCELLED 2u
 
 struct Allreduce {
     u64 state;       // State
-    u64 failure;     // u32[2] in host memory: rank + 1, and MOST_RANKS more if it has called off; epoch
+    u64 failure;     // u32[2] in host memory: rank + 1, and MOST_RANKS more if it has cancelled; epoch
     u64 limit_ns;    // 0: none
     u64 slot_bytes;  // from slot 0 to slot 1 of a rank's memory, where there are two
     u64 rank_bytes;  // from what one rank stores there to what the next one does
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 ranks_of(const Allreduce& p) { return RANKS ? RAN
 // Whether nothing is waited for any more in an epoch.
 __device__ __forceinline__ bool is_over(u64 failed, u32 epoch)
 {
-    return failed && (u32(failed) < CALLED_OFF || int(epoch - u32(failed >> 32)) >= 0);
+    return failed && (u32(failed) < CANCELLED || int(epoch - u32(failed >> 32)) >= 0);
 }
 
 // Ends all waits for good; whoever is the first tells the host of a rank, as in `failure`.
@@ -69,7 +69,7 @@ __device__ __forceinline__ void give_up(const Allreduce& p, u32 epoch, u32 who)
 // The same for an epoch that is over already, in case the host has not been told.
 __device__ __forceinline__ void give_up_too(const Allreduce& p, u32 epoch, u64 failed)
 {
-    give_up(p, epoch, u32(failed) - CALLED_OFF + 1 + MOST_RANKS);
+    give_up(p, epoch, u32(failed) - CANCELLED + 1 + MOST_RANKS);
 }
 
 struct Turn {

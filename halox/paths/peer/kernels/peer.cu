@@ -1,6 +1,6 @@
 // peer_exchange: a whole exchange of one rank in one launch, among GPUs that map one another's memory.
 //
-// A leg is a region (strided_body.cu) and how its words travel:
+// A segment is a region (strided_body.cu) and how its words travel:
 //   COPY         between two arrays of this GPU
 //   SEND_STAGED  packed into the peer's staging memory; then each chunk's flag, in the peer's memory
 //   SEND_LL      in packets that carry data and epoch together, into the peer's staging memory; no flag. A packet
@@ -28,18 +28,18 @@
 // begun by an exchange, once.
 //
 // A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` is set and
-// `failure` (in host memory) says which leg and epoch.
+// `failure` (in host memory) says which segment and epoch.
 //
 // Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
 // the data beside it. Wide packets go in the tiles of wide_packets.cu: lane l holds words l, l + 32, ... of the tile's.
 //
 // Bytes moved: each word read once and stored once on either side; packets take 2 or 8/7 times the room.
 
-#ifndef TABLE_LEGS
-#define TABLE_LEGS 1
+#ifndef TABLE_SEGMENTS
+#define TABLE_SEGMENTS 1
 #endif
 #ifndef KINDS
-#define KINDS 0x1ff  // bit k: there are legs of kind k
+#define KINDS 0x1ff  // bit k: there are segments of kind k
 #endif
 #ifndef POLLS
 #define POLLS 64  // looks of a thread between two looks of its block at the clock
@@ -64,7 +64,7 @@
 
 #define EPOCH_SHIFT 12  // more than the blocks of a launch, as a power of two
 
-struct __align__(16) Leg {
+struct __align__(16) Segment {
     u64 flags;        // address of the flags: in the peer's memory, or here for what is taken
     u64 begun;        // address here of the peer's `begun` word where it is waited for, or 0
     u64 slot_bytes;   // from slot 0 to slot 1
@@ -76,7 +76,7 @@ struct __align__(16) Leg {
     u32 unused;
     Region region;
 
-    // Whether it is of a kind: known to the compiler where all legs that are sent, or taken, are of one kind.
+    // Whether it is of a kind: known to the compiler where all segments that are sent, or taken, are of one kind.
     template <u32 KIND>
     __device__ __forceinline__ bool is() const
     {
@@ -85,16 +85,16 @@ struct __align__(16) Leg {
     }
 };
 
-// A chunk of a leg: in a table in device memory they stand in the order in which they are worked on.
+// A chunk of a segment: in a table in device memory they stand in the order in which they are worked on.
 struct Chunk {
-    u32 leg, number;
+    u32 segment, number;
 };
 
-struct Legs {
-#if TABLE_LEGS
-    Leg leg[TABLE_LEGS];
+struct Segments {
+#if TABLE_SEGMENTS
+    Segment segment[TABLE_SEGMENTS];
 #else
-    const Leg* leg;
+    const Segment* segment;
     const Chunk* chunk;
 #endif
 };
@@ -105,7 +105,7 @@ struct Exchange {
     u64 peers;         // u64[peer_count]: addresses in the peers' memory of this rank's `begun` words
     u64 failure;       // u32[2] in host memory: number of the message + 1, epoch
     u64 limit_ns;      // 0: none
-    u32 peer_count, legs, send_chunks, chunks, send_blocks, unused;
+    u32 peer_count, segments, send_chunks, chunks, send_blocks, unused;
 };
 
 struct Round {
@@ -183,21 +183,21 @@ __device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 fi
 }
 
 struct Worker {
-    const Legs& legs;
+    const Segments& segments;
     const Exchange& exchange;
     const Round round;
 
     __device__ __forceinline__ Chunk at(u32 chunk) const
     {
-#if TABLE_LEGS
+#if TABLE_SEGMENTS
         u32 found = 0;
 #pragma unroll
         for (u32 step = 32; step; step >>= 1)
-            if (step < TABLE_LEGS && found + step < exchange.legs && legs.leg[found + step].region.first_chunk <= chunk)
+            if (step < TABLE_SEGMENTS && found + step < exchange.segments && segments.segment[found + step].region.first_chunk <= chunk)
                 found += step;
-        return Chunk{found, chunk - legs.leg[found].region.first_chunk};
+        return Chunk{found, chunk - segments.segment[found].region.first_chunk};
 #else
-        return legs.chunk[chunk];
+        return segments.chunk[chunk];
 #endif
     }
 
@@ -206,19 +206,19 @@ struct Worker {
     {
         const Chunk at = this->at(chunk);
         const u32 number = at.number;
-        const Leg& leg = legs.leg[at.leg];
-        const Region& region = leg.region;
-        if (leg.begun) {
-            const u32 wanted = round.epoch - leg.lag;
+        const Segment& segment = segments.segment[at.segment];
+        const Region& region = segment.region;
+        if (segment.begun) {
+            const u32 wanted = round.epoch - segment.lag;
             if (!may_wait) {
-                if (__syncthreads_or(threadIdx.x == 0 && !reached(leg.begun, wanted)))
+                if (__syncthreads_or(threadIdx.x == 0 && !reached(segment.begun, wanted)))
                     return false;
-            } else if (!wait(leg.peer, [&] { return threadIdx.x != 0 || reached(leg.begun, wanted); })) {
+            } else if (!wait(segment.peer, [&] { return threadIdx.x != 0 || reached(segment.begun, wanted); })) {
                 return false;
             }
         }
         const u64 mark = exchange.begun_chunk + 4 * u64(chunk);
-        if (leg.is<SEND_DIRECT>()) {
+        if (segment.is<SEND_DIRECT>()) {
             bool taken = false;
             if (threadIdx.x == 0)
                 taken = atomicExch((u32*)mark, round.epoch) == round.epoch;
@@ -227,11 +227,11 @@ struct Worker {
         } else if (threadIdx.x == 0) {
             store_loose(mark, round.epoch);
         }
-        const u32 first = number * leg.chunk_words;
+        const u32 first = number * segment.chunk_words;
         const u32 left = region.words - first;
-        const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
-        const u64 base = round.slot * leg.slot_bytes;
-        if (leg.is<SEND_LL>()) {
+        const u32 last = first + (left < segment.chunk_words ? left : segment.chunk_words);
+        const u64 base = round.slot * segment.slot_bytes;
+        if (segment.is<SEND_LL>()) {
             switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
             case 16: send_packets<Word16>(region, base, first, last, round.epoch); break;
             case 8: send_packets<u64>(region, base, first, last, round.epoch); break;
@@ -239,7 +239,7 @@ struct Worker {
             }
             return true;
         }
-        if (leg.is<SEND_WIDE>()) {
+        if (segment.is<SEND_WIDE>()) {
             if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
                 send_wide<u64>(region, base, first, last, round.epoch);
             else
@@ -247,10 +247,10 @@ struct Worker {
             return true;
         }
         CopyWork{0, base}(region, first, last);
-        if (!leg.is<COPY>()) {
+        if (!segment.is<COPY>()) {
             __syncthreads();
             if (threadIdx.x == 0)
-                store_flag(leg.flags + 4 * u64(number), round.epoch);
+                store_flag(segment.flags + 4 * u64(number), round.epoch);
         }
         return true;
     }
@@ -260,48 +260,48 @@ struct Worker {
     {
         const Chunk at = this->at(chunk);
         const u32 number = at.number;
-        const Leg& leg = legs.leg[at.leg];
-        const Region& region = leg.region;
-        const u32 first = number * leg.chunk_words;
+        const Segment& segment = segments.segment[at.segment];
+        const Region& region = segment.region;
+        const u32 first = number * segment.chunk_words;
         const u32 left = region.words - first;
-        const u32 last = first + (left < leg.chunk_words ? left : leg.chunk_words);
-        const u64 base = round.slot * leg.slot_bytes;
-        if (leg.is<TAKE_LL>()) {
+        const u32 last = first + (left < segment.chunk_words ? left : segment.chunk_words);
+        const u64 base = round.slot * segment.slot_bytes;
+        if (segment.is<TAKE_LL>()) {
             switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
-            case 16: return take_packets<Packets16, Word16>(leg, base, first, last);
-            case 8: return take_packets<Packets8, u64>(leg, base, first, last);
-            default: return take_packets<Packets4, u32>(leg, base, first, last);
+            case 16: return take_packets<Packets16, Word16>(segment, base, first, last);
+            case 8: return take_packets<Packets8, u64>(segment, base, first, last);
+            default: return take_packets<Packets4, u32>(segment, base, first, last);
             }
         }
-        if (leg.is<TAKE_WIDE>()) {
+        if (segment.is<TAKE_WIDE>()) {
             if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
-                return take_wide<u64>(leg, base, first, last);
-            return take_wide<u32>(leg, base, first, last);
+                return take_wide<u64>(segment, base, first, last);
+            return take_wide<u32>(segment, base, first, last);
         }
-        u32 flag = (leg.flag_count ? 0 : number) + threadIdx.x;
-        const u32 flags = leg.flag_count ? leg.flag_count : number + 1;
-        const bool came = wait(leg.peer, [&] {
-            while (flag < flags && reached(leg.flags + 4 * u64(flag), round.epoch))
+        u32 flag = (segment.flag_count ? 0 : number) + threadIdx.x;
+        const u32 flags = segment.flag_count ? segment.flag_count : number + 1;
+        const bool came = wait(segment.peer, [&] {
+            while (flag < flags && reached(segment.flags + 4 * u64(flag), round.epoch))
                 flag += blockDim.x;
             return flag >= flags;
         });
-        if (came && leg.is<TAKE_STAGED>())
+        if (came && segment.is<TAKE_STAGED>())
             CopyWork{base, 0}(region, first, last);
         return came;
     }
 
     template <class Packets, class Word>
-    __device__ __forceinline__ bool take_packets(const Leg& leg, u64 base, u32 first, u32 last)
+    __device__ __forceinline__ bool take_packets(const Segment& segment, u64 base, u32 first, u32 last)
     {
         for (u32 batch = first; batch < last; batch += IN_FLIGHT * blockDim.x) {
             const u32 start = batch + threadIdx.x;
             u64 source[IN_FLIGHT], target[IN_FLIGHT];
-            places<IN_FLIGHT>(leg.region, base, 0, start, blockDim.x, source, target);
+            places<IN_FLIGHT>(segment.region, base, 0, start, blockDim.x, source, target);
             u32 missing = 0;
 #pragma unroll
             for (u32 i = 0; i < IN_FLIGHT; ++i)
                 missing |= u32(start + i * blockDim.x < last) << i;
-            const bool came = wait(leg.peer, [&] {
+            const bool came = wait(segment.peer, [&] {
                 Packets packets[IN_FLIGHT];
 #pragma unroll
                 for (u32 i = 0; i < IN_FLIGHT; ++i)
@@ -322,14 +322,14 @@ struct Worker {
     }
 
     template <class Word>
-    __device__ __forceinline__ bool take_wide(const Leg& leg, u64 base, u32 first, u32 last)
+    __device__ __forceinline__ bool take_wide(const Segment& segment, u64 base, u32 first, u32 last)
     {
         const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
         const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
         u64 source[words], target[words];
-        places<words>(leg.region, 0, 0, start, 32, source, target);
-        const u64 packets = base + leg.region.source + u64(tile) * TILE_BYTES + 16 * lane;
-        return wait(leg.peer, [&] {
+        places<words>(segment.region, 0, 0, start, 32, source, target);
+        const u64 packets = base + segment.region.source + u64(tile) * TILE_BYTES + 16 * lane;
+        return wait(segment.peer, [&] {
             Wide wide;
             if (tile * 32 * words >= last)
                 return true;
@@ -375,7 +375,7 @@ struct Worker {
             if (__syncthreads_or(over))
                 return false;
             if (__syncthreads_or(late))
-                help(legs, exchange, round);
+                help(segments, exchange, round);
         }
     }
 
@@ -388,9 +388,9 @@ struct Worker {
     }
 
     // Says that this rank has begun, and on a block that takes, sends what no block has begun to send.
-    static __device__ __noinline__ void help(const Legs& legs, const Exchange& exchange, Round round)
+    static __device__ __noinline__ void help(const Segments& segments, const Exchange& exchange, Round round)
     {
-        Worker{legs, exchange, round}.help_out();
+        Worker{segments, exchange, round}.help_out();
     }
 
     __device__ __forceinline__ void help_out()
@@ -420,12 +420,12 @@ struct Worker {
 };
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2) peer_exchange(
-    const __grid_constant__ Legs legs, const __grid_constant__ Exchange exchange)
+    const __grid_constant__ Segments segments, const __grid_constant__ Exchange exchange)
 {
     wait_for_earlier();
     const State state = load_state(exchange.state);
     const u32 epoch = u32(state.count >> EPOCH_SHIFT) + 1;
-    Worker worker{legs, exchange, Round{epoch, epoch & 1}};
+    Worker worker{segments, exchange, Round{epoch, epoch & 1}};
     if (!state.failed) {
         if (blockIdx.x == 0 && exchange.peer_count)
             worker.announce();

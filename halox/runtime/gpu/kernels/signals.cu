@@ -89,7 +89,7 @@ __device__ __forceinline__ u64 take_count(u64 at, u64 value)
 }
 #endif
 
-// For launches that may begin early (engine/early_launch.py): waits until the kernels ahead in the stream have
+// For launches that may begin early (runtime/gpu/launch.py): waits until the kernels ahead in the stream have
 // ended and their stores are seen. Before a kernel looks at any memory; all threads of all blocks.
 __device__ __forceinline__ void wait_for_earlier()
 {

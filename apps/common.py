@@ -1,0 +1,61 @@
+"""Helpers that several mini-apps share: option types, and a timer for the host and for GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, total)``, as ``halox run`` passes it."""
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return an `argparse` type: whole numbers from ``least`` on."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
+        return value
+
+    return parse
+
+
+class Timer:
+    """Times between marks, on the host's clock or by events in the current CUDA stream.
+
+    Parameters
+    ----------
+    xp : module
+        Module of the arrays, ``grid.xp``: NumPy's work is timed on the host's clock, CuPy's by
+        events, so that nothing waits between the marks.
+    """
+
+    def __init__(self, xp: Any = np) -> None:
+        self._xp = xp
+        self._on_host = xp is np
+
+    def mark(self) -> Any:
+        """Return a mark: the present time, or an event recorded in the current stream."""
+        if self._on_host:
+            return time.perf_counter()
+        event = self._xp.cuda.Event()
+        event.record()
+        return event
+
+    def seconds(self, intervals: Iterable[tuple[Any, Any]]) -> list[float]:
+        """Return the lengths of intervals, each a pair of marks; on a GPU, wait for the last."""
+        if self._on_host:
+            return [end - begin for begin, end in intervals]
+        intervals = list(intervals)
+        if intervals:
+            intervals[-1][1].synchronize()
+        elapsed_ms = self._xp.cuda.get_elapsed_time
+        return [float(elapsed_ms(begin, end)) / 1e3 for begin, end in intervals]

@@ -1,0 +1,1 @@
+"""``halox bench allreduce``: reductions over all ranks."""

@@ -1,0 +1,1 @@
+"""Layouts, kernels, clocks, figures with targets, options and plots of all kinds of benchmarks."""

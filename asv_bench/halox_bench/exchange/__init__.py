@@ -1,0 +1,1 @@
+"""``halox bench exchange``: halo exchanges of all ranks."""

@@ -1,0 +1,186 @@
+"""The halo benchmark: every path, what halox selects, and what users write, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halox.grid import Grid
+from halox.runtime.world import load_mpi
+from halox_bench.exchange import rows
+from halox_bench.exchange.baselines import MpiNeighbour, MpiTypes
+from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
+from halox_bench.exchange.oracle import Oracle
+from halox_bench.exchange.rows import ExchangeRow
+from halox_bench.ranks.bench import RanksBench
+from halox_bench.ranks.methods import Baseline, Method, Methods, paths_taken
+from halox_bench.ranks.rows import SELECTED
+
+GRAPH_EXCHANGES = 20
+"""Exchanges in a captured graph."""
+
+MOST_HOST_BYTES = 1 << 30
+"""Fields larger than this on one rank are left out on CPUs."""
+
+_FREE_SHARE = 0.4
+_CHECKS = 3
+
+
+class Bench(RanksBench[ExchangeRow]):
+    """Halo exchanges of the ranks of a communicator."""
+
+    def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
+        """Measure one case."""
+        if not self._fits(case):
+            row = self.blank(case, 0, SELECTED, SELECTED)
+            return [replace(row, error=f"left out: {case.field_bytes:,} bytes a rank are too many")]
+        with Prepared(self, case) as prepared:
+            return prepared.rows()
+
+    def heading(self) -> str:
+        """Return what stands above the table."""
+        return f"{self.comm.size} ranks, {self.options.device} arrays; microseconds an exchange, the slowest rank's"
+
+    def header(self) -> str:
+        """Return the table's head."""
+        return rows.header()
+
+    def line(self, row: ExchangeRow, selected_us: float | None) -> str:
+        """Return a row's line."""
+        return rows.line(row, selected_us)
+
+    def draw(self, found: Sequence[ExchangeRow], folder: Path) -> list[Path]:
+        """Draw the figures and return the files."""
+        from halox_bench.exchange import plots
+
+        return plots.draw(found, folder)
+
+    def _fits(self, case: ExchangeCase) -> bool:
+        most = float(MOST_HOST_BYTES)
+        if self.stage.device is not None:
+            most = _FREE_SHARE * self.stage.xp.cuda.runtime.memGetInfo()[0]
+            most /= self.comm.size if self.shared_gpu else 1
+        return bool(self.comm.allreduce(case.field_bytes <= most, load_mpi().LAND))
+
+    def blank(self, case: ExchangeCase, nbytes: int, kind: str, name: str) -> ExchangeRow:
+        """Return a method's row without a figure."""
+        return ExchangeRow(
+            case.shape,
+            case.components,
+            case.proc_shape(self.comm.size),
+            case.faces,
+            case.halo,
+            case.dtype,
+            case.fields,
+            nbytes,
+            case=case.name,
+            kind=kind,
+            name=name,
+        )
+
+
+class Prepared(Methods[ExchangeRow]):
+    """A case on the ranks: its grid and fields, and every method that gave the right result.
+
+    Parameters
+    ----------
+    bench : Bench
+    case : ExchangeCase
+    """
+
+    bench: Bench
+
+    def __init__(self, bench: Bench, case: ExchangeCase) -> None:
+        super().__init__(bench, [], GRAPH_EXCHANGES)
+        self.case = case
+
+    def __enter__(self) -> Prepared:
+        """Make everything."""
+        case, comm, stage = self.case, self.comm, self.stage
+        device: Any = self.bench.options.device
+        proc_shape = case.proc_shape(comm.size)
+        grid_shape = tuple(n * p for n, p in zip(case.shape, proc_shape, strict=True))
+        with ExitStack() as stack:
+            self._grid = stack.enter_context(
+                Grid(
+                    grid_shape,
+                    halo=case.halo,
+                    periodic=case.periodic,
+                    proc_shape=proc_shape,
+                    comm=comm,
+                    corners=case.corners,
+                    device=device,
+                )
+            )
+            stack.push(self._leave)
+            stack.enter_context(stage.current())
+            self.fields = [
+                self._grid.zeros(case.dtype, components_after=case.components)
+                for _ in range(case.fields)
+            ]
+            self.arrays = self.fields
+            if stage.device is None:
+                # Users have NumPy's own arrays, not halox's shared memory, which slows MPI down.
+                self.arrays = [np.empty(field.shape, field.dtype) for field in self.fields]
+            coords = dict(enumerate(comm.allgather(self._grid.coords)))
+            self._near = Neighbourhood(case, coords, comm.rank)
+            self._oracle = Oracle(self._near, stage.xp)
+            stage.settle()
+            self.make()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Give everything back, unless an error is on its way: other ranks may not come along then."""
+        self._stack.__exit__(*error)
+
+    def _leave(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self.fields, self.arrays = [], []
+
+    def own(self, kind: str, name: str, chosen: str | None) -> Method:
+        """Plan the exchange by a path."""
+        if chosen == "cuda_aware":
+            # Known once for the run; a grid of its own would have to find out again.
+            self.bench.need_gpu_aware()
+        path: Any = {} if chosen is None else {"path": chosen}
+        plan = self._grid.plan(*self.fields, corners=self.case.corners, **path)
+        taken = paths_taken(plan.explain().rows, without=self.comm.rank)
+        return Method(kind, name, plan, plan.close, True, self.fields, {"path": taken})
+
+    def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
+        """Return MPI's types for NumPy arrays; packing kernels around NCCL and MPI for CuPy arrays."""
+        device = self.stage.device
+        what = self.comm, self._near, self.arrays
+        if device is None:
+            return {one.name: partial(one, *what) for one in (MpiTypes, MpiNeighbour)}
+        from halox_bench.exchange import baselines_gpu as gpu
+
+        def aware() -> Baseline:
+            self.bench.need_gpu_aware()
+            return gpu.ByMpi(*what, device, host=False)
+
+        return {
+            gpu.NCCL: lambda: gpu.ByNccl(self.bench.nccl(), *what, device),
+            gpu.ZERO_COPY: lambda: gpu.ByMpi(*what, device, host=True),
+            gpu.GPU_AWARE: aware,
+        }
+
+    def blank(self, kind: str, name: str) -> ExchangeRow:
+        """Return a method's row without a figure."""
+        return self.bench.blank(self.case, self._near.bytes_sent, kind, name)
+
+    def check(self, method: Method, call: Callable[[], Any]) -> None:
+        """Exchange several times: see `Methods`."""
+        for step in range(1, _CHECKS + 1):
+            self._oracle.fill(method.arrays, step)
+            call()
+            wrong = self._oracle.wrong(method.arrays, step)
+            self.expect(wrong, f"values, in exchange {step} of {_CHECKS}")

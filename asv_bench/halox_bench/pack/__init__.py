@@ -1,0 +1,1 @@
+"""``halox bench pack``: packing of many layouts on one process."""

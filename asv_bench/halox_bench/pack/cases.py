@@ -1,0 +1,63 @@
+"""The catalogue of benchmark patterns, and the choice of cases from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from halox.errors import HaloxError
+from halox_bench.pack import applications, synthetic
+from halox_bench.pack.patterns import Case, Pattern
+
+
+def catalogue() -> dict[str, Pattern]:
+    """Return all patterns by name."""
+    return {pattern.name: pattern for pattern in (*synthetic.PATTERNS, *applications.PATTERNS)}
+
+
+def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[Case]:
+    """Yield the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
+
+    Parameters
+    ----------
+    wanted : sequence of str
+        Such as ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; none means all.
+    quick : bool
+        Only the sizes of a quick run, where a pattern and not a size is named.
+
+    Raises
+    ------
+    HaloxError
+        If one of them matches nothing.
+
+    Examples
+    --------
+    >>> [case.name for case in select(["NAS_LU_y/12"])]
+    ['NAS_LU_y/12']
+    """
+    known = catalogue()
+    _check(wanted, known)
+    for pattern in known.values():
+        whole = not wanted or any(fnmatchcase(pattern.name, name) for name in wanted)
+        sizes = [
+            size
+            for name, slash, size in (word.partition("/") for word in wanted)
+            if slash and fnmatchcase(pattern.name, name)
+        ]
+        for case in pattern.make() if whole or sizes else ():
+            by_size = any(fnmatchcase(case.size, size) for size in sizes)
+            if by_size or (whole and (not quick or case.size in pattern.quick)):
+                yield case
+
+
+def _check(wanted: Sequence[str], known: dict[str, Pattern]) -> None:
+    for name in wanted:
+        family, _, size = name.partition("/")
+        found = [pattern for pattern in known.values() if fnmatchcase(pattern.name, family)]
+        if not found:
+            raise HaloxError(
+                f"--patterns: no pattern is called {name!r}; known are {', '.join(known)}"
+            )
+        if size and not any(fnmatchcase(case.size, size) for p in found for case in p.make()):
+            sizes = ", ".join(case.size for p in found for case in p.make())
+            raise HaloxError(f"--patterns: {name!r} names no size of {family}; its sizes: {sizes}")

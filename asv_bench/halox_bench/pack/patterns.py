@@ -1,0 +1,108 @@
+"""Benchmark patterns: data, its datatype, and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from halox.datatypes import Datatype
+from halox_bench.common.layouts import ByHand
+
+# Arrays of a case lie apart as separate allocations do, and aligned as they are.
+_ALIGNMENT = 512
+_GAP = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pattern in one size.
+
+    Attributes
+    ----------
+    pattern, size : str
+        Name of the pattern and of the size; without spaces.
+    arrays : tuple of int
+        Bytes of memory of each array, from its first element.
+    build : callable
+        Returns the datatype; given the addresses of the arrays, which only an absolute one uses.
+    payload : int
+        Bytes that are packed, by the pattern's own formula.
+    count : int
+        Items of the datatype.
+    start : int
+        Bytes from the first array's beginning to the buffer address that goes with the datatype.
+    absolute : bool
+        Whether displacements are addresses, as with ``MPI_BOTTOM``.
+    by_hand : ByHand or None
+        The layout for hand-written baselines.
+    block_bytes : int
+        Length of the contiguous runs where they are all alike, else 0; for plots.
+    """
+
+    pattern: str
+    size: str
+    arrays: tuple[int, ...]
+    build: Callable[[Sequence[int]], Datatype]
+    payload: int
+    count: int = 1
+    start: int = 0
+    absolute: bool = False
+    by_hand: ByHand | None = None
+    block_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Pattern and size in one word."""
+        return f"{self.pattern}/{self.size}"
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each array begins in one slab of memory that holds them all."""
+        found, at = [], 0
+        for nbytes in self.arrays:
+            found.append(at)
+            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _GAP
+        return tuple(found)
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of such a slab."""
+        return self.offsets[-1] + -(-self.arrays[-1] // _ALIGNMENT) * _ALIGNMENT
+
+    def place(self, base: int) -> tuple[Datatype, int]:
+        """Return the datatype for arrays in a slab at an address, and the buffer address.
+
+        Notes
+        -----
+        With a slab elsewhere the same datatype does, with the buffer address moved alike.
+        """
+        addresses = [base + offset for offset in self.offsets]
+        return self.build(addresses), 0 if self.absolute else base + self.start
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A family of cases.
+
+    Attributes
+    ----------
+    name, summary : str
+    make : callable
+        Returns all cases.
+    quick : tuple of str
+        Sizes of a quick run.
+    source : str
+        Where the sizes are published.
+    """
+
+    name: str
+    summary: str
+    make: Callable[[], Iterable[Case]]
+    quick: tuple[str, ...]
+    source: str = ""
+
+    def cases(self, *, quick: bool = False) -> Iterator[Case]:
+        """Yield the cases."""
+        for case in self.make():
+            if not quick or case.size in self.quick:
+                yield case

@@ -1,0 +1,313 @@
+"""Figures of the GPU datatype engine with their targets, in one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from halox.errors import HaloxError
+from halox_bench.common.rig import Rig, copy
+from halox_bench.common.sizes import KIB, MIB
+from halox_bench.common.targets import Figure, Progress, figure, measured
+from halox_bench.common.timing import Timed
+from halox_bench.pack import baselines, contention, synthetic
+from halox_bench.pack.cases import select
+from halox_bench.pack.on_device import make_packer
+from halox_bench.pack.patterns import Case
+from halox_bench.pack.placed import Placed
+
+BUDGET_S = 60.0
+REPEATS = 9
+
+
+def measure(
+    device: int = 0,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Figure]:
+    """Measure all of them.
+
+    Parameters
+    ----------
+    device : int
+        The GPU.
+    budget_s, progress
+        As of `halox_bench.common.targets.measured`.
+
+    Returns
+    -------
+    list of dict
+        As of `halox_bench.common.targets.measured`.
+
+    Notes
+    -----
+    Not collective. Every packed result is checked before it is timed.
+    """
+    return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
+
+
+class Targets:
+    """The groups of figures, on one rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    def groups(self) -> dict[str, Callable[[], Iterator[Figure]]]:
+        """Return the groups by name, in the order to be measured."""
+        return {
+            "vector": self.vectors,
+            "lower triangle": self.triangle,
+            "x-face": self.x_face,
+            "cudaMemcpy2D": self.against_memcpy_2d,
+            "generic packers": self.generic,
+            "random lists": self.random_lists,
+            "zero-copy": self.zero_copy,
+            "HACC": self.hacc,
+            "host time": self.host_time,
+            "half the GPU busy": self.half_busy,
+        }
+
+    def vectors(self) -> Iterator[Figure]:
+        for block, target in ((KIB, 0.97), (128, 0.90)):
+            for payload in (64 * MIB, 256 * MIB):
+                case = synthetic.runs("vector", block, 2 * block, payload)
+                yield self._of_copy(case, f"blocks of {block} B, {payload // MIB} MiB", target)
+
+    def triangle(self) -> Iterator[Figure]:
+        yield self._of_copy(_case("lower_triangle/8192"), "N = 8192 float64", 0.92)
+
+    def x_face(self) -> Iterator[Figure]:
+        case = _case("face_x/512")
+        empty = self._rig.clock.empty()
+        placed = Placed(self._rig, case)
+        times = self._packed(placed, "auto", "device")
+        bound = placed.bound_us("device")
+        for cache, timed in times.items():
+            for kind, us, launch in (
+                ("in a stream", timed.us, empty.us),
+                ("in a graph", timed.graph_us, empty.graph_us),
+            ):
+                if us is None or launch is None:
+                    continue
+                yield figure(
+                    f"x-face of 512^3 float64, {cache}, {kind}: share of the bound in sectors",
+                    bound / us,
+                    "share",
+                    0.80,
+                    bound,
+                    "us for 32-byte sectors and payload at the speed of a large copy",
+                    us=round(us, 3),
+                    of_bound_or_launch=round(max(bound, launch) / us, 4),
+                    empty_kernel_us=round(launch, 3),
+                )
+        placed.close()
+
+    def against_memcpy_2d(self) -> Iterator[Figure]:
+        wanted = (
+            (8, 5.0, "device"),
+            (128, 1.2, "device"),
+            (4 * KIB, 1.0, "device"),
+            (8, 10.0, "host"),
+        )
+        for block, target, destination in wanted:
+            for payload in (MIB, 64 * MIB):
+                placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
+                ours = _last(self._packed(placed, "auto", destination))
+                theirs = self._by_hand(placed, baselines.MEMCPY_2D, destination)
+                placed.close()
+                yield figure(
+                    f"vector, blocks of {block} B, {payload // MIB} MiB to {destination}: "
+                    "times as fast as cudaMemcpy2D",
+                    theirs.us / ours.us,
+                    "x",
+                    target,
+                    theirs.us,
+                    "us of cudaMemcpy2D",
+                    us=round(ours.us, 3),
+                )
+
+    def generic(self) -> Iterator[Figure]:
+        for payload, target in ((64 * KIB, 1.10), (MIB, 1.02)):
+            for block in (8, 128):
+                placed = Placed(self._rig, synthetic.runs("vector", block, 2 * block, payload))
+                times: dict[str, Timed] = {}
+                for method in ("strided", "workunits", "traversal"):
+                    try:
+                        times[method] = _first(self._packed(placed, method, "device"))
+                    except HaloxError as error:
+                        if method == "strided":
+                            raise
+                        times[method] = Timed(math.inf, note=str(error))
+                placed.close()
+                strided = times.pop("strided")
+                better = min(times, key=lambda method: times[method].us)
+                yield figure(
+                    f"vector, blocks of {block} B, {payload // KIB} KiB: the better generic packer "
+                    "over strided",
+                    times[better].us / strided.us,
+                    "x its time",
+                    target,
+                    strided.us,
+                    "us of strided",
+                    at_most=True,
+                    method=better,
+                    in_a_graph=_ratio(times[better].graph_us, strided.graph_us),
+                )
+
+    def random_lists(self) -> Iterator[Figure]:
+        for name in ("dense-64MiB", "sparse-64MiB"):
+            placed = Placed(self._rig, _case(f"random_indexed/{name}"))
+            timed = _last(self._packed(placed, "auto", "device"))
+            bound = placed.bound_us("device")
+            placed.close()
+            yield figure(
+                f"lists of 1024 random 8-byte elements, {name}: share of the bound in sectors",
+                bound / timed.us,
+                "share",
+                0.70,
+                bound,
+                "us for 32-byte sectors and payload at the speed of a large copy",
+                us=round(timed.us, 3),
+                method=timed.note,
+            )
+
+    def zero_copy(self) -> Iterator[Figure]:
+        wanted = (
+            (synthetic.runs("vector", 128, 256, 64 * MIB), "vector, blocks of 128 B", 0.93),
+            (_case("lower_triangle/4096"), "indexed (lower triangle, N = 4096)", 0.88),
+            (_case("random_indexed/dense-64MiB"), "indexed (lists of random elements)", 0.88),
+        )
+        for case, what, target in wanted:
+            placed = Placed(self._rig, case)
+            timed = _last(self._packed(placed, "auto", "host"))
+            link_us = case.payload / self._rig.link_bytes_per_us("host")
+            placed.close()
+            yield figure(
+                f"zero-copy pack to the host, {what}: share of the host link",
+                link_us / timed.us,
+                "share",
+                target,
+                link_us,
+                "us at the speed of a large copy to pinned memory",
+                us=round(timed.us, 3),
+            )
+
+    def hacc(self) -> Iterator[Figure]:
+        for name in ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki"):
+            placed = Placed(self._rig, _case(name))
+            ours = _first(self._packed(placed, "auto", "device"))
+            theirs = self._by_hand(placed, baselines.BLOCK_COPIES, "device")
+            placed.close()
+            yield figure(
+                f"{name}, struct of 10 arrays: times as fast as one copy a field",
+                theirs.us / ours.us,
+                "x",
+                1.5,
+                theirs.us,
+                "us of ten cudaMemcpyAsync",
+                us=round(ours.us, 3),
+                in_a_graph=_ratio(theirs.graph_us, ours.graph_us),
+            )
+
+    def host_time(self) -> Iterator[Figure]:
+        import halox
+
+        rig = self._rig
+        placed = Placed(rig, synthetic.runs("vector", 128, 256, 64 * KIB))
+        out = rig.cp.empty(placed.case.payload, "u1")
+        rig.cp.cuda.Device(rig.device).synchronize()
+        with rig.stream:
+            host_us = rig.clock.host_us(lambda: halox.pack(placed.array, placed.datatype, 1, out))
+        launch = rig.clock.empty().host_us
+        placed.close()
+        yield figure(
+            "host time of one cached pack call, launch included",
+            host_us,
+            "us",
+            7.0,
+            launch,
+            "us of a prepared launch of an empty kernel",
+            at_most=True,
+        )
+
+    def half_busy(self) -> Iterator[Figure]:
+        sms = self._rig.sms
+        for block, limit in ((128, sms), (KIB, sms), (128, None), (KIB, None)):
+            busy, alone, note = contention.half_busy_slowdown(self._rig, block, max_blocks=limit)
+            how = "no limit on blocks" if limit is None else f"max_blocks={limit}"
+            yield figure(
+                f"packing 64 MiB, blocks of {block} B, {how}, with half of the SMs held: slow-down",
+                busy / alone - 1,
+                "share",
+                0.05,
+                alone,
+                "us alone",
+                at_most=True,
+                us=round(busy, 3),
+                note=note,
+            )
+
+    def _of_copy(self, case: Case, what: str, target: float) -> Figure:
+        placed = Placed(self._rig, case)
+        timed = _last(self._packed(placed, "auto", "device"))
+        nbytes = placed.case.payload
+        buffer = self._rig.buffer("device", nbytes)
+        copied = self._rig.clock.measure(
+            lambda stream, _: copy(placed.slabs[0], buffer.address(0), nbytes, stream), graph=False
+        )
+        bound = placed.bound_us("device")
+        placed.close()
+        return figure(
+            f"{case.pattern}, {what}: share of a device copy",
+            copied.us / timed.us,
+            "share",
+            target,
+            copied.us,
+            "us of a device copy of the payload",
+            us=round(timed.us, 3),
+            of_sector_bound=round(bound / timed.us, 4),
+            method=timed.note,
+        )
+
+    def _packed(self, placed: Placed, method: str, destination: str) -> dict[str, Timed]:
+        """Check and time a packer, by the state of the cache."""
+        rig, case = self._rig, placed.case
+        to_host = destination == "host"
+        packer = make_packer(method, placed.datatype, case.count, rig.device, to_host=to_host)
+        buffer = rig.buffer(destination, case.payload, 1 if to_host else placed.turns)
+        call = placed.packing(packer, buffer)
+        placed.check(call, buffer)
+        return placed.timed(call, note=packer.method)
+
+    def _by_hand(self, placed: Placed, name: str, destination: str) -> Timed:
+        """Check and time a baseline, with the cache as the packer's figure beside it has it."""
+        rig, case = self._rig, placed.case
+        move = baselines.moves(case, placed.blocks, "pack", rig.device)[name]()
+        turns = placed.turns if destination == "device" else 1
+        buffer = rig.buffer(destination, case.payload, turns)
+        call = placed.moving(move, buffer)
+        placed.check(call, buffer)
+        cold = name == baselines.MEMCPY_2D
+        (timed,) = placed.timed(
+            call, caches=placed.caches[-1:] if cold else placed.caches[:1]
+        ).values()
+        return timed
+
+
+def _case(name: str) -> Case:
+    return next(select([name]))
+
+
+def _first(times: dict[str, Timed]) -> Timed:
+    """Return the times with a warm cache, if the data fit."""
+    return next(iter(times.values()))
+
+
+def _last(times: dict[str, Timed]) -> Timed:
+    """Return the times with a cold cache, if they could be taken."""
+    return list(times.values())[-1]
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return None if not one or not other else round(one / other, 4)

@@ -1,0 +1,1 @@
+"""``halox bench pingpong``: messages between two ranks with a datatype on each side."""

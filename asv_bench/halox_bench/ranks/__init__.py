@@ -1,0 +1,1 @@
+"""Measurement on several ranks: clock, methods side by side, command line, NCCL."""

@@ -1,0 +1,145 @@
+"""The ranks of a communicator as all benchmarks share them: options, GPUs, clock, NCCL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from halox.errors import PathError
+from halox.grid import Grid
+from halox_bench.ranks.clock import RanksClock, Stage, Timing
+from halox_bench.ranks.nccl import Nccl, nccl_between
+
+PATHS = {"cpu": ("host",), "gpu": ("peer", "ipc", "staged", "cuda_aware")}
+"""Paths that may carry messages to other ranks, by the arrays' memory."""
+
+Row = TypeVar("Row", bound=Any)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Selection of what is measured.
+
+    Attributes
+    ----------
+    device : {"cpu", "gpu"}
+    named : tuple of str or None
+        Paths or algorithms to be named one by one; None means all.
+    baselines : tuple of str or None
+        Names of what users write; None means all.
+    graph : bool
+        Whether also to capture calls in CUDA graphs.
+    timing : Timing
+    no_gpu_aware : str
+        Why MPI is not to be given device memory; empty if it may be.
+    busy : bool
+        Whether also to measure with shares of the GPUs held by other work; ping-pong only.
+    """
+
+    device: str
+    named: tuple[str, ...] | None = None
+    baselines: tuple[str, ...] | None = None
+    graph: bool = True
+    timing: Timing = field(default_factory=Timing)
+    no_gpu_aware: str = "it is not known whether this MPI takes device memory"
+    busy: bool = False
+
+
+class RanksBench(ABC, Generic[Row]):
+    """The ranks of a communicator with what all cases share.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    options : Options
+    stage : Stage, optional
+        By default of the GPU that a grid takes on this rank.
+
+    Attributes
+    ----------
+    stage : Stage
+    clock : RanksClock
+    shared_gpu : bool
+        Whether two of the ranks use one GPU.
+    choice : str
+        What halox chooses: ``"path"`` or ``"algorithm"``.
+
+    Notes
+    -----
+    Everything here is collective.
+    """
+
+    choice: ClassVar[str] = "path"
+
+    def __init__(self, comm: Any, options: Options, stage: Stage | None = None) -> None:
+        self.comm, self.options = comm, options
+        if stage is None:
+            device: Any = options.device
+            with Grid(comm.size, halo=0, comm=comm, device=device) as grid:
+                stage = Stage(grid.device_id)
+        self.stage = stage
+        self.clock = RanksClock(comm, stage, options.timing)
+        self.shared_gpu = len(set(comm.allgather(self._place()))) < comm.size
+
+    @abstractmethod
+    def measure(self, case: Any) -> list[Row]:
+        """Measure one case; the rows are the same on all ranks."""
+
+    @abstractmethod
+    def heading(self) -> str:
+        """Return what stands above the table."""
+
+    @abstractmethod
+    def header(self) -> str:
+        """Return the table's head."""
+
+    @abstractmethod
+    def line(self, row: Row, selected_us: float | None) -> str:
+        """Return a row's line, given the time of what halox selects in the same mode."""
+
+    @abstractmethod
+    def draw(self, rows: Sequence[Row], folder: Path) -> list[Path]:
+        """Draw the figures and return the files."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return what is to be named one by one."""
+        return self.known() if self.options.named is None else self.options.named
+
+    def known(self) -> tuple[str, ...]:
+        """Return all that can be named one by one."""
+        return PATHS[self.options.device]
+
+    def _place(self) -> Any:
+        """Return what tells this rank's GPU from those of others."""
+        if self.stage.device is None:
+            return self.comm.rank
+        properties = self.stage.xp.cuda.runtime.getDeviceProperties(self.stage.device)
+        return bytes(properties["uuid"])
+
+    def nccl(self) -> Nccl:
+        """Return NCCL between these ranks.
+
+        Raises
+        ------
+        PathError
+            On all ranks, if there is none.
+        """
+        return nccl_between(self.comm, shared_gpu=self.shared_gpu)
+
+    def need_gpu_aware(self) -> None:
+        """Refuse to go on where MPI is not to be given device memory.
+
+        Raises
+        ------
+        PathError
+        """
+        if self.options.no_gpu_aware:
+            raise PathError(self.options.no_gpu_aware)
+
+    def free(self) -> None:
+        """Give device memory that nothing uses any more back."""
+        if self.stage.device is not None:
+            self.stage.xp.get_default_memory_pool().free_all_blocks()

@@ -1,0 +1,199 @@
+"""Allocation of fields in the memory from which neighbours can read and write their halos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.errors import HaloxError
+from halox.exchange.selection import reads_in_place
+from halox.field_layouts import FieldLayouts
+from halox.field_options import check_extents, field_spec, fixed_dtype
+from halox.runtime.call_guard import one_thread
+from halox.runtime.context import Context
+from halox.runtime.gpu.devices import allocate, fill, fill_value
+from halox.runtime.world import World
+
+Contents = Literal["zeros", "ones", "full", "empty"]
+
+_ALLOCATION = "an allocation"
+
+Form = Callable[[], tuple[FieldLayout, np.dtype[Any]]]
+"""Returns layout and dtype of a field, or raises what is wrong with their description."""
+
+
+class GridAllocation:
+    """Allocations as methods of a grid."""
+
+    device_id: int | None
+    _world: World
+    _context: Context
+    _layout: FieldLayout
+    _layouts: FieldLayouts
+    _made = 0
+
+    def zeros(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Any dtype of fixed size.
+        components : int or sequence of int
+            Extents of axes in front of the grid axes.
+        components_after : int or sequence of int
+            Extents of axes behind the grid axes.
+        staggered : int or sequence of int
+            Grid axes along which the field has one more point than cells.
+        halo : int, or one per axis, or (low, high) per axis
+            Widths of this field, the grid's by default.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it lies
+            in memory that they share, so that neighbours can read halos in place; unless it is large and cut along
+            its innermost axis, where packing from private memory (in huge pages) is faster.
+
+        Raises
+        ------
+        FieldError, DecompositionError
+            On all ranks, if the dtype or the layout is impossible.
+        HaloxError
+            On all ranks, if one of them has too little memory.
+
+        Notes
+        -----
+        Collective. The array stays valid after `close`.
+        """
+        return self._new(dtype, layout)
+
+    def ones(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field of ones, as `numpy.ones` has them for any dtype; see `zeros`."""
+        return self._new(dtype, layout, "ones", 1)
+
+    def full(self, value: Any, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field filled with ``value``; see `zeros`.
+
+        Parameters
+        ----------
+        value : scalar or array
+            Converted to the dtype as by `numpy.full`, but for integers, which must be in its range. An array is
+            broadcast to the field's shape on each rank, halo included.
+        dtype, **layout
+            As of `zeros`.
+
+        Raises
+        ------
+        FieldError
+            On all ranks, also if the dtype cannot hold the value, or its shape does not broadcast.
+        """
+        return self._new(dtype, layout, "full", value)
+
+    def empty(self, dtype: Any = "f8", **layout: Any) -> Any:
+        """Allocate a field with undefined contents; see `zeros`."""
+        return self._new(dtype, layout, "empty")
+
+    def zeros_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field of zeros with the layout of another one; see `zeros`.
+
+        Parameters
+        ----------
+        field : array
+            A field of this grid, whose components, staggering and halo the new one gets.
+        dtype : dtype, optional
+            That of ``field`` by default.
+
+        Raises
+        ------
+        FieldError
+            On all ranks, also if ``field`` is no field of the grid.
+        """
+        return self._new_like(field, dtype, "zeros")
+
+    def ones_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field of ones with the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "ones", 1)
+
+    def full_like(self, field: Any, value: Any, dtype: Any = None) -> Any:
+        """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "full", value)
+
+    def empty_like(self, field: Any, dtype: Any = None) -> Any:
+        """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "empty")
+
+    def _layout_of(self, options: dict[str, Any]) -> FieldLayout:
+        """Return the layout that a field's options describe."""
+        layout = self._layouts.of(field_spec(options, self._layout.spec))
+        layout.check_widths()
+        check_extents(layout.padded_shape)
+        return layout
+
+    def _new(
+        self, dtype: Any, options: dict[str, Any], contents: Contents = "zeros", value: Any = None
+    ) -> Any:
+        return self._add(
+            lambda: (self._layout_of(options), fixed_dtype(dtype)), contents, value, dtype
+        )
+
+    def _new_like(self, field: Any, dtype: Any, contents: Contents, value: Any = None) -> Any:
+        def check() -> tuple[FieldLayout, np.dtype[Any]]:
+            found, layout = self._layouts.read(field)
+            return layout, fixed_dtype(found.dtype if dtype is None else dtype)
+
+        return self._add(check, contents, value, dtype)
+
+    @one_thread
+    def _add(self, form: Form, contents: Contents, value: Any, dtype: Any) -> Any:
+        array, layout = _allocate(self._context, self.device_id, form, contents, value, dtype)
+        self._made += 1
+        self._layouts.add(array, layout, self._made)
+        return array
+
+
+def _allocate(
+    context: Context,
+    device: int | None,
+    form: Form,
+    contents: Contents,
+    value: Any,
+    dtype: Any,
+) -> tuple[Any, FieldLayout]:
+    """Allocate a field on each rank of a context; returns it with its layout. Collective."""
+    world = context.world
+    world.begin(contents, dtype)
+
+    def check() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
+        layout, found = form()
+        if contents in ("zeros", "empty"):
+            return layout, found, None
+        return layout, found, fill_value(value, found, layout.padded_shape)
+
+    layout, found, filling = world.guarded(check, _ALLOCATION)
+    shared = None
+    if device is None and reads_in_place(layout, found.itemsize):
+        shared = context.arena.array(layout.padded_shape, found)
+
+    def make() -> Any:
+        array = shared
+        try:
+            if device is not None and world.node_size > 1:
+                # Memory that neighbours can map, so that they can store into its halo.
+                array = context.use_device(device).array(layout.padded_shape, found)
+            elif array is None:
+                array = allocate(layout.padded_shape, found, device)
+        except MemoryError as error:
+            raise HaloxError(
+                f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more "
+                "ranks, or a smaller dtype"
+            ) from error
+        if contents != "empty":
+            fill(array, filling)
+        return array
+
+    # Memory can run out on one rank alone.
+    return world.guarded(make, _ALLOCATION), layout

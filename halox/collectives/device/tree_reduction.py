@@ -1,0 +1,318 @@
+"""Reductions up a tree of ranks, through memory that they map, their streams ordered by events.
+
+For ranks whose kernels cannot wait for one another, such as those that share a GPU: as on the ``ipc`` path, the host
+never waits for the GPU, but only for flags which say that an event *has been recorded* (`halox.paths.ipc`). After
+Faraji and Afsahi 2014: the star is their shared buffer (3.1), in which rank 0 combines all; the binomial tree is their
+binomial reduce and broadcast (3.2). The directory of flags lies in the node's host memory, as theirs does.
+
+Every rank has in its own memory a buffer for each of its children, and two for totals. In call e, rank r::
+
+    source -> total[e % 2]
+    for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
+    has a parent:                        total -> its buffer for r; records and raises "packed"
+                                         waits for "drained" of rank 0;     total of rank 0 -> target
+    is rank 0:                           records and raises "drained";      total -> target
+
+The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
+
+No rank has to tell another that a buffer is free, since each call goes up and down the whole tree. A rank stores its
+next total into its parent's buffer behind its wait for "drained", which rank 0 recorded behind all that was combined.
+Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
+recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
+rank records it again only when its host has seen a flag that other hosts raised after they had made their streams wait
+for the last record. For "packed" that is "drained" of the same call, for "drained" it is "packed" of the next one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from halox.collectives.operations import ELEMENTS, find_operation
+from halox.errors import HaloxError
+from halox.paths.node import NodeLink
+from halox.runtime.arena import SharedArena
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.gpu.capture import refuse_capture
+from halox.runtime.gpu.compiler import kernel
+from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.world import World
+
+Shape = Literal["shared_buffer", "binomial"]
+
+_MAKING = "the making of a reduction"
+_ALIGNMENT = 256
+_THREADS = 256
+_TOTALS = 2
+
+
+def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
+    """Return the ranks whose totals a rank combines, in their order.
+
+    Examples
+    --------
+    >>> [children("shared_buffer", rank, 4) for rank in range(4)]
+    [(1, 2, 3), (), (), ()]
+    >>> [children("binomial", rank, 6) for rank in range(6)]
+    [(1, 2, 4), (), (3,), (), (5,), ()]
+    """
+    if shape == "shared_buffer":
+        return tuple(range(1, ranks)) if rank == 0 else ()
+    found, distance = [], 1
+    while rank % (2 * distance) == 0 and rank + distance < ranks:
+        found.append(rank + distance)
+        distance *= 2
+    return tuple(found)
+
+
+class Moves(Protocol):
+    """What the GPU does with arrays of the reduction's length; addresses, and the stream's."""
+
+    def begin(self, total: int, value: int, stream: int) -> None:
+        """Set a total to what the first array counts for."""
+
+    def combine(self, total: int, value: int, stream: int) -> None:
+        """Combine the next array into a total."""
+
+    def copy(self, target: int, source: int, stream: int) -> None:
+        """Copy an array, perhaps to or from another GPU."""
+
+
+class DeviceMoves:
+    """`Moves` by a kernel and by the copy engines."""
+
+    def __init__(self, dtype: np.dtype[Any], op: str, elements: int, device: int) -> None:
+        operation = find_operation(op, dtype)
+        element = ELEMENTS[f"{dtype.kind}{dtype.itemsize}"]
+        defines = (("ELEMENT", element), ("OP", operation.kernel_name))
+        blocks = max(1, min(-(-elements // _THREADS), 8 * multiprocessors(device)))
+        function = kernel("combine", "combine", device, defines)
+        self._first, self._next = (
+            PreparedLaunch(
+                function,
+                blocks,
+                _THREADS,
+                [
+                    ctypes.c_uint64(),
+                    ctypes.c_uint64(),
+                    ctypes.c_uint64(elements),
+                    ctypes.c_uint32(is_first),
+                ],
+                device=device,
+            )
+            for is_first in (1, 0)
+        )
+        self._runtime = cupy().cuda.runtime
+        self._nbytes = elements * dtype.itemsize
+
+    def begin(self, total: int, value: int, stream: int) -> None:
+        """Set a total to what the first array counts for."""
+        self._first.launch_at(stream, total, value)
+
+    def combine(self, total: int, value: int, stream: int) -> None:
+        """Combine the next array into a total."""
+        self._next.launch_at(stream, total, value)
+
+    def copy(self, target: int, source: int, stream: int) -> None:
+        """Copy an array, perhaps to or from another GPU."""
+        runtime = self._runtime
+        runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank tells the others: its memory, and the two events that it records."""
+
+    handles: Mapping[Allocation, bytes]
+    place: DevicePlace
+    events: Mapping[int, bytes]
+    signature: tuple[object, ...]
+
+
+class TreeReduction:
+    """A reduction that is called again and again; made by :func:`make_tree_reduction`."""
+
+    def __init__(
+        self,
+        world: World,
+        memory: tuple[DeviceArena, EventPool],
+        link: NodeLink,
+        moves: Moves,
+        shape: Shape,
+        nbytes: int,
+    ) -> None:
+        self._world, (self._arena, self._pool) = world, memory
+        self._link, self._moves = link, moves
+        self._runtime = cupy().cuda.runtime
+        self._current_stream = cupy().cuda.get_current_stream
+        self._tree = [children(shape, rank, world.size) for rank in range(world.size)]
+        self._slot = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._signature = shape, nbytes
+        mine = self._tree[world.rank]
+        self._block: DeviceBlock | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))
+        self._numbers = self._pool.take(1)
+        self._epoch = 0
+        self._order = StreamOrder()
+
+    def offer(self) -> _Offer:
+        """Return what the other ranks must know."""
+        assert self._block is not None
+        place = self._block.place
+        return _Offer(
+            self._arena.handles([place]), place, self._pool.handles(self._numbers), self._signature
+        )
+
+    def open(self, offers: list[_Offer]) -> None:
+        """Map what this rank uses of the others'."""
+        rank, tree = self._world.rank, self._tree
+        if any(offer.signature != self._signature for offer in offers):
+            raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")
+        parent = next((r for r, found in enumerate(tree) if rank in found), None)
+        mapped = {r for r in (parent, 0) if r is not None and r != rank}
+        for other in mapped:
+            self._arena.open(offers[other].handles)
+        for other in {*tree[rank], *({0} - {rank})}:
+            self._pool.open(other, offers[other].events)
+
+        def total_of(other: int) -> int:
+            return self._arena.pointer(offers[other].place)
+
+        self._own, self._first = total_of(rank), total_of(0)
+        self._incoming = [self._own + self._slot * (_TOTALS + i) for i in range(len(tree[rank]))]
+        self._to_parent: int | None = None
+        if parent is not None:
+            place = _TOTALS + tree[parent].index(rank)
+            self._to_parent = total_of(parent) + self._slot * place
+        numbers = [next(iter(offer.events)) for offer in offers]
+        self._event = self._pool.own(self._numbers[0])
+        self._event_of = {
+            other: self._pool.opened(other, numbers[other])
+            for other in {*tree[rank], *({0} - {rank})}
+        }
+        self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
+        self._own_packed = self._link.flag("packed", [])
+        self._drained = self._link.flag("consumed", [0] if rank else [])
+
+    def __call__(self, source: int, target: int) -> None:
+        """Put a call on the current stream.
+
+        Parameters
+        ----------
+        source, target : int
+            Addresses of arrays, the same or disjoint.
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If a rank does not come.
+        StateError
+            If the stream is captured: this needs the host.
+
+        Notes
+        -----
+        Collective. Waits for the other ranks' hosts, not for GPUs.
+        """
+        stream = self._current_stream()
+        refuse_capture(stream.ptr, self._signature[0])
+        self._order.follow(stream)
+        self._epoch += 1
+        moves, at = self._moves, stream.ptr
+        wait, record = self._runtime.streamWaitEvent, self._runtime.eventRecord
+        slot = self._epoch % _TOTALS * self._slot
+        total, result = self._own + slot, self._first + slot
+        moves.begin(total, source, at)
+        for (child, gate), buffer in zip(self._packed.items(), self._incoming, strict=True):
+            gate.wait(self._epoch)
+            wait(at, self._event_of[child])
+            moves.combine(total, buffer, at)
+        if self._to_parent is None:
+            record(self._event, at)
+            self._drained.signal(self._epoch)
+        else:
+            moves.copy(self._to_parent, total, at)
+            record(self._event, at)
+            self._own_packed.signal(self._epoch)
+            self._drained.wait(self._epoch)
+            wait(at, self._event_of[0])
+        moves.copy(target, result, at)
+
+    def close(self) -> None:
+        """Give memory and events back, when all ranks' GPUs have come to the end; collective."""
+        if self._block is None:
+            return
+        self._order.synchronize()
+        # Others may still copy rank 0's total.
+        self._world.gather(None, "the closing of a reduction")
+        self._link.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give memory and events back that no rank uses yet, or any more; local."""
+        if self._block is not None:
+            self._arena.release(self._block)
+            self._pool.give_back(self._numbers)
+            self._block = None
+
+
+def make_tree_reduction(
+    world: World,
+    memory: tuple[DeviceArena, EventPool, SharedArena],
+    shape: Shape,
+    nbytes: int,
+    moves: Callable[[], Moves],
+) -> TreeReduction:
+    """Make a reduction of arrays up a tree.
+
+    Parameters
+    ----------
+    world : World
+        All ranks, two or more on one node, which map one another's memory and wait for one another's events.
+    memory : (DeviceArena, EventPool, SharedArena)
+        This rank's.
+    shape : {"shared_buffer", "binomial"}
+    nbytes : int
+        Of each rank's array.
+    moves : callable
+        Makes what moves and combines, such as `DeviceMoves`.
+
+    Raises
+    ------
+    HaloxError
+        On all ranks, if one of them cannot make its part.
+
+    Notes
+    -----
+    Collective over the world.
+    """
+    arena, events, shared = memory
+    made: TreeReduction | None = None
+    link = NodeLink(world, shared, [], [r for r in range(world.size) if r != world.rank])
+
+    def begun() -> _Offer:
+        nonlocal made
+        if link.failed:
+            raise HaloxError("the node has too little shared memory for the flags of a reduction")
+        made = TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
+        return made.offer()
+
+    def opened() -> TreeReduction:
+        assert made is not None
+        made.open(offers)
+        return made
+
+    try:
+        offers: list[_Offer] = world.gather_result(begun, _MAKING)
+        found: TreeReduction = world.guarded(opened, _MAKING)
+    except HaloxError:
+        if made is not None:
+            made.abandon()
+        link.close()
+        raise
+    return found

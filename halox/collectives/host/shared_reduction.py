@@ -1,0 +1,294 @@
+"""Combining arrays of the ranks of one node in the order of the ranks, in memory that they share.
+
+A rank's block of shared memory holds its flag, a total, and slots for pieces of its array::
+
+    | flag | total | slot 0 | slot 1 | slot 2 |
+
+The flag counts the meetings of the ranks, by twos: it is raised when a rank has written what the others read next, and
+passed when those of all ranks are raised. An odd count says that the rank has no good array. It stays so until all have
+seen it, since they then raise the error together.
+
+Small arrays are combined by every rank for itself. Of larger ones rank r combines part r of all ranks, in place in
+rank 0's slot, from which all then copy the whole. The next piece is on its way meanwhile, so that a piece takes one
+meeting::
+
+    small    write a              | meet | total = a0 op a1 op a2 ...; read the total
+    large    write piece 0        | meet |
+             write piece 1, combine part r of piece 0 | meet | read piece 0
+             write piece 2, combine part r of piece 1 | meet | read piece 1 ...
+
+Three slots are enough. A rank writes piece p + 3 behind the meeting at which piece p + 1 was combined, and the others
+had by then read piece p. On GPUs they had only put the copy on their streams before they wrote piece p + 2; but then
+they waited for their streams, and after that came the meeting at which piece p + 1 was combined.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.collectives.operations import Operation
+from halox.errors import ExchangeTimeoutError, HaloxError
+from halox.runtime.arena import Block, SharedArena
+from halox.runtime.shared_memory import fence
+from halox.runtime.world import World
+
+SMALL_BYTES = 32 << 10
+"""Bytes of an array up to which every rank combines all of it."""
+
+PIECE_BYTES, DEVICE_PIECE_BYTES = 512 << 10, 1 << 20
+"""Bytes of a slot, which bound the shared memory: what caches hold of all ranks' arrays; and what is worth a wait for a
+GPU."""
+
+_SLOTS = 3
+_LINE_BYTES = 64  # as of `halox.collectives.host.mpi_reduction`
+_HEAD_BYTES = 128  # two cache lines, since processors fetch them in pairs
+_MOST = 1 << 62
+_DOING = "an allreduce"
+_MAKING = "the making of an allreduce"
+
+Array = npt.NDArray[Any]
+
+
+class Moves(Protocol):
+    """Moves one rank's array into shared memory, and the result out of it; positions in elements."""
+
+    def fetch(self, values: Array, start: int) -> None:
+        """Begin to fill ``values`` with the array from ``start`` on."""
+
+    def settle(self) -> None:
+        """Wait until all moves have ended."""
+
+    def bring(self, values: Array, start: int) -> None:
+        """Begin to write ``values`` to the result from ``start`` on."""
+
+
+class HostMoves:
+    """`Moves` of contiguous arrays on the host, the same memory or disjoint."""
+
+    __slots__ = ("_source", "_target")
+
+    def __init__(self, source: Array, target: Array) -> None:
+        self._source, self._target = source, target
+
+    def fetch(self, values: Array, start: int) -> None:
+        """Copy a piece of the array."""
+        values[...] = self._source[start : start + len(values)]
+
+    def settle(self) -> None:
+        """Do nothing: copies have ended when they return."""
+
+    def bring(self, values: Array, start: int) -> None:
+        """Copy a piece of the result."""
+        self._target[start : start + len(values)] = values
+
+
+class SharedReduction:
+    """Combines one-dimensional arrays of one length over a node's ranks; made by :func:`make_shared_reduction`."""
+
+    def __init__(
+        self,
+        world: World,
+        arena: SharedArena,
+        block: Block,
+        operation: Operation,
+        dtype: np.dtype[Any],
+        elements: int,
+        longest: int,
+    ) -> None:
+        self._world, self._arena, self._operation = world, arena, operation
+        self._block: Block | None = block
+        size = world.node_size
+        line = _LINE_BYTES // dtype.itemsize
+        ends = [*range(0, elements, longest), elements]
+        self._pieces = [(start, end - start) for start, end in pairwise(ends)]
+        self._is_small = elements == longest and elements * dtype.itemsize <= SMALL_BYTES
+        self._parts = [_part(length, line, world.node_rank, size) for _, length in self._pieces]
+
+        flag = block.memory[:8].data.cast("B").cast("q")
+        if not 0 <= flag[0] < _MOST:
+            flag[0] = 0  # the block was a field's: nobody looks at its bytes any more
+        records = world.gather_node((block.place, flag[0]), _MAKING)
+        places = [place for place, _ in records]
+        # What the array is moved into, and what the result is moved out of.
+        self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}
+        # Counts of all ranks begin with the greatest that any block holds of its uses before.
+        self._count = max(count for _, count in records)
+        self._flag = flag
+        names = {place: rank for rank, place in world.node_ranks.items()}
+        self._others: list[tuple[int, Any]] = []
+        self._slots: list[list[Array]] = [[] for _ in range(_SLOTS)]
+        stride = _rounded(longest * dtype.itemsize)
+        for number, place in enumerate(places):
+            memory = arena.memory(place)
+            if number != world.node_rank:
+                self._others.append((names[number], memory[:8].data.cast("B").cast("q")))
+            at = _HEAD_BYTES + -memory[_HEAD_BYTES:].ctypes.data % _LINE_BYTES
+            values = [
+                memory[at + stride * i :][: longest * dtype.itemsize].view(dtype)
+                for i in range(1 + _SLOTS)
+            ]
+            for slot, found in zip(self._slots, values[1:], strict=True):
+                slot.append(found)
+            if number == world.node_rank:
+                self._total = values[0]
+        self._mine = [slot[world.node_rank] for slot in self._slots]
+        self._slot = 0
+        self._waiter = world.waiter()
+        self._under_way = False
+
+    def reduce(self, moves: Moves | None, error: Exception | None) -> None:
+        """Combine, or raise on all ranks.
+
+        Parameters
+        ----------
+        moves : Moves or None
+            None with an error.
+        error : Exception or None
+            Why this rank cannot take part.
+
+        Raises
+        ------
+        ExchangeTimeoutError
+            If a rank does not come, or an earlier call did not come to its end.
+
+        Notes
+        -----
+        Collective over the world, which must be of one node if a rank may have an error. Blocks, but for moves.
+        """
+        if self._under_way:
+            raise ExchangeTimeoutError(
+                f"an earlier call of this allreduce did not come to its end on rank {self._world.rank}, which has "
+                "waited for another rank or raised an error of its own; make another one"
+            )
+        slot = self._slot
+        if error is None:
+            assert moves is not None
+            try:
+                mine = self._mine[slot]
+                moves.fetch(mine, 0)
+                moves.settle()
+            except Exception as caught:
+                error = caught
+        self._under_way = True
+        if not self._meet(error is None):
+            self._under_way = False
+            self._world.agree(error, _DOING)
+        assert moves is not None
+        if self._is_small:
+            self._operation.fold(self._total, self._slots[slot])
+            moves.bring(self._total, 0)
+            self._slot = (slot + 1) % _SLOTS
+        else:
+            self._in_parts(moves)
+        self._under_way = False
+
+    def _in_parts(self, moves: Moves) -> None:
+        following = [*self._pieces[1:], None]
+        for (start, length), part, after in zip(self._pieces, self._parts, following, strict=True):
+            values = self._slots[self._slot]
+            self._slot = (self._slot + 1) % _SLOTS
+            if after is not None:
+                moves.fetch(self._mine[self._slot][: after[1]], after[0])
+            parts = [one[part] for one in values]
+            self._operation.fold(parts[0], parts)
+            if after is not None:
+                moves.settle()
+            self._meet(True)
+            moves.bring(values[0][:length], start)
+
+    def _meet(self, is_good: bool) -> bool:
+        """Tell the others that this rank has come, wait for them, and return whether all are good."""
+        count = self._count = self._count + 2
+        fence()
+        self._flag[0] = count if is_good else count + 1
+        for rank, flag in self._others:
+            if flag[0] < count:
+                self._wait_for(rank, flag, count)
+            if flag[0] == count + 1:
+                is_good = False
+        fence()
+        return is_good
+
+    def _wait_for(self, rank: int, flag: Any, count: int) -> None:
+        self._waiter.until(
+            lambda: flag[0] >= count,
+            lambda: f"rank {self._world.rank} has waited in an allreduce for rank {rank}",
+            lambda: [rank],
+        )
+
+    def close(self) -> None:
+        """Give the block back, when all moves have ended; local."""
+        if self._block is not None:
+            self._arena.release(self._block)
+            self._block = None
+
+
+def make_shared_reduction(
+    world: World,
+    arena: SharedArena,
+    operation: Operation,
+    dtype: np.dtype[Any],
+    elements: int,
+    *,
+    page_locked: bool = False,
+) -> SharedReduction | None:
+    """Make a reduction of a node's ranks in shared memory.
+
+    Parameters
+    ----------
+    world : World
+    arena : SharedArena
+    operation, dtype, elements
+        What is reduced; the same on all ranks.
+    page_locked : bool
+        Whether GPUs are to read and write the memory.
+
+    Returns
+    -------
+    SharedReduction or None
+        None on all ranks of the node if there are no others, nothing to reduce, or too little shared memory, or if
+        some rank cannot page-lock it.
+
+    Notes
+    -----
+    Collective over the ranks of the node; over the world if it is to be page-locked, which must be of one node then.
+    """
+    if not elements:
+        return None
+    most = DEVICE_PIECE_BYTES if page_locked else PIECE_BYTES
+    longest = min(elements, most // dtype.itemsize)
+    slots = (1 + _SLOTS) * _rounded(longest * dtype.itemsize)
+    block = arena.allocate(_HEAD_BYTES + _LINE_BYTES + slots)
+    if block is None:
+        return None
+    made = SharedReduction(world, arena, block, operation, dtype, elements, longest)
+    if page_locked:
+        try:
+            world.guarded(lambda: [arena.device_pointer(one) for one in made.moved], _MAKING)
+        except ExchangeTimeoutError:
+            raise
+        except HaloxError:  # on all ranks
+            made.close()
+            return None
+    return made
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _LINE_BYTES) * _LINE_BYTES
+
+
+def _part(length: int, line: int, rank: int, ranks: int) -> slice:
+    """Return which elements of a piece a rank combines: whole cache lines.
+
+    Examples
+    --------
+    >>> [_part(20, 8, rank, 2) for rank in range(2)]
+    [slice(0, 8, None), slice(8, 20, None)]
+    """
+    lines = -(-length // line)
+    start, end = (min(lines * r // ranks * line, length) for r in (rank, rank + 1))
+    return slice(start, end)

@@ -1,0 +1,102 @@
+"""Handles of mpi4py's datatypes, made constructor by constructor."""
+
+from __future__ import annotations
+
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halox.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def mpi4py() -> Any:
+    """Return ``mpi4py.MPI``, imported on demand."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingPackageError(
+            f"MPI datatypes need mpi4py: pip install mpi4py ({error})"
+        ) from error
+    return MPI
+
+
+def primitive_handle(dtype: np.dtype) -> MPI.Datatype:
+    """MPI's type of one element; bytes where MPI has none, as for half precision."""
+    mpi = mpi4py()
+    made: MPI.Datatype
+    if dtype.isnative and dtype.kind in "biufc":
+        try:
+            made = mpi.Datatype.fromcode(dtype.char).Dup()
+            return made
+        except (ValueError, KeyError, mpi.Exception):
+            pass
+    made = mpi.CHAR.Dup() if dtype == "S1" else mpi.BYTE.Create_contiguous(dtype.itemsize)
+    return made
+
+
+def derived_handle(
+    constructor: str, arguments: tuple[Any, ...], olds: list[MPI.Datatype], old_extent: int
+) -> MPI.Datatype:
+    """Call the MPI constructor of that name.
+
+    ``old_extent`` is the extent of the first of ``olds`` as halox counts it.
+    """
+    mpi = mpi4py()
+    given: list[Any] = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
+    made: MPI.Datatype
+    if constructor == "struct":
+        made = mpi.Datatype.Create_struct(*given, olds)
+        return made
+    if constructor == "dup":
+        return olds[0].Dup()
+    if constructor == "slab":
+        _, strides, starts, subsizes = given
+        return _slab(strides, starts, subsizes, olds[0])
+    if constructor in ("vector", "hvector"):
+        count, blocklength, stride = given
+        return _hvector(
+            count, blocklength, stride * (old_extent if constructor == "vector" else 1), olds[0]
+        )
+    if constructor == "subarray":
+        given[3] = {"C": mpi.ORDER_C, "F": mpi.ORDER_FORTRAN}[given[3]]
+    made = getattr(olds[0], f"Create_{constructor}")(*given)
+    return made
+
+
+def _hvector(count: int, blocklength: int, stride: int, old: MPI.Datatype) -> MPI.Datatype:
+    if stride != -1:
+        return old.Create_hvector(count, blocklength, stride)
+    # Open MPI up to 5.0 reads a stride of -1 byte as "one extent of the old type".
+    row = old.Create_contiguous(blocklength)
+    made = row.Create_hindexed_block(1, list(range(0, -count, -1)))
+    row.Free()
+    return made
+
+
+def _slab(
+    strides: tuple[int, ...], starts: tuple[int, ...], subsizes: tuple[int, ...], old: MPI.Datatype
+) -> MPI.Datatype:
+    made = old.Dup()
+    for stride, subsize in zip(reversed(strides), reversed(subsizes), strict=True):
+        row, made = made, _hvector(subsize, 1, stride, made)
+        row.Free()
+    row, made = made, made.Create_hindexed_block(1, [sum(map(mul, starts, strides))])
+    row.Free()
+    return made
+
+
+def with_bounds(made: MPI.Datatype, lb: int, extent: int) -> MPI.Datatype:
+    """Give a type these bounds, if it has others.
+
+    Implementations differ in rare extents (padding, explicit bounds of parts), and bytes that stand
+    for a primitive have another alignment.
+    """
+    if made.Get_extent() == (lb, extent):
+        return made
+    fitted = made.Create_resized(lb, extent)
+    made.Free()
+    return fitted

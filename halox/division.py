@@ -1,0 +1,137 @@
+"""Division of a grid among ranks: agreed upon by all of them, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from halox.decomposition import Decomposition, FieldLayout, FieldSpec, decompose, normalise_halo
+from halox.errors import DecompositionError
+from halox.exchange.selection import wished_path
+from halox.runtime.gpu.devices import choose_device
+from halox.runtime.world import World
+from halox.values import check_bool
+
+_MAKING = "the making of a grid"
+
+
+@dataclass(frozen=True)
+class Division:
+    """A rank's part of a grid.
+
+    Attributes
+    ----------
+    decomposition : Decomposition
+    layout : FieldLayout
+        This rank's, of a plain field.
+    device_id : int or None
+        This rank's GPU.
+    corners : bool
+        Whether exchanges fill edges and corners.
+    path : str or None
+        The data path asked for.
+    """
+
+    decomposition: Decomposition
+    layout: FieldLayout
+    device_id: int | None
+    corners: bool
+    path: str | None
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Kind of memory of the fields."""
+        return "cpu" if self.device_id is None else "gpu"
+
+    def facts(self, rank: int, size: int) -> dict[str, object]:
+        """Return a rank's part by name, for a notebook."""
+        decomposition, layout = self.decomposition, self.layout
+        return {
+            "grid shape": decomposition.grid_shape,
+            "process grid": decomposition.proc_shape,
+            "halo": layout.spec.halo,
+            "periodic": decomposition.periodic,
+            "corners": self.corners,
+            "device": self.device if self.device_id is None else f"GPU {self.device_id}",
+            "path": self.path,
+            f"rank {rank} of {size}": f"coords {decomposition.coords_of(rank)}",
+            "owns": f"{decomposition.rank_shape(rank)}, from {tuple(cut.start for cut in layout.owned)}",
+            "stores": layout.padded_shape,
+        }
+
+    def text(self, rank: int, nodes: int) -> str:
+        """Return a description of the whole grid and a rank's part."""
+        decomposition, layout = self.decomposition, self.layout
+        sizes = [
+            sorted({b - a for a, b in zip(x.bounds, x.bounds[1:], strict=False)})
+            for x in decomposition.axes
+        ]
+        blocks = " x ".join("/".join(map(str, s)) for s in sizes)
+        return "\n".join(
+            [
+                f"grid {decomposition.grid_shape}, halo {layout.spec.halo}, periodic {decomposition.periodic}, "
+                f"device {self.device}",
+                f"process grid {decomposition.proc_shape} on {nodes} node(s), blocks of {blocks} cells",
+                decomposition.placement.summary(),
+                f"rank {rank}: coords {decomposition.coords_of(rank)}, owns {decomposition.rank_shape(rank)}, stores "
+                f"{layout.padded_shape}, {len(decomposition.neighbours(rank, self.corners))} neighbours",
+            ]
+        )
+
+
+def divide(
+    world: World,
+    grid_shape: int | Sequence[int],
+    *,
+    halo: Any,
+    periodic: Any,
+    proc_shape: Any,
+    blocks: Sequence[Sequence[int] | None] | None,
+    corners: bool,
+    device: str,
+    placement: bool,
+    path: str | None,
+) -> Division:
+    """Divide a grid among the ranks of a world; arguments and errors as of `halox.Grid`.
+
+    Notes
+    -----
+    Collective. Raises on all ranks, also where their arguments differ.
+    """
+
+    def build() -> Division:
+        fill_corners = check_bool("corners", corners, DecompositionError)
+        by_node = check_bool("placement", placement, DecompositionError)
+        decomposition = decompose(
+            grid_shape,
+            world.size,
+            halo=halo,
+            periodic=periodic,
+            proc_shape=proc_shape,
+            blocks=blocks,
+            nodes=world.nodes if by_node else None,
+        )
+        layout = FieldLayout(
+            decomposition, world.rank, FieldSpec(normalise_halo(halo, decomposition.ndim))
+        )
+        layout.check_widths()
+        wished_path(path)
+        gpu = choose_device(device, world.turn)
+        return Division(decomposition, layout, gpu, fill_corners, path)
+
+    found: Division = world.guarded(build, _MAKING)
+    decomposition = found.decomposition
+    mine = {
+        "grid_shape": decomposition.grid_shape,
+        "halo": found.layout.spec.halo,
+        "periodic": decomposition.periodic,
+        "proc_shape": decomposition.proc_shape,
+        "blocks": tuple(axis.bounds for axis in decomposition.axes),
+        "corners": found.corners,
+        "device": found.device,
+        "placement": decomposition.placement.coords,
+        "path": path,
+    }
+    world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
+    return found

@@ -1,0 +1,155 @@
+"""Endpoints of the messages of the peer path: the runs that this rank's kernel walks, and their signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from halox.packing.refine import Copy, Side, contiguous_side, paired
+from halox.paths.base import Job
+from halox.paths.messages import ALIGNMENT, Message, Part
+from halox.paths.peer.table import (
+    PACKET_EXPANSION,
+    WIDE_WORDS,
+    Run,
+    in_even_chunks,
+    least_word,
+    runs,
+)
+
+WIDE_BYTES = 1 << 17
+"""Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
+
+PACKET_WORD = 4
+"""Bytes of data in the smallest packet: shorter words do not travel in packets."""
+
+Tag = tuple[int, int]
+"""Peer and tag of a message."""
+
+
+@dataclass
+class PeerEndpoint:
+    """One message on this rank: its runs against a packed message at address 0, or the peer's array."""
+
+    message: Message
+    protocol: str
+    runs: list[Run]
+    buffered: bool
+    """Whether its packed bytes are collected in a buffer of this rank, for types that no kernel walks in one go."""
+    buffer: int = 0
+    is_wide: bool = False
+    """Whether it goes in wide packets, as both ends' runs are alike."""
+
+    @property
+    def tag(self) -> Tag:
+        """Peer and tag of the message."""
+        return self.message.peer, self.message.tag
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Signatures of its runs, equal to those of the other end if they match."""
+        return tuple(run.signature for run in self.runs)
+
+    def widen(self, signature: tuple[Any, ...]) -> None:
+        """Choose wide packets if the other end's runs are alike, and the message is not too small."""
+        words = {run.row.word_bytes for run in self.runs}
+        self.is_wide = (
+            self.protocol == "ll"
+            and self.message.nbytes >= WIDE_BYTES
+            and self.signature == signature
+            and words <= set(WIDE_WORDS)
+            and all(run.packed >= 0 for run in self.runs)
+        )
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of a slot of its staging memory."""
+        if self.protocol == "direct":
+            return 0
+        if self.is_wide:
+            return sum(run.tile_bytes for run in self.runs)
+        return self.message.packed_bytes * (PACKET_EXPANSION if self.protocol == "ll" else 1)
+
+
+@dataclass(frozen=True)
+class Rts:
+    """Ready to send: the chunks of a message, which its sender tells the receiver first."""
+
+    signature: tuple[Any, ...]
+    chunks: int
+
+
+def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
+    """Return this rank's endpoint of a message that goes packed, or in packets; of a direct one, the receiver's."""
+    if protocol == "direct":
+        return PeerEndpoint(message, protocol, [], False)
+    is_send = message.direction == "send"
+    pairs = _paired(message, job.arrays)
+    buffered = pairs is None or (not is_send and job.operation == "add")
+    copies = [Copy(a, b) if is_send else Copy(b, a) for a, b in pairs or ()]
+    if buffered:
+        blocks = [(0, message.packed_bytes)] if is_send else _waited_for(message)
+        sides = [contiguous_side(start, nbytes) for start, nbytes in blocks]
+        copies = [Copy(side, side) for side in sides]
+    # Packets hold 8 bytes of a word at most.
+    max_word = 8 if protocol == "ll" else 16
+    return PeerEndpoint(
+        message, protocol, runs(copies, packed=int(is_send), max_word=max_word), buffered
+    )
+
+
+def direct_endpoints(
+    job: Job, targets: Sequence[tuple[Message, Sequence[Side]]], sms: int
+) -> list[PeerEndpoint]:
+    """Return this rank's endpoints of messages that it sends direct."""
+    ends = []
+    for message, sides in targets:
+        copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
+        ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1), False))
+    total = sum(run.row.nbytes for end in ends for run in end.runs)
+    for end in ends:
+        end.runs = [in_even_chunks(run, total, sms) for run in end.runs]
+    return ends
+
+
+def whole(job: Job, part: Part) -> Side:
+    """Return a part as strided blocks of its array."""
+    strided = part.datatype.items(part.count).strided
+    assert strided is not None
+    return Side(job.arrays[part.array].pointer, strided)
+
+
+def _waited_for(message: Message) -> list[tuple[int, int]]:
+    """Return where the bytes of a message that every sender sends are, once packed: first byte, and length.
+
+    A sender that packs straight from its arrays does not send what lies between the parts. A part that ends within a
+    PACKET_WORD goes in packets only if its sender sends a packed message as a whole.
+    """
+    blocks: list[tuple[int, int]] = []
+    for part, start in zip(message.parts, message.offsets, strict=True):
+        padded = -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        nbytes = padded if part.nbytes % PACKET_WORD else part.nbytes
+        if blocks and sum(blocks[-1]) == start:
+            start, nbytes = blocks[-1][0], blocks.pop()[1] + nbytes
+        blocks.append((start, nbytes))
+    return blocks
+
+
+def shortest_word(message: Message, arrays: Sequence[Any]) -> int:
+    """Return the bytes of the shortest word in which a kernel walks a message, 1 for runs of no alignment."""
+    pairs = _paired(message, arrays)
+    if pairs is None:
+        return ALIGNMENT  # packed by itself first
+    return least_word(runs([Copy(a, b) for a, b in pairs], packed=1))
+
+
+def _paired(message: Message, arrays: Sequence[Any]) -> list[tuple[Side, Side]] | None:
+    """Return its bytes in the arrays beside those of the packed message; None if no kernel walks them in one go."""
+    found: list[tuple[Side, Side]] = []
+    for part, offset in zip(message.parts, message.offsets, strict=True):
+        pairs = paired(arrays[part.array].pointer, part.datatype, part.count, offset)
+        if pairs is None:
+            return None
+        found += pairs
+    return found

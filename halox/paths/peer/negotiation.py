@@ -1,0 +1,385 @@
+"""Negotiation of a peer channel: its memory, ready-to-send and clear-to-send records, the segments and the launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.errors import ExchangeTimeoutError
+from halox.packing.device import launch_add, launch_pack, launch_unpack
+from halox.packing.refine import Copy, Side
+from halox.packing.strided_plan import Row
+from halox.paths.base import Job, Key
+from halox.paths.peer.endpoints import PeerEndpoint, Rts, Tag, direct_endpoints, endpoint_of, whole
+from halox.paths.peer.exported import Exported
+from halox.paths.peer.table import (
+    Kind,
+    PeerPlan,
+    Segment,
+    in_packets,
+    in_tiles,
+    plan,
+    runs,
+    staged,
+)
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
+from halox.runtime.gpu.compiler import kernel
+from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.failure_word import FailureWord
+from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.world import World
+
+_NOTHING = Row(0, 0, 16, ())
+_LINE = 128
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Cts:
+    """Clear to send: the receiver's reply to a peer, with its staging and flag addresses."""
+
+    handles: Mapping[Allocation, bytes]
+    begun: DevicePlace
+    staging: Mapping[int, tuple[DevicePlace, int, bool]]
+    """By tag: where, bytes of a slot, and whether in wide packets."""
+    flags: Mapping[int, DevicePlace]
+
+
+@dataclass
+class _Memory:
+    """The parts of this rank's block, by their offsets."""
+
+    size: int = 0
+    at: dict[Any, int] = field(default_factory=dict)
+
+    def reserve(self, key: Any, nbytes: int) -> None:
+        self.at[key] = self.size
+        self.size += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+
+
+class Negotiation:
+    """A channel under construction, round by round; see `halox.runtime.handshake`."""
+
+    def __init__(
+        self,
+        world: World,
+        arena: DeviceArena,
+        job: Job,
+        copies: Job,
+        protocols: Mapping[Key, str],
+        exported: Mapping[Tag, Exported | None],
+    ) -> None:
+        self.world, self.arena, self.device, self.job = world, arena, arena.device, job
+        self._copies = copies
+        self._takes = [
+            endpoint_of(job, message, protocols[message.key]) for message in job.receives
+        ]
+        self._sends = self._sent(protocols, exported)
+        self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
+        self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
+        self._block: DeviceBlock | None = None
+        self._own: DeviceBlock | None = None
+        self.failure: FailureWord | None = None
+        self._memory = _Memory()
+
+    def _sent(
+        self, protocols: Mapping[Key, str], exported: Mapping[Tag, Exported | None]
+    ) -> list[PeerEndpoint]:
+        job, targets = self.job, []
+        for message in job.sends:
+            if protocols[message.key] == "direct":
+                there = exported[message.peer, message.tag]
+                assert there is not None
+                self.arena.open(there.handles)
+                places = zip(there.places, there.layouts, strict=True)
+                sides = [Side(self.arena.pointer(place), layout) for place, layout in places]
+                targets.append((message, sides))
+        direct = {
+            end.tag: end for end in direct_endpoints(job, targets, multiprocessors(self.device))
+        }
+        return [
+            direct.get((message.peer, message.tag))
+            or endpoint_of(job, message, protocols[message.key])
+            for message in job.sends
+        ]
+
+    def request(self, _: object) -> dict[int, dict[int, Rts]]:
+        """Return what each peer must know of the messages it gets, by tag."""
+        found: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
+        for end in self._sends:
+            chunks = sum(run.chunks for run in end.runs)
+            found[end.message.peer][end.message.tag] = Rts(end.signature, chunks)
+        return found
+
+    def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
+        """Allocate this rank's memory, and return where each peer puts what it sends."""
+        memory, ends = self._memory, {end.tag: end for end in self._takes}
+        self._incoming = {
+            end.tag: requests[end.message.peer][end.message.tag] for end in self._takes
+        }
+        memory.reserve("state", 16)
+        for peer in self.peers:
+            memory.reserve(("begun", peer), _LINE)
+        for tag, other in self._incoming.items():
+            ends[tag].widen(other.signature)
+            memory.reserve(("flags", *tag), 4 * other.chunks)
+            memory.reserve(("staging", *tag), 2 * ends[tag].staging_bytes)
+        for end in (*self._sends, *self._takes):
+            if end.buffered:
+                memory.reserve(("buffer", *end.message.key), end.message.packed_bytes)
+        memory.reserve("peers", 8 * len(self.peers))
+        self._block = self.arena.allocate(memory.size)
+        with cupy().cuda.Device(self.device):
+            cupy().cuda.runtime.memset(self._block.pointer, 0, memory.size)
+            cupy().cuda.runtime.deviceSynchronize()
+        self.failure = FailureWord(self.device)
+        for end in (*self._sends, *self._takes):
+            if end.buffered:
+                end.buffer = self._pointer(("buffer", *end.message.key))
+        handles = self.arena.handles([self._block.place])
+        return {
+            peer: Cts(
+                handles,
+                self._place(("begun", peer)),
+                {
+                    tag: (
+                        self._place(("staging", p, tag)),
+                        ends[p, tag].staging_bytes,
+                        ends[p, tag].is_wide,
+                    )
+                    for p, tag in self._incoming
+                    if p == peer
+                },
+                {tag: self._place(("flags", p, tag)) for p, tag in self._incoming if p == peer},
+            )
+            for peer in self.peers
+        }
+
+    def open(self, replies: Mapping[int, Cts]) -> None:
+        """Map the peers' memory."""
+        self._cts = replies
+        for reply in replies.values():
+            self.arena.open(reply.handles)
+
+    def prepared(self) -> tuple[PreparedLaunch, PreparedLaunch]:
+        """Return the launch, and that for beside other work; memory that its table needs is allocated here."""
+        segments = [*self._copy_segments(), *self._send_segments(), *self._take_segments()]
+        planned = plan(segments, sms=multiprocessors(self.device))
+        return self._prepare(planned)
+
+    def _copy_segments(self) -> list[Segment]:
+        copies = []
+        for send, take in zip(self._copies.sends, self._copies.receives, strict=True):
+            for a, b in zip(send.parts, take.parts, strict=True):
+                copies.append(Copy(whole(self.job, a), whole(self.job, b)))
+        return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1)]
+
+    def _send_segments(self) -> list[Segment]:
+        segments = []
+        for number, end in enumerate(self._sends):
+            peer, tag = end.tag
+            cts = self._cts[peer]
+            begun = self._pointer(("begun", peer))
+            waits = {"begun": begun, "lag": 1} if peer not in self._of else {}
+            place, slot_bytes, end.is_wide = cts.staging[tag]
+            base = self.arena.pointer(place)
+            if end.protocol == "direct":
+                waits = {"begun": begun, "lag": 0}
+                base = 0  # these rows hold the peer's addresses already
+            flags = self.arena.pointer(cts.flags[tag])
+            for run in end.runs:
+                row = run.row
+                if end.buffered:
+                    row = row._replace(source=row.source + end.buffer)
+                if end.is_wide:
+                    row = in_tiles(row, 1, base)
+                    segments.append(
+                        Segment(Kind.SEND_WIDE, row, number, slot_bytes=slot_bytes, **waits)
+                    )
+                    base += run.tile_bytes
+                    continue
+                if end.protocol == "ll":
+                    row = in_packets(row, 1, base)
+                    segments.append(
+                        Segment(Kind.SEND_LL, row, number, slot_bytes=slot_bytes, **waits)
+                    )
+                    continue
+                kind = Kind.SEND_STAGED if end.protocol == "staging" else Kind.SEND_DIRECT
+                row = staged(row, 1, base)
+                segments.append(
+                    Segment(
+                        kind,
+                        row,
+                        number,
+                        run.chunk_words,
+                        flags,
+                        slot_bytes=slot_bytes,
+                        **waits,
+                    )
+                )
+                flags += 4 * run.chunks
+        return segments
+
+    def _take_segments(self) -> list[Segment]:
+        segments = []
+        for number, end in enumerate(self._takes, len(self._sends)):
+            rts = self._incoming[end.tag]
+            flags = self._pointer(("flags", *end.tag))
+            if end.protocol == "direct":
+                segments.append(
+                    Segment(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=rts.chunks)
+                )
+                continue
+            base, slot_bytes = self._pointer(("staging", *end.tag)), end.staging_bytes
+            mine, theirs = ([s[:3] for s in both] for both in (end.signature, rts.signature))
+            matching = mine == theirs and all(s[0] >= 0 for s in mine)
+            for run in end.runs:
+                row = run.row
+                if end.buffered:
+                    row = row._replace(target=row.target + end.buffer)
+                if end.is_wide:
+                    row = in_tiles(row, 0, base)
+                    segments.append(Segment(Kind.TAKE_WIDE, row, number, slot_bytes=slot_bytes))
+                    base += run.tile_bytes
+                    continue
+                if end.protocol == "ll":
+                    row = in_packets(row, 0, base)
+                    segments.append(Segment(Kind.TAKE_LL, row, number, slot_bytes=slot_bytes))
+                    continue
+                row = staged(row, 0, base)
+                count = 0 if matching else rts.chunks
+                segments.append(
+                    Segment(
+                        Kind.TAKE_STAGED,
+                        row,
+                        number,
+                        run.chunk_words,
+                        flags,
+                        slot_bytes=slot_bytes,
+                        flag_count=count,
+                    )
+                )
+                if matching:
+                    flags += 4 * run.chunks
+        return segments
+
+    def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
+        runtime = cupy().cuda.runtime
+        parameter = planned.table
+        table_bytes = 0 if planned.inline else -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+        # One more block for what only this rank uses, known only now.
+        self._own = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
+        own = self._own.pointer
+        with cupy().cuda.Device(self.device):
+            runtime.memset(own, 0, self._own.nbytes)
+            if table_bytes:
+                self._upload(own, parameter)
+                parameter = np.array([own, own + planned.segments.nbytes], np.uint64)
+            # Those who wait for this rank to begin: whoever stores straight into its arrays, or gets nothing back.
+            waiting = sorted(
+                {s.message.peer for s in self._takes if s.protocol == "direct"}
+                | (self._of - self._to)
+            )
+            addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
+            self._upload(self._pointer("peers"), np.array(addresses, np.uint64))
+            runtime.deviceSynchronize()
+        exchange = np.zeros(1, EXCHANGE)
+        exchange["state"], exchange["begun_chunk"] = self._pointer("state"), own + table_bytes
+        exchange["peers"], exchange["peer_count"] = self._pointer("peers"), len(addresses)
+        assert self.failure is not None
+        exchange["failure"] = self.failure.pointer
+        exchange["limit_ns"] = int(self.world.limit_s * 1e9)
+        exchange["send_chunks"], exchange["chunks"] = planned.send_chunks, planned.chunks
+        exchange["segments"] = len(planned.segments)
+
+        def launch(send_blocks: int, blocks: int) -> PreparedLaunch:
+            exchange["send_blocks"] = send_blocks
+            return PreparedLaunch(
+                kernel("peer", "peer_exchange", self.device, planned.defines),
+                blocks,
+                planned.threads,
+                [
+                    (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
+                    for data in (parameter, exchange)
+                ],
+                device=self.device,
+                dependent=True,
+            )
+
+        shape = planned.send_blocks, planned.blocks
+        first = launch(*shape)
+        return first, first if planned.aside == shape else launch(*planned.aside)
+
+    @staticmethod
+    def _upload(pointer: int, data: npt.NDArray[Any]) -> None:
+        runtime = cupy().cuda.runtime
+        runtime.memcpy(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
+
+    def around(self) -> tuple[list[Any], list[Any]]:
+        """Return the launches before and after the kernel: of types that it does not walk, and of additions."""
+
+        def moves(ends: Sequence[PeerEndpoint]) -> list[Any]:
+            return [
+                (self.job.endpoint(part), end.buffer + offset)
+                for end in ends
+                if end.buffered
+                for part, offset in zip(end.message.parts, end.message.offsets, strict=True)
+            ]
+
+        outgoing, incoming = moves(self._sends), moves(self._takes)
+        unpack = launch_add if self.job.operation == "add" else launch_unpack
+        return (
+            [launch_pack(outgoing, self.device)] if outgoing else [],
+            [unpack(incoming, self.device)] if incoming else [],
+        )
+
+    def error(self) -> ExchangeTimeoutError:
+        """Return the failure that the kernel has reported."""
+        assert self.failure is not None
+        number, exchange = self.failure.words[:2]
+        peer = [*self._sends, *self._takes][number - 1].message.peer
+        return ExchangeTimeoutError(
+            f"rank {self.world.rank} has waited for rank {peer} in exchange {exchange} of a plan for "
+            f"{self.world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not "
+            "valid. A rank has failed, is far behind, or has made another sequence of calls"
+        )
+
+    def abandon(self) -> None:
+        """Give the memory back; no rank may use it any more."""
+        for block in (self._block, self._own):
+            if block is not None:
+                self.arena.release(block)
+        self._block = self._own = None
+        if self.failure is not None:
+            self.failure.close(self.error)
+
+    def _pointer(self, key: Any) -> int:
+        assert self._block is not None
+        return self._block.pointer + self._memory.at[key]
+
+    def _place(self, key: Any) -> DevicePlace:
+        assert self._block is not None
+        return self._block.place.at(self._memory.at[key])
+
+
+EXCHANGE = np.dtype(
+    [
+        ("state", "u8"),
+        ("begun_chunk", "u8"),
+        ("peers", "u8"),
+        ("failure", "u8"),
+        ("limit_ns", "u8"),
+        ("peer_count", "u4"),
+        ("segments", "u4"),
+        ("send_chunks", "u4"),
+        ("chunks", "u4"),
+        ("send_blocks", "u4"),
+        ("unused", "u4"),
+    ]
+)
+"""The kernel's second parameter, as in ``peer.cu``."""

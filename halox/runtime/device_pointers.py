@@ -1,0 +1,242 @@
+"""Whether MPI takes device pointers, which its own word does not tell: a wrong yes crashes the job.
+
+So it is tried, in a process of its own (`halox.runtime.device_pointers_probe`), by one rank a node, once for each
+set-up: the answer is kept in ``XDG_CACHE_HOME/halox/device_pointers.json`` for the next job. ``HALOX_CUDA_AWARE=1``
+skips the trial and trusts the library; ``HALOX_CUDA_AWARE=0`` never gives it a device pointer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halox.errors import HaloxError
+from halox.runtime.device_pointers_probe import YES
+from halox.runtime.user_files import cache_folder, read_json, write_json
+from halox.runtime.world import World, load_mpi
+
+VARIABLE = "HALOX_CUDA_AWARE"
+LIMIT_S = 20.0
+"""Seconds that a trial may take: several times what starting Python, CuPy, MPI and a CUDA context takes."""
+
+_MOST_SAID = 300
+
+_LAUNCHERS = re.compile(
+    r"(OMPI|PMIX|PMI|PMI2|PRTE|ORTE|SLURM|HYDRA|HYDI|PALS|FLUX|LSB|JSM|MPIEXEC|MPIRUN|I_MPI_HYDRA)_"
+    r"|(PMI_|PMIX|MPI_LOCAL|MV2_COMM_WORLD|OPAL_)"
+)
+"""Variables by which a launcher tells a process that it is one of its ranks."""
+
+_CHOICES = re.compile(
+    r"OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator|opal_cuda|mpi_)|OPAL_(PREFIX|LIBDIR)$"
+)
+"""Those of them by which users, or an installation, choose how messages travel; they stay."""
+
+_ENVIRONMENT = re.compile(
+    r"UCX_|OMPI_MCA_(pml|btl|mtl|osc|coll|accelerator|opal_cuda|mpi_)|MPICH_|MV2_|I_MPI_OFFLOAD|FI_|PSM2_|CUDA_VISIBLE_DEVICES$"
+)
+"""Variables that may change the answer."""
+
+_SEARCHING = "the search for device pointers in MPI"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether MPI takes device pointers, why that is believed, and whether it holds for later jobs as well."""
+
+    takes: bool
+    reason: str
+    lasting: bool = True
+
+
+def find_out(world: World, device: int | None) -> Verdict:
+    """Find out whether MPI takes device pointers on all nodes; the same answer on all ranks.
+
+    A `HaloxError` is raised on all of them if ``HALOX_CUDA_AWARE`` is neither 0 nor 1 on one.
+
+    Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Do it once a world.
+    """
+    mine: Verdict | None = None
+    error: Exception | None = None
+    gpus = world.gather(device, _SEARCHING)
+    place = [gpus[rank] for rank in world.node_ranks]
+    asks = next((rank for rank, gpu in enumerate(place) if gpu is not None), None)
+    try:
+        mine = decided_by_user()
+        if mine is None and asks == world.node_rank and device is not None:
+            # The other ranks wait for the answer, and not longer than for anything else.
+            limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
+            mine = asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
+    except HaloxError as caught:
+        error = caught
+    verdicts = world.gather(mine, _SEARCHING, error)
+    # One that asked speaks for its node; a user's word counts on each rank.
+    said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
+    refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]
+    if refused:
+        rank, verdict = refused[0]
+        where = "" if len(set(world.nodes)) == 1 else f" (rank {rank})"
+        return Verdict(False, verdict.reason + where)
+    if not said:
+        return Verdict(False, "no rank has a GPU")
+    found: Verdict = said[0][1]
+    return found
+
+
+def decided_by_user() -> Verdict | None:
+    """Return what ``HALOX_CUDA_AWARE`` says, None if it is not set."""
+    text = os.environ.get(VARIABLE, "")
+    if text not in ("", "0", "1"):
+        raise HaloxError(
+            f"{VARIABLE}={text!r}: expected 1 (MPI takes device pointers), 0 (it must not be given any) or nothing "
+            "(find out)"
+        )
+    return Verdict(text == "1", f"{VARIABLE} is {text}") if text else None
+
+
+def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None = None) -> Verdict:
+    """Return the answer kept from an earlier job of the same set-up, or ask and keep it.
+
+    Not collective. A file that is corrupt, or no regular file, counts as empty, and one that cannot be written is
+    left alone.
+    """
+    denied = library_denies()
+    if denied is not None:
+        return Verdict(False, denied)
+    key = set_up() if key is None else key
+    path = kept_in()
+    kept = _read(path)
+    entry = kept.get(key)
+    known = entry if isinstance(entry, dict) else {}
+    takes, reason = known.get("takes"), known.get("reason")
+    if isinstance(takes, bool) and isinstance(reason, str):
+        return Verdict(takes, f"{reason[:_MOST_SAID]} (found by an earlier job)")
+    verdict = ask(device)
+    if verdict.lasting:
+        # Another process may have written meanwhile.
+        kept = _read(path) | {key: {"takes": verdict.takes, "reason": verdict.reason}}
+        _write(path, kept)
+    return verdict
+
+
+def library_denies(query: Callable[[], int | None] | None = None) -> str | None:
+    """Return a sentence if the MPI library says that it was built without support for CUDA.
+
+    Its yes is worth nothing here, since it was built with support does not mean that it works.
+    """
+    value = (_query_library if query is None else query)()
+    if value == 0:
+        return "the MPI library says that it has no support for CUDA (MPIX_Query_cuda_support)"
+    return None
+
+
+def _query_library() -> int | None:
+    try:
+        function = ctypes.CDLL(load_mpi().__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return None
+    function.restype, function.argtypes = ctypes.c_int, ()
+    return int(function())
+
+
+def set_up(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a digest of what the answer depends on: MPI, driver, CuPy, mpi4py and the settings of MPI."""
+    from halox.runtime.gpu.cuda import cupy
+
+    mpi = load_mpi()
+    parts = [
+        mpi.Get_library_version(),
+        mpi.__file__,
+        cupy().__version__,
+        str(cupy().cuda.runtime.driverGetVersion()),
+        *sorted(f"{k}={v}" for k, v in environ.items() if _ENVIRONMENT.match(k)),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def kept_in() -> Path | None:
+    """Return the file of answers, None if there is no place for one."""
+    try:
+        return cache_folder() / "device_pointers.json"
+    except RuntimeError:
+        return None
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if path is not None:
+            found = read_json(path)
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def _write(path: Path | None, kept: dict[str, Any]) -> None:
+    with suppress(OSError, ValueError):
+        if path is not None:
+            write_json(path, kept)
+
+
+def ask_child(
+    device: int, command: Sequence[str] | None = None, limit_s: float = LIMIT_S
+) -> Verdict:
+    """Start the probe, and return what it says, or that it said nothing.
+
+    Not collective; blocks.
+    """
+    if command is None:
+        command = [sys.executable, "-m", "halox.runtime.device_pointers_probe", str(device)]
+    try:
+        child = subprocess.Popen(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        reason = f"the trial with a device pointer could not be started ({error})"
+        return Verdict(False, reason, lasting=False)
+    try:
+        said, _ = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        reason = f"a trial with a device pointer did not end within {limit_s:g} s"
+        return Verdict(False, reason, lasting=limit_s >= LIMIT_S)
+    finally:
+        # With all that it may have started.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    if child.returncode == 0 and YES in said.splitlines():
+        return Verdict(True, "a trial with device pointers succeeded")
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        return Verdict(False, f"a trial with a device pointer ended by {name}")
+    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+    return Verdict(
+        False, f"a trial with a device pointer failed with status {child.returncode}: {last[:200]}"
+    )
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process that is to start MPI by itself, beside this rank and not as it."""
+    kept = {k: v for k, v in environ.items() if not _LAUNCHERS.match(k) or _CHOICES.match(k)}
+    # The child must find the halox that asks, wherever that was imported from.
+    root = str(Path(__file__).resolve().parents[2])
+    kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
+    return kept

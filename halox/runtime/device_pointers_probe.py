@@ -1,0 +1,91 @@
+"""Trial process that hands device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
+
+An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So the question is put
+to a process of its own, which sends itself some messages between two device buffers and looks at what arrived. It
+says yes by printing `YES` and ending with status 0; whatever else happens is a no.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.runtime.world import load_mpi
+
+YES = "halox: this MPI takes device pointers"
+
+SIZES = (8, 4096, 1 << 16, 4 << 20)
+"""Bytes of the messages: MPIs send short, middling and long ones in different ways."""
+
+
+class Memory(Protocol):
+    """Memory that the probe sends from and to."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory with an attribute ``ptr``."""
+
+    def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:
+        """Copy bytes from the host."""
+
+    def read(self, pointer: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Copy bytes to the host."""
+
+
+class DeviceMemory:
+    """Memory of one GPU, from the driver and not from a pool, which some MPIs cannot export."""
+
+    def __init__(self, device: int) -> None:
+        from halox.runtime.gpu.cuda import cupy
+
+        self._cupy = cupy()
+        self._cupy.cuda.Device(device).use()
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return memory with an attribute ``ptr``."""
+        return self._cupy.cuda.Memory(nbytes)
+
+    def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:
+        """Copy bytes from the host."""
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpy(pointer, content.ctypes.data, content.nbytes, runtime.memcpyHostToDevice)
+        runtime.deviceSynchronize()
+
+    def read(self, pointer: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Copy bytes to the host."""
+        content = np.empty(nbytes, np.uint8)
+        runtime = self._cupy.cuda.runtime
+        runtime.deviceSynchronize()
+        runtime.memcpy(content.ctypes.data, pointer, nbytes, runtime.memcpyDeviceToHost)
+        return content
+
+
+def why_wrong(comm: Any, span: Any, memory: Memory) -> str | None:
+    """Send messages of several sizes from this rank to itself, and return what was wrong with them."""
+    guard = 64
+    for nbytes in SIZES:
+        sent = (np.arange(nbytes, dtype=np.uint32) * 2654435761 >> 13).astype(np.uint8)
+        source, target = memory.allocate(nbytes), memory.allocate(nbytes + guard)
+        memory.write(int(source.ptr), sent)
+        memory.write(int(target.ptr), ~np.resize(sent, nbytes + guard))
+        comm.Sendrecv(span(int(source.ptr), nbytes), 0, 1, span(int(target.ptr), nbytes), 0, 1)
+        found = memory.read(int(target.ptr), nbytes + guard)
+        if not np.array_equal(found[:nbytes], sent):
+            return f"a message of {nbytes} bytes arrived with other bytes"
+        if not np.array_equal(found[nbytes:], ~np.resize(sent, nbytes + guard)[nbytes:]):
+            return f"a message of {nbytes} bytes wrote more than that"
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """Probe the GPU whose number is the one argument."""
+    mpi = load_mpi()
+    wrong = why_wrong(mpi.COMM_SELF, mpi.memory.fromaddress, DeviceMemory(int(arguments[0])))
+    print(YES if wrong is None else wrong, flush=True)
+    return 0 if wrong is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

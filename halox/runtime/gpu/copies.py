@@ -1,0 +1,174 @@
+"""Copies that the CUDA driver performs by itself: contiguous, of rows, of slices, of many pieces.
+
+CuPy offers only the first. All addresses are those of unified addressing: the GPU's own memory, a peer's, or
+page-locked host memory, and the driver finds out which. A copy is prepared once and then costs a call.
+
+The batched copy is called by its address, with ctypes: the bindings take its up to 65,536 addresses and sizes as lists
+of objects, and convert them one by one in every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.errors import DeviceError
+from halox.runtime.gpu import driver
+
+MAX_PITCH = 2**31 - 1
+"""Most bytes from one row to the next that the driver takes."""
+
+_LEGACY_STREAMS = (0, 1)  # the null stream, and CU_STREAM_LEGACY
+_BATCH_SINCE = 12080  # the CUDA version whose form of the batched copy all later drivers keep
+
+
+class PreparedMemcpy:
+    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes, between addresses that a launch names.
+
+    Pitches are the bytes from one row to the next, ``width`` to ``MAX_PITCH``; target_rows and source_rows the rows
+    from one slice to the next. ``device`` is made current in a thread that has not used CUDA yet. Raises `DeviceError`
+    if there is no driver.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        height: int = 1,
+        depth: int = 1,
+        *,
+        target_pitch: int = 0,
+        source_pitch: int = 0,
+        target_rows: int = 0,
+        source_rows: int = 0,
+        device: int | None = None,
+    ) -> None:
+        self.nbytes = width * height * depth
+        self._device = device
+        self._lock = Lock()
+        self._shape: Any = None
+        self._addresses: tuple[int, int] | None = None
+        cu = driver.bindings()
+        if height == depth == 1:
+            self._call = cu.cuMemcpyAsync
+            return
+        if depth == 1:
+            self._call, shape = cu.cuMemcpy2DAsync, cu.CUDA_MEMCPY2D()
+        else:
+            self._call, shape = cu.cuMemcpy3DAsync, cu.CUDA_MEMCPY3D()
+            shape.Depth, shape.srcHeight, shape.dstHeight = depth, source_rows, target_rows
+        shape.WidthInBytes, shape.Height = width, height
+        shape.srcMemoryType = shape.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        shape.srcPitch, shape.dstPitch = source_pitch, target_pitch
+        self._shape = shape
+
+    def launch(self, target: int, source: int, stream: int) -> None:
+        """Copy between two addresses, as work of a stream, which may be captured; threads may call at once.
+
+        Does not block unless a side is ordinary host memory. Raises `DeviceError` if the driver refuses the copy.
+        """
+        if not self.nbytes:
+            return
+        shape = self._shape
+        if shape is None:
+            driver.call(self._call, target, source, self.nbytes, stream, device=self._device)
+            return
+        # The driver has read the struct when it returns.
+        with self._lock:
+            if self._addresses != (target, source):
+                shape.dstDevice, shape.srcDevice = self._addresses = target, source
+            driver.call(self._call, shape, stream, device=self._device)
+
+
+class PreparedBatch:
+    """Contiguous copies of any lengths handed to the driver together.
+
+    Offsets are bytes from the addresses that a launch names and may be negative; sizes are more than 0. Raises
+    `DeviceError` if there is no driver, or the three arrays differ in length.
+
+    One ``cuMemcpyBatchAsync``; a ``cuMemcpyAsync`` a copy where the driver is older than CUDA 12.8,
+    on the legacy default stream, which a batch may not use, and while the stream is captured, which
+    drivers older than CUDA 13.1 refuse. Copies of one batch are not ordered among themselves, so
+    targets must not overlap one another or any source.
+    """
+
+    def __init__(
+        self,
+        target_offsets: npt.ArrayLike,
+        source_offsets: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        *,
+        device: int | None = None,
+    ) -> None:
+        self._offsets = [
+            np.array(a, np.int64).reshape(-1) for a in (target_offsets, source_offsets)
+        ]
+        self._sizes = np.array(sizes, np.uint64).reshape(-1)
+        lengths = [len(a) for a in (*self._offsets, self._sizes)]
+        if len(set(lengths)) > 1:
+            raise DeviceError(
+                f"target_offsets, source_offsets, sizes: got {lengths} entries, must be as many"
+            )
+        self.nbytes = int(self._sizes.sum())
+        self._device = device
+        self._lock = Lock()
+        self._addresses = [np.empty_like(a) for a in self._offsets]
+        cu = driver.bindings()
+        self._single, self._is_capturing = cu.cuMemcpyAsync, cu.cuStreamIsCapturing
+        self._batch = batch_function()
+        self._attributes = cu.CUmemcpyAttributes() if self._batch else None
+        if self._attributes is None:
+            return
+        order = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        self._attributes.srcAccessOrder = order
+        self._indices = (
+            ctypes.c_size_t * 2
+        )()  # of the attributes' first copy, and of one that failed
+        at = ctypes.addressof(self._indices)
+        self._arguments = (
+            *(a.ctypes.data for a in (*self._addresses, self._sizes)),
+            len(self._sizes),
+            *(int(self._attributes.getPtr()), at, 1, at + ctypes.sizeof(ctypes.c_size_t)),
+        )
+
+    def launch(self, target: int, source: int, stream: int) -> None:
+        """Copy between two addresses, as work of a stream; as :meth:`PreparedMemcpy.launch`."""
+        if not self.nbytes:
+            return
+        if self._batch is None or stream in _LEGACY_STREAMS or self._captured(stream):
+            columns = (a.tolist() for a in (*self._offsets, self._sizes))
+            for to, at, size in zip(*columns, strict=True):
+                driver.call(
+                    self._single, target + to, source + at, size, stream, device=self._device
+                )
+            return
+        with self._lock:
+            for base, offsets, addresses in zip(
+                (target, source), self._offsets, self._addresses, strict=True
+            ):
+                np.add(offsets, base, out=addresses)
+            driver.call(self._batch, *self._arguments, stream, device=self._device)
+
+    def _captured(self, stream: int) -> bool:
+        return bool(driver.call(self._is_capturing, stream, device=self._device)[0])
+
+
+@cache
+def batch_function() -> Callable[..., tuple[int]] | None:
+    """Return the driver's batched copy, which takes addresses of arrays; None before CUDA 12.8."""
+    code, address, _ = driver.bindings().cuGetProcAddress(b"cuMemcpyBatchAsync", _BATCH_SINCE, 0)
+    if code or not address:
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    parameters = (*(pointer,) * 3, size, pointer, pointer, size, pointer, pointer)
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, *parameters)(address)
+
+    def cuMemcpyBatchAsync(*arguments: int) -> tuple[int]:
+        return (entry(*arguments),)
+
+    return cuMemcpyBatchAsync

@@ -1,0 +1,58 @@
+"""Handshake in rounds between ranks that make something together, such as memory that they map of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from halox.errors import HaloxError
+from halox.runtime.world import World
+
+
+class Participant(Protocol):
+    """The part of this rank, under construction."""
+
+    def abandon(self) -> None:
+        """Give back what it holds, after an error that was raised on all ranks."""
+
+
+Mine = TypeVar("Mine", bound=Participant)
+
+
+def handshake(
+    world: World,
+    begin: Callable[[], Mine | None],
+    rounds: Sequence[Callable[[Mine, Any], Any]],
+    doing: str,
+    peers: Callable[[Mine], Sequence[int]] | None = None,
+) -> Any:
+    """Make something in rounds: all ranks succeed in one before any enters the next.
+
+    ``begin`` returns this rank's part, None on a rank that only keeps the others company. A round takes the part and
+    the peers' records of the round before (None in the first). It returns records for them: by rank, or one for all
+    ranks if there is no ``peers``, which returns the ranks with which a part swaps. The last round returns the result.
+    Where one raises, a `HaloxError` is raised on all ranks, and parts are abandoned.
+
+    Collective over the world.
+    """
+    part: Mine | None = None
+    told: Any = None
+
+    def take(step: Callable[[Mine, Any], Any]) -> Any:
+        nonlocal part
+        if step is rounds[0]:
+            part = begin()
+        return None if part is None else step(part, told)
+
+    try:
+        for step in rounds[:-1]:
+            if peers is None:
+                told = world.gather_result(lambda step=step: take(step), doing)  # type: ignore[misc]
+            else:
+                said = world.guarded(lambda step=step: take(step), doing)  # type: ignore[misc]
+                told = world.swap(said or {}, [] if part is None else peers(part), doing)
+        return world.guarded(lambda: take(rounds[-1]), doing)
+    except HaloxError:
+        if part is not None:
+            part.abandon()
+        raise

@@ -1,0 +1,63 @@
+"""Tables: as lines of text, and as HTML for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from html import escape
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str]:
+    """Return the lines of a table, each cell padded to its column; columns in ``left`` stand to the left.
+
+    Examples
+    --------
+    >>> text_table([("case", "us"), ("a", "12.5")], {0})
+    ['case    us', 'a     12.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [aligned(row, widths, left) for row in rows]
+
+
+def aligned(
+    cells: Sequence[str], widths: Sequence[int], left: Collection[int], gap: str = "  "
+) -> str:
+    """Return a line of a table; there may be fewer cells than widths."""
+    padded = [
+        cell.ljust(width) if at in left else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
+    ]
+    return gap.join(padded).rstrip()
+
+
+def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as HTML, without a head where that is empty; text is escaped, numbers stand to the right.
+
+    Examples
+    --------
+    >>> html_table("<u>", (), [("a & b", 1)]).count("&lt;u&gt;")
+    1
+    """
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        shown = "".join(
+            f'<{tag} style="text-align: {_side(cell)}">{escape(str(cell))}</{tag}>'
+            for cell in cells
+        )
+        return f"<tr>{shown}</tr>"
+
+    top = f"<thead>{line(head, 'th')}</thead>" if head else ""
+    body = "".join(line(row, "td") for row in rows)
+    return (
+        f'<table><caption style="text-align: left">{escape(title)}</caption>'
+        f"{top}<tbody>{body}</tbody></table>"
+    )
+
+
+def html_facts(title: str, facts: Mapping[str, object]) -> str:
+    """Return names and values as an HTML table; those that are None are left out."""
+    shown = {name: value for name, value in facts.items() if value is not None}
+    return html_table(title, (), [(name, str(value)) for name, value in shown.items()])
+
+
+def _side(cell: object) -> str:
+    return "right" if str(cell).replace(",", "").replace(".", "").isdecimal() else "left"

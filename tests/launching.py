@@ -1,0 +1,108 @@
+"""Commands that start ranks, run for as long as they make progress, and their stacks where they make none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+QUIET_S = 900.0
+"""Seconds without output after which a command is stuck: a test that is merely slow has printed its stack by then."""
+
+_STACK_S = 300
+_DUMPING_S = 5.0
+_LIBC = ctypes.CDLL(None)
+
+PYTEST = [
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no"),
+    # A slow test prints the stacks of its ranks and goes on: the machine may be busy.
+    *("-o", f"faulthandler_timeout={_STACK_S}", "-o", "faulthandler_exit_on_timeout=false"),
+]
+"""Arguments of a Python that runs tests on each rank."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended: exit status, None if it was stuck, and its output."""
+
+    status: int | None
+    said: str
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], quiet_s: float = QUIET_S) -> Ended:
+    """Run a command from the root of the checkout until it ends, or has printed nothing for ``quiet_s`` seconds."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            status = _wait(process, output.fileno(), quiet_s)
+        finally:
+            _end(process)
+        output.seek(0)
+        return Ended(status, output.read().decode(errors="replace"))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the one that tests, however that ends."""
+    _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _wait(process: subprocess.Popen[bytes], output: int, quiet_s: float) -> int | None:
+    size, since = -1, time.monotonic()
+    while time.monotonic() - since < quiet_s:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(0.2)
+        if os.fstat(output).st_size != size:
+            size, since = os.fstat(output).st_size, time.monotonic()
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a launcher and its ranks, each of which prints its stacks at SIGABRT."""
+    if process.poll() is not None:
+        return
+    started = descendants(process.pid)
+    # Launchers pass on what their ranks print, so they go last.
+    _signal([pid for pid in started if _is_python(pid)], signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_DUMPING_S)
+    _signal([*started, process.pid], signal.SIGKILL)
+    process.wait()
+
+
+def _is_python(pid: int) -> bool:
+    with suppress(OSError):
+        return "python" in Path(f"/proc/{pid}/comm").read_text()
+    return False
+
+
+def _signal(processes: Sequence[int], number: signal.Signals) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [one for child in map(int, children) for one in (child, *descendants(child))]

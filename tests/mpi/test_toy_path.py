@@ -1,0 +1,145 @@
+"""A path is one object, registered once: a toy is chosen, explained, listed, tuned and exchanged over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import paths
+from halox.cli import info, probing, tune
+from halox.cli import paths as matrix
+from halox.errors import PathError
+from halox.exchange.calibration import Fingerprint, load, tuning_file
+from halox.exchange.costs import Costs
+from halox.exchange.selection import wished_path
+from tests.mpi.conftest import agree
+from tests.mpi.toy_path import ToyChannel, ToyPath
+
+pytestmark = pytest.mark.ranks(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def toy() -> Iterator[None]:
+    paths.register(ToyPath())
+    yield
+    del paths.PATHS["toy"]
+
+
+def grid_of(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    return halox.Grid(
+        (4 * comm.size, 6),
+        periodic=True,
+        proc_shape=(comm.size, 1),
+        comm=comm,
+        device="cpu",
+        **options,
+    )
+
+
+@pytest.mark.parametrize("wish", ["toy", "toy/bytes"])
+def test_it_is_exchanged_over_when_asked_for(wish: str, comm: MPI.Intracomm) -> None:
+    with grid_of(comm, path=wish) as grid:
+        u, v = grid.full(-1.0, "f8"), grid.full(-1, "i2")
+        plan = grid.plan(u, v)
+        for step in range(3):
+            grid.interior(u)[...] = grid.interior(v)[...] = 10 * comm.rank + step
+            plan()
+            low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+            assert (u[0] == 10 * low + step).all() and (u[-1] == 10 * high + step).all()
+            assert (v[0] == 10 * low + step).all() and (v[-1] == 10 * high + step).all()
+            assert (u[1:-1] == 10 * comm.rank + step).all()
+        toys = [c for c in plan._channels if isinstance(c, ToyChannel)]
+        assert [c.starts for c in toys] == [3]
+        rows = plan.explain().rows
+        far = [row for row in rows if row.peer != comm.rank]
+        assert {(row.path, row.protocol) for row in far} == {("toy", "bytes")}
+        assert {row.path for row in rows if row.peer == comm.rank} <= {"local"}
+        send = next(row for row in far if row.direction == "send")
+        said = f"somebody wants to play, toy of rank {comm.rank} to toy of rank {send.peer}"
+        assert send.reason == said and "toy/bytes" in str(plan.explain())
+        assert all(row.measured_us for row in plan.measure(2).rows if row.path == "toy")
+
+
+def test_it_is_left_alone_otherwise(comm: MPI.Intracomm) -> None:
+    with grid_of(comm) as grid:
+        rows = grid.plan(grid.zeros("f8")).explain().rows
+        assert {row.path for row in rows} <= {"host", "local"}
+        assert all("toy" not in row.why_not for row in rows), "it is possible, but slower"
+
+
+def test_it_says_why_it_cannot(comm: MPI.Intracomm) -> None:
+    with grid_of(comm, path="toy") as grid:
+        with pytest.raises(PathError, match="a toy does not add") as caught:
+            grid.accumulate(grid.zeros("f8"))
+        assert "take one of host/" in str(caught.value)
+
+
+def test_it_has_a_name(comm: MPI.Intracomm) -> None:
+    assert wished_path("toy/bytes") == "toy/bytes"
+    with pytest.raises(PathError, match=r"no protocol 'toy/bricks' of the path toy; .* toy/bytes"):
+        wished_path("toy/bricks")
+    with pytest.raises(PathError, match=r"paths are .*, toy"):
+        wished_path("pigeon")
+
+
+def test_it_is_listed(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert info._paths("no GPU")["toy"] == info._paths(None)["toy"] == ToyPath.summary
+    monkeypatch.setenv("HALOX_PATH", "toy")
+    hops = matrix.collect(comm)
+    if hops is not None:
+        figures = matrix.figures_of(comm.size, hops)
+        for a in range(comm.size):
+            for b in range(comm.size):
+                assert figures["matrix"][a][b] == ("local/copy" if a == b else "toy/bytes")
+
+
+def test_it_is_tuned(
+    comm: MPI.Intracomm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``halox tune`` measures it, and fits and stores its constants, by which costs are predicted then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(comm.bcast(tmp_path)))
+    few = [p for p in probing.POINTS if p.nbytes <= 1 << 20]
+    monkeypatch.setattr(probing, "POINTS", few)
+    args = argparse.Namespace(device="cpu", dry_run=False, json=True)
+    assert probing.tuned("host") == [("toy", "bytes")]
+    assert ("toy", "bytes") not in probing.tuned("gpu")
+    assert tune._tune(args, comm) == 0
+    said = capsys.readouterr().out
+    if comm.rank == 0:
+        figures = json.loads(said)
+        assert [(row["protocol"], row["points"]) for row in figures["rows"]] == [
+            ("toy/bytes", len(few))
+        ]
+        fingerprint = Fingerprint(
+            figures["gpu"], figures["driver"], figures["topology"], figures["mpi"]
+        )
+        costs = load(fingerprint)
+        assert costs is not None and tuning_file().exists()
+        assert not Costs.default().knows("toy", "bytes") and costs.knows("toy", "bytes")
+        assert (
+            0
+            < costs.predict("toy", "bytes", 1 << 10, 8)
+            < costs.predict("toy", "bytes", 1 << 24, 8)
+        )
+    comm.Barrier()
+
+
+def test_it_works_beside_other_paths(comm: MPI.Intracomm) -> None:
+    with grid_of(comm) as grid:
+        u = grid.full(float(comm.rank), "f8")
+        toy, host = grid.plan(u, path="toy"), grid.plan(u, path="host")
+        for plan in (toy, host, toy):
+            u[0] = u[-1] = -1.0
+            plan.start()
+            plan.finish()
+            assert agree(bool((u[0] == (comm.rank - 1) % comm.size).all()), comm)

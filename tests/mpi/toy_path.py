@@ -1,0 +1,77 @@
+"""A data path in one file and one line of registration: NumPy arrays, packed, by mpi4py's Isend and Irecv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from halox.packing.host import HostPacker
+from halox.paths.base import (
+    Candidate,
+    Carried,
+    Channel,
+    EndpointInfo,
+    Job,
+    Path,
+    Protocol,
+    SelectionContext,
+)
+from halox.paths.build import Build
+from halox.paths.messages import Message
+
+
+class ToyChannel(Channel):
+    def __init__(self, job: Job, build: Build) -> None:
+        self.comm, self.tag, self.job = build.world.comm, build.mpi_tag, job
+        self.send_buffers = [np.zeros(m.packed_bytes, np.uint8) for m in job.sends]
+        self.receive_buffers = [np.zeros(m.packed_bytes, np.uint8) for m in job.receives]
+        self.starts = 0
+
+    def parts(self, messages: Sequence[Message], buffers: Sequence[Any]) -> Any:
+        for message, buffer in zip(messages, buffers, strict=True):
+            for part, offset in zip(message.parts, message.offsets, strict=True):
+                packer = HostPacker(*self.job.endpoint(part))
+                yield packer, buffer[offset : offset + part.nbytes]
+
+    def start(self) -> None:
+        self.starts += 1
+        self.requests = [
+            self.comm.Irecv(buffer, m.peer, self.tag(m))
+            for m, buffer in zip(self.job.receives, self.receive_buffers, strict=True)
+        ]
+        for packer, packed in self.parts(self.job.sends, self.send_buffers):
+            packer.pack(packed)
+        self.requests += [
+            self.comm.Isend(buffer, m.peer, self.tag(m))
+            for m, buffer in zip(self.job.sends, self.send_buffers, strict=True)
+        ]
+
+    def finish(self) -> None:
+        for request in self.requests:
+            request.Wait()
+        for packer, packed in self.parts(self.job.receives, self.receive_buffers):
+            packer.unpack(packed)
+
+
+class ToyPath(Path):
+    name = "toy"
+    protocols = (Protocol("bytes"),)
+    summary = "possible: in tests"
+    memory = "host"
+
+    def describe(self, message: Message, arrays: Any, context: Any) -> str:
+        return f"toy of rank {context.world.rank}"
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> list[Candidate] | str:
+        if selection.operation == "add":
+            return "a toy does not add"
+        ends = f"{sender.paths[self.name]} to {receiver.paths[self.name]}"
+        return [self.offer("bytes", f"somebody wants to play, {ends}")]
+
+    def channels(self, build: Build, agreed: Any) -> list[Carried]:
+        job = build.job(self)
+        return [Carried(self.name, ToyChannel(job, build), job.messages)] if job.messages else []

@@ -1,0 +1,38 @@
+"""Rank runs that are stuck: every rank's stack is printed, and nothing is left running."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from halox.cli import launcher
+from tests.launching import run
+from tests.support import require
+
+STUCK = """
+import faulthandler, os, time
+faulthandler.enable()
+def here():
+    print("rank is here,", os.getpid(), flush=True)
+    time.sleep(3000)
+here()
+"""
+
+
+def test_a_stuck_run_prints_the_stack_of_every_rank(tmp_path: Path) -> None:
+    require("mpi")
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    command = [launcher.find().path, "-n", "3", sys.executable, str(script)]
+    ended = run(command, launcher.environment(3), quiet_s=8.0)
+    assert ended.status is None
+    assert ended.said.count("Fatal Python error: Aborted") == 3, ended.said
+    assert ended.said.count("in here") == 3, ended.said
+    pids = re.findall(r"rank is here, (\d+)", ended.said)
+    assert len(pids) == 3 and not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids)
+
+
+def test_a_run_that_ends_by_itself() -> None:
+    ended = run([sys.executable, "-c", "print('done'); raise SystemExit(3)"], {})
+    assert (ended.status, ended.said) == (3, "done\n")

@@ -1,0 +1,112 @@
+"""A script: halox's calls of the driver through ``cuda.bindings``, onto the library that the first argument names.
+
+It is loaded under the driver's name before the bindings look for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+
+library = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+
+from cuda.bindings import driver as cu  # noqa: E402
+
+from halox.errors import DeviceError  # noqa: E402
+from halox.runtime.gpu import driver, launch  # noqa: E402
+from halox.runtime.gpu.addresses import MemoryKind, memory_kind, memory_range  # noqa: E402
+from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy  # noqa: E402
+from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
+
+STREAM, CAPTURED = 0x5000, 7
+
+
+def variable(name: str, kind: type = ctypes.c_int):
+    return kind.in_dll(library, name)
+
+
+def refusal(call) -> str:
+    try:
+        call()
+    except DeviceError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+
+assert driver.bindings() is cu
+
+# Copies, and each kind of them in the count of its own function.
+source = np.arange(2000, dtype=np.uint64).view(np.uint8)
+at = source.ctypes.data
+for prepared, expected in (
+    (PreparedMemcpy(900), source[:900]),
+    (
+        PreparedMemcpy(13, 20, target_pitch=13, source_pitch=31),
+        source[:620].reshape(20, 31)[:, :13],
+    ),
+    (
+        PreparedMemcpy(13, 7, 5, target_pitch=13, target_rows=7, source_pitch=31, source_rows=9),
+        source[:1395].reshape(5, 9, 31)[:, :7, :13],
+    ),
+    (PreparedBatch([0, 500], [700, 0], [500, 33]), np.r_[source[700:1200], source[:33]]),
+):
+    for stream in (STREAM, CAPTURED):
+        target = np.zeros(expected.size + 1, np.uint8)
+        prepared.launch(target.ctypes.data, at, stream)
+        assert (target[:-1] == expected.ravel()).all() and target[-1] == 0, expected.shape
+        assert variable("last_stream", ctypes.c_uint64).value == stream
+counts = [variable(f"calls_{kind}").value for kind in ("1d", "2d", "3d", "batch")]
+assert counts == [2 + 2, 2, 2, 1], counts  # the batch in a capture is two copies
+
+rows = PreparedMemcpy(8, 2, target_pitch=7, source_pitch=8)
+assert "cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check" in refusal(
+    lambda: rows.launch(at, at, STREAM)
+)
+variable("next_error").value = 12345
+assert "cuMemcpyAsync: CUDA error 12345" in refusal(
+    lambda: PreparedMemcpy(8).launch(at, at, STREAM)
+)
+
+# Addresses.
+variable("allocation", ctypes.c_uint64).value = 992
+variable("allocation_bytes", ctypes.c_uint64).value = 100
+variable("kind").value, variable("ordinal").value = 2, 3
+assert memory_kind(1000) == MemoryKind("device", 3, 1000)
+assert memory_range(1000) == (992, 100)
+variable("kind").value = 1
+assert memory_kind(1000) == MemoryKind("pinned", 3, 1000 + 4096)
+assert memory_kind(2000) == MemoryKind("unregistered", None, None)
+assert memory_range(2000) is None
+
+# Dependent launches; plain ones are CuPy's.
+launch.has_dependent_launch = lambda device: True
+prepared = PreparedLaunch(
+    SimpleNamespace(ptr=99), 5, (32, 4), (ctypes.c_uint32(7),), shared_bytes=48, dependent=True
+)
+for stream, number, run in (
+    (STREAM, 7, lambda: prepared.launch(STREAM)),
+    (0, 8, prepared.ready(0)),
+):
+    prepared.args[0].value = number
+    run()
+    assert list((ctypes.c_uint * 9).in_dll(library, "launched")) == [5, 1, 1, 32, 4, 1, 48, 6, 1]
+    assert variable("launched_number", ctypes.c_uint32).value == number
+    assert variable("last_stream", ctypes.c_uint64).value == stream
+assert variable("launches").value == 2
+
+# Error numbers and their names.
+names = {int(result): result.name.removeprefix("CUDA_ERROR_") for result in cu.CUresult}
+assert [names[code] for code in (*driver._REMEDIES, driver.NOT_INITIALIZED, driver.NOT_FOUND)] == [
+    "INVALID_VALUE",
+    "OUT_OF_MEMORY",
+    "INVALID_DEVICE",
+    "INVALID_CONTEXT",
+    "INVALID_HANDLE",
+    "ILLEGAL_ADDRESS",
+    "STREAM_CAPTURE_UNSUPPORTED",
+    "NOT_INITIALIZED",
+    "NOT_FOUND",
+]
