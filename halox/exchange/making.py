@@ -144,7 +144,7 @@ def make_plan(
     selection = _selection(context, drafted, on_gpu)
     costs = context.once(costs_of) if on_gpu else Costs.default()
     # What other arrays of the layout shall use cannot depend on where these lie.
-    floats = drafted.device is None and all(one.floats for one in said)
+    floats = all(one.floats and (world.size == 1 or not one.on_gpu) for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     ends = {
         m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages

@@ -160,6 +160,9 @@ class Plan:
         adds = len(described) > 1 and self._report.operation != "exchange"
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None
+        if described[0].device is not None:
+            pointers = [found.pointer for found in described]
+            return [channel.views(pointers) for channel in self._movable]
         spans = self._spans
         if not spans:
             for found in described:

@@ -118,8 +118,11 @@ class Channel(ABC):
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End it: everything received is in place."""
 
-    def views(self, memories: Sequence[memoryview]) -> Any:  # noqa: B027
-        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone."""
+    def views(self, memories: Sequence[Any]) -> Any:  # noqa: B027
+        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone.
+
+        The arrays are given as their bytes on the host, and by their addresses on a GPU.
+        """
 
     def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
         """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""

@@ -143,19 +143,38 @@ def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> C
 
 
 class LocalDeviceChannel(Channel):
-    """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
+    """Copies between arrays of one rank on its GPU, in one kernel on the current stream.
+
+    Copies within one array are moved to another one by a shift of all addresses in the launch's parameters.
+    """
 
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        from halox.packing.device import Zeroing, launch_between
+        from halox.packing.device import Zeroing, launch_between, strided_copy_between
 
         pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
-        self._launches: list[Any] = [launch_between(pairs, job.operation, device)]
+        self._shift, self._made_at = 0, [array.pointer for array in job.arrays]
+        self._launches: list[Any] = []
+        self._copy = strided_copy_between(pairs, device) if job.operation == "copy" else None
+        self.is_movable = self._copy is not None and len(job.arrays) == 1
+        if self._copy is None:
+            self._launches.append(launch_between(pairs, job.operation, device))
         if job.cleared:
             self._launches.append(Zeroing([job.endpoint(part) for part in job.cleared], device))
 
+    def views(self, memories: Sequence[int]) -> int:
+        """Return the shift to another array."""
+        shift: int = (memories[0] - self._made_at[0]) % (1 << 64)
+        return shift
+
+    def bind(self, views: int) -> None:
+        """Work at this shift."""
+        self._shift = views
+
     def start(self) -> None:
         """Put the kernel on the current stream."""
+        if self._copy is not None:
+            self._copy.launch(None, self._shift)
         for launch in self._launches:
             launch.launch()
