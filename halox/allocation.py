@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
 from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
+from halox.runtime.arrays import Array, DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, fill, fill_value
@@ -21,7 +20,7 @@ Contents = Literal["zeros", "ones", "full", "empty"]
 
 _ALLOCATION = "an allocation"
 
-Form = Callable[[], tuple[FieldLayout, np.dtype[Any]]]
+Form = Callable[[], tuple[FieldLayout, DType]]
 """Returns layout and dtype of a field, or raises what is wrong with their description."""
 
 
@@ -97,7 +96,7 @@ class GridAllocation:
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
-    def zeros_like(self, field: Any, dtype: Any = None) -> Any:
+    def zeros_like(self, field: object, dtype: Any = None) -> Any:
         """Allocate a field of zeros with the layout of another one; see `zeros`.
 
         Parameters
@@ -114,15 +113,15 @@ class GridAllocation:
         """
         return self._new_like(field, dtype, "zeros")
 
-    def ones_like(self, field: Any, dtype: Any = None) -> Any:
+    def ones_like(self, field: object, dtype: Any = None) -> Any:
         """Allocate a field of ones with the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "ones", 1)
 
-    def full_like(self, field: Any, value: Any, dtype: Any = None) -> Any:
+    def full_like(self, field: object, value: Any, dtype: Any = None) -> Any:
         """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "full", value)
 
-    def empty_like(self, field: Any, dtype: Any = None) -> Any:
+    def empty_like(self, field: object, dtype: Any = None) -> Any:
         """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "empty")
 
@@ -140,8 +139,8 @@ class GridAllocation:
             lambda: (self._layout_of(options), fixed_dtype(dtype)), contents, value, dtype
         )
 
-    def _new_like(self, field: Any, dtype: Any, contents: Contents, value: Any = None) -> Any:
-        def check() -> tuple[FieldLayout, np.dtype[Any]]:
+    def _new_like(self, field: object, dtype: Any, contents: Contents, value: Any = None) -> Any:
+        def check() -> tuple[FieldLayout, DType]:
             found, layout = self._layouts.read(field)
             return layout, fixed_dtype(found.dtype if dtype is None else dtype)
 
@@ -167,7 +166,7 @@ def _allocate(
     world = context.world
     world.begin(contents, dtype)
 
-    def check() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
+    def check() -> tuple[FieldLayout, DType, Array | None]:
         layout, found = form()
         if contents in ("zeros", "empty"):
             return layout, found, None

@@ -55,9 +55,9 @@ class FieldLayouts:
         self._device = device
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
-        self._by_array: dict[int, tuple[weakref.ref[Any], Any, FieldLayout]] = {}
-        self._declared: dict[Hashable, tuple[weakref.ref[Any], FieldLayout, int]] = {}
-        self._own: dict[int, tuple[weakref.ref[Any]]] = {}
+        self._by_array: dict[int, tuple[weakref.ref[object], Any, FieldLayout]] = {}
+        self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
+        self._own: dict[int, tuple[weakref.ref[object]]] = {}
         self._known: dict[FieldLayout, None] = {}
         self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
@@ -76,14 +76,14 @@ class FieldLayouts:
         """Let a cache of plans look at its arrays again whenever a declaration changes."""
         self._caches.add(cache)
 
-    def add(self, array: Any, layout: FieldLayout, number: int) -> None:
+    def add(self, array: object, layout: FieldLayout, number: int) -> None:
         """Keep the layout of a field in new memory, and which of the grid's fields it is."""
         self._declare(describe(array), array, layout, number)
         self._remember(array, layout)
         root = owner(array)
         _watch(self._own, id(root), root)
 
-    def declare(self, array: Any, layout: FieldLayout) -> None:
+    def declare(self, array: object, layout: FieldLayout) -> None:
         """Keep the layout of a field, and forget what was concluded from another one.
 
         Raises
@@ -106,7 +106,7 @@ class FieldLayouts:
             self._look_again()  # other arrays may be the same field
         self._remember(array, layout)
 
-    def find(self, array: Any) -> FieldLayout:
+    def find(self, array: object) -> FieldLayout:
         """Return the layout of an array.
 
         Raises
@@ -127,22 +127,22 @@ class FieldLayouts:
         entry = self._declared.get(_field(found))
         return 0 if entry is None else entry[2]
 
-    def read(self, array: Any) -> tuple[Described, FieldLayout]:
+    def read(self, array: object) -> tuple[Described, FieldLayout]:
         """Describe an array and return its layout; errors as of `find`."""
         found = describe(array, "field")
         return found, self._look_up(array, found)
 
-    def is_own(self, array: Any) -> bool:
+    def is_own(self, array: object) -> bool:
         """Whether an array lies in memory of a field that the grid made."""
         root = owner(array)
         entry = self._own.get(id(root))
         return entry is not None and entry[0]() is root
 
-    def key(self, arrays: Sequence[Any]) -> Hashable:
+    def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))
 
-    def shared_key(self, arrays: Sequence[Any]) -> tuple[Hashable, list[Described]] | None:
+    def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
         """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
 
         None where a plan must be these arrays' own: of the grid's own fields, or read-only. On a GPU that is so on
@@ -187,17 +187,17 @@ class FieldLayouts:
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
 
-    def _key(self, array: Any) -> Hashable:
+    def _key(self, array: object) -> Hashable:
         found = describe(array)
         layout = self._layout(array, found)
         return id(owner(array)), _field(found), found.writable, id(layout)
 
-    def _layout(self, array: Any, found: Described) -> FieldLayout:
+    def _layout(self, array: object, found: Described) -> FieldLayout:
         declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
         return self._look_up(array, found) if layout is None else layout
 
-    def _look_up(self, array: Any, found: Described) -> FieldLayout:
+    def _look_up(self, array: object, found: Described) -> FieldLayout:
         self.check_place(found)
         declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
@@ -216,7 +216,7 @@ class FieldLayouts:
                 raise
             return known[0]
 
-    def _declare(self, found: Described, array: Any, layout: FieldLayout, number: int) -> None:
+    def _declare(self, found: Described, array: object, layout: FieldLayout, number: int) -> None:
         _watch(self._declared, _field(found), owner(array), layout, number)
         if layout not in self._known:
             self._known[layout] = None
@@ -230,7 +230,7 @@ class FieldLayouts:
         for cache in self._caches:
             cache.forget()
 
-    def _remember(self, array: Any, layout: FieldLayout) -> None:
+    def _remember(self, array: object, layout: FieldLayout) -> None:
         _watch(self._by_array, id(array), array, getattr(array, "shape", None), layout)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError, as_halox_error
-from halox.runtime.arrays import as_ndarray, describe
+from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.communicator import UNFINISHED
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
@@ -43,7 +43,6 @@ _TAG = 2
 _GATHER = "a gather"
 _ALIKE = "dtype and layout"
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Index: TypeAlias = tuple[slice | int, ...]
 
 
@@ -52,7 +51,7 @@ class _Offer:
     """What must be alike on all ranks."""
 
     root: int
-    dtype: np.dtype[Any]
+    dtype: DType
     spec: FieldSpec
 
 
@@ -67,7 +66,7 @@ class _Ready:
 
 
 def gather(
-    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+    world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
     """Bring the owned cells of all ranks together.
 
@@ -116,7 +115,7 @@ def gather(
 
 
 def _prepare(
-    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
 ) -> _Ready:
     """Check what this rank can check alone, and see that it has the memory."""
     chosen = _rank(root, world.size)
@@ -128,7 +127,7 @@ def _prepare(
     return _Ready(offer, layout, np.asarray(cells), whole)
 
 
-def _rank(root: Any, size: int) -> int:
+def _rank(root: object, size: int) -> int:
     rank = as_int(root)
     if rank is None or not 0 <= rank < size:
         raise FieldError(f"root must be a rank, 0 to {size - 1}, got {shown(root)}")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
 from halox.decomposition import (
@@ -29,6 +27,7 @@ from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
 from halox.gathering import gather
 from halox.paths.base import Operation
+from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import (
@@ -177,7 +176,7 @@ class Grid(GridAllocation, GridReductions):
 
     # Fields
 
-    def declare(self, array: Any, **layout: Any) -> Any:
+    def declare(self, array: object, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
 
         Needed where its shape alone leaves that open, where it is staggered, or where its halo is not the grid's.
@@ -211,7 +210,7 @@ class Grid(GridAllocation, GridReductions):
         self._forget_layouts()
         return array
 
-    def layout(self, field: Any) -> FieldLayout:
+    def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie: its shape, interior, owned points, regions; local."""
         return self._layouts.find(field)
 
@@ -244,7 +243,7 @@ class Grid(GridAllocation, GridReductions):
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
 
     @one_thread
-    def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
+    def gather(self, field: object, root: int = 0) -> Array | None:
         """Bring the owned cells of all ranks together.
 
         Parameters
@@ -278,7 +277,7 @@ class Grid(GridAllocation, GridReductions):
         self._world.begin("gather")
         return gather(self._world, field, self.layout, root)
 
-    def dataarray(self, field: Any, **options: Any) -> Any:
+    def dataarray(self, field: object, **options: Any) -> Any:
         """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
@@ -286,7 +285,7 @@ class Grid(GridAllocation, GridReductions):
 
     # Exchanges
 
-    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
+    def exchange(self, *fields: object, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -324,7 +323,7 @@ class Grid(GridAllocation, GridReductions):
             plan = self._cached("copy", fields, corners, key)
         plan.__call__()  # plan() takes longer to find it
 
-    def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
+    def accumulate(self, *fields: object, corners: bool | None = None) -> None:
         """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
 
         Parameters and errors as of `exchange`; values are added in an order that does not change between runs.
@@ -340,7 +339,7 @@ class Grid(GridAllocation, GridReductions):
             plan = self._cached("add", fields, corners, key)
         plan.__call__()
 
-    def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
+    def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
 
         Parameters
@@ -362,7 +361,7 @@ class Grid(GridAllocation, GridReductions):
         self._world.begin("plan")
         return self._plan("copy", fields, corners, keep=True, path=path)
 
-    def explain(self, *fields: Any) -> Report | str:
+    def explain(self, *fields: object) -> Report | str:
         """Tell how the grid is divided; given fields, tell how their exchange travels.
 
         Returns
@@ -378,7 +377,7 @@ class Grid(GridAllocation, GridReductions):
         return plan.explain()
 
     def _cached(
-        self, operation: Operation, fields: tuple[Any, ...], corners: bool | None, key: Hashable
+        self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> Plan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
@@ -388,7 +387,7 @@ class Grid(GridAllocation, GridReductions):
     def _plan(
         self,
         operation: Operation,
-        fields: tuple[Any, ...],
+        fields: tuple[object, ...],
         corners: bool | None,
         *,
         keep: bool,

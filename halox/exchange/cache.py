@@ -33,7 +33,7 @@ class _Entry:
     def __init__(self, number: int, plan: Plan) -> None:
         self.number = number
         self.plan: Plan | None = plan
-        self.watched: tuple[weakref.ref[Any], ...] = ()
+        self.watched: tuple[weakref.ref[object], ...] = ()
 
 
 class _Nodes(dict[int, "_Seen"]):
@@ -113,8 +113,8 @@ class PlanCache:
 
     def __init__(
         self,
-        key_of: Callable[[tuple[Any, ...]], Hashable],
-        shared_key_of: Callable[[tuple[Any, ...]], Shared | None] = lambda _: None,
+        key_of: Callable[[tuple[object, ...]], Hashable],
+        shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
     ) -> None:
         self._key_of, self._shared_key_of = key_of, shared_key_of
         self._has_shared = False
@@ -166,7 +166,7 @@ class PlanCache:
                 return plan
         return self._find_field(kind, arrays)
 
-    def add(self, kind: Hashable, arrays: tuple[Any, ...], plan: Plan) -> None:
+    def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
         """Keep a plan; collective, so that all ranks count alike."""
         self.sweep()
         self._added += 1
@@ -211,7 +211,7 @@ class PlanCache:
         self.forget()
         self.sweep()
 
-    def _find_field(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
+    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | None:
         """Find the plan of what the arrays describe now, or that of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
@@ -239,7 +239,7 @@ class PlanCache:
         return entry.plan
 
     def _remember(
-        self, kind: Hashable, arrays: tuple[Any, ...], entry: _Entry, bound: Bound | None
+        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, bound: Bound | None
     ) -> None:
         nodes, seen = self._seen.setdefault(kind, _Nodes()), None
         for array in arrays:

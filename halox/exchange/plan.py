@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Timer
@@ -27,7 +27,7 @@ Bound = list[object]
 class LetGo(Protocol):
     """Takes over what other ranks reach of a plan that is closed: channels to free, and arrays to keep."""
 
-    def __call__(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
+    def __call__(self, channels: Sequence[Channel], arrays: Sequence[object]) -> None:
         """Take them over."""
 
 
@@ -38,8 +38,8 @@ class _Life:
 
     def __init__(self) -> None:
         self.state = _READY
-        self.arrays: tuple[Any, ...] = ()
-        self.watched: tuple[weakref.ref[Any], ...] = ()
+        self.arrays: tuple[object, ...] = ()
+        self.watched: tuple[weakref.ref[object], ...] = ()
 
     def fail(self) -> None:
         """Keep the arrays alive, since peers may still come to them."""
@@ -136,7 +136,7 @@ class Plan:
             guard.user = 0
         life.state = _READY
 
-    def hold(self, arrays: Sequence[Any], *, alive: bool) -> None:
+    def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only from a failure on."""
         if alive:
             self.arrays = tuple(arrays)

@@ -43,7 +43,7 @@ class Send:
         Tells several messages between two ranks apart.
     """
 
-    array: Any
+    array: object
     datatype: Any
     dest: int
     count: int = 1
@@ -57,7 +57,7 @@ class Recv:
     The type may differ from the sender's if its signature is the same. Parameters as of `Send`.
     """
 
-    array: Any
+    array: object
     datatype: Any
     source: int
     count: int = 1
@@ -172,7 +172,7 @@ class Exchange:
             self.close()
 
 
-def _items(name: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
+def _items(name: str, given: object, kind: type[Any]) -> tuple[Any, ...]:
     """Return the messages that a user lists, all of one kind."""
     items = as_list(given)
     if items is None:

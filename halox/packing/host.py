@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.runtime.arrays import HostArray, as_ndarray, borrow
+from halox.runtime.arrays import Array, DType, HostArray, as_ndarray, borrow
 
 Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
@@ -73,14 +73,12 @@ class HostPacker:
     array([1, 5, 9], dtype=int32)
     """
 
-    def __init__(
-        self, array: npt.NDArray[Any] | HostArray, datatype: Datatype, count: int = 1
-    ) -> None:
+    def __init__(self, array: Array | HostArray, datatype: Datatype, count: int = 1) -> None:
         count = count_of("count", count)
         layout = datatype.items(count)
         first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
-        self.view: npt.NDArray[Any] | None = None
+        self.view: Array | None = None
         self._datatype, self._count = datatype, count
         self._first = first
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
@@ -155,7 +153,7 @@ class HostPacker:
             self._adder = _Adder(self._memory, self._first, self._datatype, self._count)
         self._adder.add(source)
 
-    def packed_view(self, buffer: Bytes) -> npt.NDArray[Any] | None:
+    def packed_view(self, buffer: Bytes) -> Array | None:
         """View a buffer in the shape and word type of :attr:`view`.
 
         Parameters
@@ -211,7 +209,7 @@ class _Copier(Protocol):
 class _Strided:
     """Regular blocks: one strided copy."""
 
-    def __init__(self, view: npt.NDArray[Any]) -> None:
+    def __init__(self, view: Array) -> None:
         self._view = view
 
     def pack(self, out: Bytes) -> None:
@@ -284,7 +282,7 @@ class _Adder:
         if dtype.kind not in "iufc":
             raise DatatypeError(f"values of type {dtype} cannot be added; use numbers")
         self._dtype = dtype
-        self._view: npt.NDArray[Any] | None = None
+        self._view: Array | None = None
         layout = datatype.items(count)
         strided = layout.strided
         if strided is not None and not strided.overlaps:
@@ -350,7 +348,7 @@ class _Index:
 class _Region:
     """Host memory by address, for NumPy; keeps the owner alive."""
 
-    def __init__(self, owner: npt.NDArray[Any], address: int, nbytes: int) -> None:
+    def __init__(self, owner: Array, address: int, nbytes: int) -> None:
         self.base = owner
         self.__array_interface__ = {
             "version": 3,
@@ -360,7 +358,7 @@ class _Region:
         }
 
 
-def _memory(array: npt.NDArray[Any] | HostArray, first: int, stop: int) -> Bytes:
+def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
@@ -389,7 +387,7 @@ class View(NamedTuple):
     """A strided view of memory, as `numpy.ndarray` makes it: relative to an array's first element."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     offset: int
     strides: tuple[int, ...]
 
@@ -406,7 +404,7 @@ def block_view(blocks: StridedBlocks) -> View:
     return element_view(blocks, word)
 
 
-def element_view(blocks: StridedBlocks, dtype: np.dtype[Any]) -> View:
+def element_view(blocks: StridedBlocks, dtype: DType) -> View:
     """View regular blocks as elements of a dtype whose size divides theirs."""
     size = dtype.itemsize
     shape, strides = (*blocks.counts, blocks.block_bytes // size), (*blocks.strides, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Found = TypeVar("Found")
 
@@ -26,10 +26,10 @@ class Seen(Generic[Found]):
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Found] = {}
-        self._watched: dict[Hashable, tuple[weakref.ref[Any], ...]] = {}
-        self._met: dict[int, weakref.ref[Any]] = {}
+        self._watched: dict[Hashable, tuple[weakref.ref[object], ...]] = {}
+        self._met: dict[int, weakref.ref[object]] = {}
 
-    def keep(self, name: Hashable, arrays: Sequence[Any], found: Found) -> None:
+    def keep(self, name: Hashable, arrays: Sequence[object], found: Found) -> None:
         """Keep something for a name and some arrays or None; not where one of them cannot be watched."""
         key = (name, *map(id, arrays))
 
@@ -44,7 +44,7 @@ class Seen(Generic[Found]):
             self._drop(next(iter(self.found)))
         self.found[key], self._watched[key] = found, watched
 
-    def again(self, arrays: Sequence[Any]) -> bool:
+    def again(self, arrays: Sequence[object]) -> bool:
         """Whether all of some arrays have been asked for before.
 
         Temporaries never have, even at an address used before: to keep something for them costs more than it saves.

@@ -14,11 +14,13 @@ from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
+from halox.runtime.dlpack import Array as Array
+from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.addresses import memory_kind
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.values import shown
 
-WORDS: dict[int, np.dtype[Any]] = {
+WORDS: dict[int, DType] = {
     16: np.dtype("c16"),
     8: np.dtype("u8"),
     4: np.dtype("u4"),
@@ -52,7 +54,7 @@ class Described:
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     device: int | None
     writable: bool
 
@@ -131,7 +133,7 @@ def describe(array: Any, name: str = "array") -> Described:
     return found
 
 
-def _on_gpu(array: Any, name: str) -> Described:
+def _on_gpu(array: object, name: str) -> Described:
     """Describe an array of another library than CuPy, which need not be there."""
     interface = _cuda_interface(array)
     if interface is None:
@@ -150,7 +152,7 @@ def _on_gpu(array: Any, name: str) -> Described:
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 
-def _cuda_interface(array: Any) -> Any:
+def _cuda_interface(array: object) -> Any:
     try:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
@@ -162,7 +164,7 @@ def _cuda_interface(array: Any) -> Any:
 class _Shared:
     """Host memory that NumPy may look at; keeps its array alive."""
 
-    def __init__(self, array: Any, shown: dlpack.Shown) -> None:
+    def __init__(self, array: object, shown: dlpack.Shown) -> None:
         self.array = array
         self.__array_interface__ = {
             "version": 3,
@@ -173,7 +175,7 @@ class _Shared:
         }
 
 
-def as_ndarray(array: Any, name: str = "array") -> Any:
+def as_ndarray(array: object, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
     Raises
@@ -189,7 +191,7 @@ def as_ndarray(array: Any, name: str = "array") -> Any:
     return np.asarray(_Shared(array, dlpack.shown(array, name)))
 
 
-def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def scalar_array(value: Any, dtype: DType) -> Array:
     """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
 
     Raises
@@ -209,7 +211,7 @@ def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
 
 
-def owner(array: Any) -> Any:
+def owner(array: object) -> Any:
     """Return the array at the end of a chain of views: the one whose life is that of the memory."""
     root, base = array, getattr(array, "base", None)
     while base is not None:
@@ -243,7 +245,7 @@ class HostArray(NamedTuple):
         return -self.origin, len(self.memory) - self.origin
 
 
-def borrow(array: Any) -> HostArray:
+def borrow(array: object) -> HostArray:
     """Borrow the memory of a host array, and of what it is a view of.
 
     Raises
@@ -300,7 +302,7 @@ def share_memory(a: Described, b: Described) -> bool:
         return True
 
 
-def _shell(found: Described) -> npt.NDArray[Any]:
+def _shell(found: Described) -> Array:
     """Return an array with the addresses of another one; its elements must not be looked at."""
     memory, origin, _ = found.borrowed()
     return np.ndarray(found.shape, f"V{found.dtype.itemsize}", memory, origin, found.strides)
@@ -321,8 +323,8 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
 
 
 def strided_view(
-    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: np.dtype[Any]
-) -> npt.NDArray[Any]:
+    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: DType
+) -> Array:
     """View strided blocks in a run of bytes as an array.
 
     Parameters

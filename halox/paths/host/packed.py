@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from halox.paths.build import Build
 from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
-from halox.runtime.arrays import HostArray
+from halox.runtime.arrays import Array, DType, HostArray
 from halox.runtime.shared_memory import Bytes
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 Move = tuple[Array, Array]
 """Target and source of a copy: two views of one shape."""
@@ -58,7 +56,7 @@ def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | N
     return found
 
 
-Located = tuple[int, tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]
+Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
 """A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
 
 
