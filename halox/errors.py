@@ -40,11 +40,11 @@ class ClosedError(HaloxError, RuntimeError):
 
 
 class StateError(HaloxError, RuntimeError):
-    """Calls came in an order that has no meaning, such as ``finish`` without ``start``."""
+    """Calls in an order that has no meaning, such as ``finish`` without ``start``."""
 
 
 class ExchangeTimeoutError(HaloxError, TimeoutError):
-    """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not come."""
+    """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not arrive."""
 
 
 def as_halox_error(error: Exception, doing: str) -> HaloxError:

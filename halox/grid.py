@@ -172,7 +172,7 @@ class Grid(GridAllocation, GridReductions):
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
         self.xp: Any = array_module(self.device_id)
-        self._make_reductions(self._context, self.device_id)
+        self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields
 
@@ -207,7 +207,7 @@ class Grid(GridAllocation, GridReductions):
         """
         self._world.check_open()
         self._layouts.declare(array, self._layout_of(layout))
-        self._forget_layouts()
+        self._reductions.forget()
         return array
 
     def layout(self, field: object) -> FieldLayout:
@@ -454,7 +454,7 @@ class Grid(GridAllocation, GridReductions):
             self._plans.clear()
             for plan in list(self._all_plans):
                 plan.close()
-            self._close_reductions()
+            self._reductions.close()
             self._context.close()
 
     def __enter__(self) -> Grid:

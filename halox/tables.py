@@ -15,18 +15,15 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> list[str
     ['case    us', 'a     12.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [aligned(row, widths, left) for row in rows]
 
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
 
-def aligned(
-    cells: Sequence[str], widths: Sequence[int], left: Collection[int], gap: str = "  "
-) -> str:
-    """Return a line of a table; there may be fewer cells than widths."""
-    padded = [
-        cell.ljust(width) if at in left else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
-    ]
-    return gap.join(padded).rstrip()
+    return [line(row) for row in rows]
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -67,7 +67,7 @@ class HostPacking:
 
 
 class Catalogue:
-    """What must be moved, whatever moves it."""
+    """Bytes that must be moved, independently of the packer."""
 
     params = ([*CASES, *LARGE],)
     param_names = ("case",)

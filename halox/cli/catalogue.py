@@ -1,4 +1,4 @@
-"""Finds the mini-apps and the benchmarks: beside the library in a checkout, else installed."""
+"""The mini-apps and the benchmarks: beside the library in a checkout, else installed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def package(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             raise MissingPackageError(
                 f"the {what} were not found: neither the package {name!r} nor a folder "
-                f"{place!r} beside {Path(halox.__file__).parent}; install halox with pip, or put its "
-                "checkout on PYTHONPATH"
+                f"{place!r} beside {Path(halox.__file__).parent}; install halox from its checkout "
+                "with pip, or put the checkout on PYTHONPATH"
             ) from error
     folder = root / place
     spec = importlib.util.spec_from_file_location(

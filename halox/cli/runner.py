@@ -26,7 +26,7 @@ RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables by which launchers tell a process its rank."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""As `halox.cli.launcher.STANDARD_INPUT`."""
+"""The same as `halox.cli.launcher.STANDARD_INPUT`."""
 
 ALL_ALIKE = 2
 """Exit status where all ranks raise an error of halox's, as they are made to do."""
@@ -157,7 +157,7 @@ def line_of(error: BaseException) -> str:
     try:
         text = str(error).strip().partition("\n")[0]
     except Exception:
-        text = "(its text cannot be had)"
+        text = "(its text cannot be read)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -1,15 +1,17 @@
-"""The operations of reductions: which dtypes they have a meaning for, and how NumPy and the kernels name them."""
+"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import FieldError
+from halox.runtime.arrays import Described
 from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
@@ -146,3 +148,69 @@ def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
     if operation.name in ("min", "max"):
         return ": reduce abs(array), or its parts"
     return ""
+
+
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which sums over a dtype are formed."""
+    if dtype.kind == "c":
+        return np.dtype(np.result_type(dtype, "c16"))
+    if dtype.kind == "f":
+        return np.dtype(np.result_type(dtype, "f8"))
+    return np.dtype("u8" if dtype.kind == "u" else "i8")
+
+
+def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the dtype of a field reduction.
+
+    Parameters
+    ----------
+    name : {"sum", "min", "max", "norm", "dot"}
+    dtypes : sequence of numpy.dtype
+        Of its fields.
+
+    Raises
+    ------
+    FieldError
+        If it has no meaning for them.
+
+    Examples
+    --------
+    >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
+    dtype('complex128')
+    """
+    is_ordered = name in ("min", "max")
+    for dtype in dtypes:
+        if dtype.kind not in "biufc":
+            raise FieldError(f"{name} has no meaning for dtype {dtype}; use a bool or number dtype")
+        if is_ordered and dtype.kind == "c":
+            raise FieldError(f"{name} has no meaning for dtype {dtype}; reduce a real-valued field")
+    if name == "norm":
+        return np.dtype("f8")
+    if is_ordered:
+        return dtypes[0].newbyteorder("=")
+    return wide_dtype(np.result_type(*dtypes))
+
+
+def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+    """Refuse an array that a result does not fit in.
+
+    Parameters
+    ----------
+    out : Described
+    shape : tuple of int or None
+        Of the result; None for one element, in an array of any axes.
+    dtype : numpy.dtype
+
+    Raises
+    ------
+    FieldError
+        If its shape or dtype is another one, or it is read-only.
+    """
+    fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
+    if not fits or out.dtype != dtype:
+        wanted = "one element" if shape is None else f"shape {tuple(shape)}"
+        raise FieldError(
+            f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is {wanted} of {dtype}"
+        )
+    if not out.writable:
+        raise FieldError("out is read-only; the result cannot be written")

@@ -14,7 +14,7 @@ Int64Array = npt.NDArray[np.int64]
 """One-dimensional int64 array: displacements, lengths, offsets."""
 
 IntegerList = Sequence[int] | npt.NDArray[np.integer]
-"""What the constructors take as a list of integers."""
+"""List of integers, as an argument of the constructors."""
 
 
 def integer(name: str, value: object) -> int:

@@ -18,7 +18,7 @@ from halox.values import shown
 
 
 def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
-    """Whether a field should lie in shared memory, for neighbours to read it in place.
+    """Whether a field should be in shared memory, for neighbours to read it in place.
 
     Decided alike on all ranks, from what they all know.
     """

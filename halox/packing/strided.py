@@ -93,7 +93,7 @@ class StridedPacker(DevicePacker):
 class StridedCopy:
     """Strided copies, all performed by one kernel launch.
 
-    Addresses must be valid on ``device``, whose own memory they name, a peer's, or mapped host memory.
+    Addresses must be valid on ``device``: of its own memory, a peer's, or mapped host memory.
     Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. Making
     one allocates and uploads a table if it is too large for the launch's parameters, and waits for
     that; do it while no stream is being captured. Memory at the addresses is the caller's to keep alive.

@@ -12,7 +12,7 @@ A path answers five questions, and nothing outside `halox.paths` asks for it by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -128,10 +128,10 @@ class Channel(ABC):
         """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
-        """End it, and give back what no other rank reaches; local."""
+        """End it, and release what no other rank reaches; local."""
 
     def free(self) -> None:  # noqa: B027 - most paths share nothing
-        """Give back what other ranks reached, when all have closed it; local."""
+        """Release what other ranks reached, when all have closed it; local."""
 
 
 class Carried(NamedTuple):
@@ -298,7 +298,7 @@ class Path(ABC):
         """
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Whether a grid's field on the host should lie in shared memory; alike on all ranks."""
+        """Whether a grid's field on the host should be in shared memory; alike on all ranks."""
         return False
 
     def negotiate(self, build: Build) -> Any:
@@ -328,6 +328,21 @@ class Path(ABC):
     def offer(self, protocol: str, reason: str) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason)
+
+
+def why_not_gpus(
+    sender: EndpointInfo,
+    receiver: EndpointInfo,
+    selection: SelectionContext,
+    why: Callable[[Topology, int, int], str | None],
+) -> str | None:
+    """Return why a message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
+    on_host, topology = numpy_ends(sender, receiver), selection.topology
+    if on_host is not None:
+        return on_host
+    if topology is None:
+        return "the ranks' GPUs are not known"
+    return why(topology, sender.rank, receiver.rank)
 
 
 def numpy_ends(sender: EndpointInfo, receiver: EndpointInfo) -> str | None:

@@ -30,6 +30,7 @@ from halox.paths.host.packed import (
     places_of,
     views_of,
 )
+from halox.paths.launches import clearing_of
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
 
@@ -151,7 +152,7 @@ class LocalDeviceChannel(Channel):
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        from halox.packing.device import Zeroing, launch_between, strided_copy_between
+        from halox.packing.device import launch_between, strided_copy_between
 
         pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
         self._shift, self._made_at = 0, [array.pointer for array in job.arrays]
@@ -160,8 +161,7 @@ class LocalDeviceChannel(Channel):
         self.is_movable = self._copy is not None and len(job.arrays) == 1
         if self._copy is None:
             self._launches.append(launch_between(pairs, job.operation, device))
-        if job.cleared:
-            self._launches.append(Zeroing([job.endpoint(part) for part in job.cleared], device))
+        self._launches += clearing_of(job, device)
 
     def views(self, memories: Sequence[int]) -> int:
         """Return the shift to another array."""

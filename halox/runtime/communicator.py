@@ -2,7 +2,7 @@
 
 All that ranks tell one another on the host goes through `Communicator.gather`: in memory that the node's ranks share
 where all ranks are on one node, else by one nonblocking collective of MPI. Each record carries the call that its rank
-is in, so that ranks in different calls find out, together, before anything else is read.
+is in, so that ranks in different calls notice it, together, before anything else is read.
 
 A released communicator is kept for the next object on the same ranks (`halox.runtime.pool`).
 """
@@ -146,7 +146,7 @@ class Communicator:
 
     @property
     def failed(self) -> str:
-        """Why no further call can be made, empty while all is well."""
+        """The failure after which no further call can be made, empty while all is well."""
         return self.watch.failed
 
     @failed.setter
@@ -189,7 +189,7 @@ class Communicator:
         """Raise `StateError` after a failed call, since the ranks may be in different places."""
         if self.failed:
             raise StateError(
-                f"an earlier call has failed on rank {self.rank}, and the ranks may have come apart; make a new grid "
+                f"an earlier call has failed on rank {self.rank}, and the ranks may be out of step; make a new grid "
                 f"(or exchange, or allreduce) to go on. The error was: {self.failed}"
             )
 
@@ -266,7 +266,7 @@ class Communicator:
         return found
 
     def _take_rest(self, sent: bytes, sizes: list[int], found: list[bytes], doing: str) -> None:
-        """Gather what is left of objects that are longer than a slot, in as many rounds as the longest needs."""
+        """Gather the rest of objects that are longer than a slot, in as many rounds as the longest needs."""
         pieces = [[one] for one in found]
         for start in range(SLOT_BYTES, max(sizes), SLOT_BYTES):
             n = self._rounds = self._rounds + 1

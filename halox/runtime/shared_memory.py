@@ -16,7 +16,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 FOLDER = "/dev/shm"
-"""Where the files are made."""
+"""Folder of the files."""
 
 PAGE = mmap.PAGESIZE
 

@@ -70,7 +70,9 @@ _HEAD_BYTES = 16
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
-_FIELDS = ("waiting", "rank", "broken", "broken_rank", "broken_mine", "broken_other", "told")
+# Words of `Block.wait`: whether the rank waits; the call in which it has found a mismatch, and of whom; whether it has
+# printed it.
+_WAITING, _BROKEN, _OTHER_RANK, _MINE, _THEIRS, _TOLD = _FIELDS = range(6)
 _NOTICE_S = 10.0
 _NOTE_AFTER_S = 1.0
 _NOTE_TAG = 3
@@ -213,15 +215,14 @@ class CallWatch:
 
     # Waits
 
-    def begin(self, ranks: Sequence[int]) -> None:
+    def begin(self) -> None:
         """Publish that this rank waits."""
         self._is_told = False
-        self._own.wait[1] = ranks[0] + 1 if ranks else 0
-        self._own.wait[0] = 1
+        self._own.wait[_WAITING] = 1
 
     def end(self) -> None:
         """Publish that it waits no more."""
-        self._own.wait[0] = 0
+        self._own.wait[_WAITING] = 0
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
         """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""
@@ -236,9 +237,9 @@ class CallWatch:
             self._tell(ranks, waited_s)
 
     def _compare(self, rank: int, block: Block) -> None:
-        broken = block.wait[2]
+        broken = block.wait[_BROKEN]
         if broken == self.word and broken:
-            found = (rank, block.wait[4]), (block.wait[3], block.wait[5])
+            found = (rank, block.wait[_MINE]), (block.wait[_OTHER_RANK], block.wait[_THEIRS])
             raise self._fails(found)
         theirs = block.call(self.number)
         mine: int | None = self.word
@@ -254,14 +255,10 @@ class CallWatch:
             return
         if name_of(mine) == name_of(theirs) == "start of a plan":
             return  # started in another order, which may still end well
-        self.breaks(rank, mine, theirs)
-        raise self._fails([(self.rank, mine), (rank, theirs)])
-
-    def breaks(self, rank: int, mine: int, theirs: int) -> None:
-        """Publish that this rank's call and another's differ."""
         wait = self._own.wait
-        wait[3], wait[4], wait[5] = rank, mine, theirs
-        wait[2] = self.word
+        wait[_OTHER_RANK], wait[_MINE], wait[_THEIRS] = rank, mine, theirs
+        wait[_BROKEN] = self.word  # last: it publishes the others
+        raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
         """Return the error, after which the ranks are not in step any more."""
@@ -301,26 +298,26 @@ class CallWatch:
         if block is None:
             heard = self._heard.get(rank)
             if not heard or heard >> CODE_BITS < self.number:
-                return f"rank {rank} has not come"
+                return f"rank {rank} has not arrived"
             return f"rank {rank} waits in {word_text(heard)}"
         last = block.last()
         if not last:
             return f"rank {rank} has made no call yet"
-        if block.wait[0]:
+        if block.wait[_WAITING]:
             return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
     def _tell(self, ranks: Sequence[int], waited_s: float) -> None:
         """Print who is waited for, on the first rank that waits."""
         for rank, block in self.blocks.items():
-            if rank < self.rank and block.wait[0]:
+            if rank < self.rank and block.wait[_WAITING]:
                 return
-            if rank != self.rank and block.wait[6] == self.word:
-                return  # told by another rank
+            if rank != self.rank and block.wait[_TOLD] == self.word:
+                return  # another rank has printed it
         if any(rank < self.rank and heard == self.word for rank, heard in self._heard.items()):
             return
         self._is_told = True
-        self._own.wait[6] = self.word
+        self._own.wait[_TOLD] = self.word
         waited_for = list(ranks) or self._behind()
         whom = ranks_text(waited_for) if waited_for else "another rank"
         print(

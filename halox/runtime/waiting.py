@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from halox.errors import ExchangeTimeoutError, HaloxError
+
+if TYPE_CHECKING:
+    from halox.runtime.status import CallWatch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
@@ -42,22 +45,6 @@ def timeout_s() -> float:
     return seconds if seconds < _MOST_S else 0.0
 
 
-class Watch(Protocol):
-    """Observer of long waits: tells other ranks of them, and finds those that cannot end."""
-
-    def begin(self, ranks: Sequence[int]) -> None:
-        """Publish that this rank waits."""
-
-    def look(self, ranks: Sequence[int], waited_s: float) -> None:
-        """Raise if the wait cannot end; called every quarter of a second."""
-
-    def report(self, ranks: Sequence[int]) -> str:
-        """Return the places of the ranks that are waited for, for the text of a timeout."""
-
-    def end(self) -> None:
-        """Publish that this rank waits no more."""
-
-
 class Helper(Protocol):
     """Exchange under way whose neighbours may wait for a step of this rank.
 
@@ -87,7 +74,7 @@ class Waiter:
 
     __slots__ = ("limit_s", "spins", "watch")
 
-    def __init__(self, limit_s: float, crowded: bool, watch: Watch | None = None) -> None:
+    def __init__(self, limit_s: float, crowded: bool, watch: CallWatch | None = None) -> None:
         self.limit_s = limit_s
         self.spins = 0 if crowded else _SPINS_BEFORE_YIELD
         self.watch = watch
@@ -136,12 +123,12 @@ class Waiter:
                     if watch is not None and is_published:
                         watch.look(ranks(), now - start)
                 except HaloxError:
-                    if ready():  # by what came in the meantime
+                    if ready():  # since the last look
                         return
                     raise
                 if watch is not None and not is_published:
                     is_published = True
-                    watch.begin(ranks())
+                    watch.begin()
         finally:
             if is_published and watch is not None:
                 watch.end()

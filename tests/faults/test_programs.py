@@ -32,14 +32,15 @@ def test_after_finalize(ranks: int, tmp_path: Path) -> None:
 
 
 RAISING = """
-    import sys
     import halox
+    from tests.mpi.limits import short_waits
     g = halox.Grid((8, 8), periodic=True, proc_shape=(2, 1), device="cpu")
     u = g.ones()
     g.exchange(u)
     if g.rank == 1:
         raise RuntimeError("this program is wrong")
-    {call}
+    with short_waits():
+        {call}
     print("rank 0 has gone on", flush=True)
 """
 
@@ -52,10 +53,10 @@ RAISING = """
     ],
 )
 def test_an_exception_on_one_rank(call: str, tmp_path: Path) -> None:
-    """Under a plain mpiexec the others end by themselves after HALOX_TIMEOUT, and tell why."""
+    """Under a plain mpiexec the others end by themselves after the limit of a wait, and tell why."""
     script = tmp_path / "wrong.py"
     script.write_text(dedent(RAISING).format(call=call))
-    ended = start([str(script)], plain=True, environment={"HALOX_TIMEOUT": "1"})
+    ended = start([str(script)], plain=True)
     said = ended.stdout + ended.stderr
     assert ended.returncode != 0, said
     assert "RuntimeError: this program is wrong" in said

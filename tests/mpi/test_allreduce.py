@@ -337,7 +337,7 @@ def test_of_the_grid(comm: World) -> None:
 
 
 def is_shared(reduce: halox.Allreduce) -> bool:
-    found: Any = reduce._algorithm
+    found: Any = reduce._reduction._combined
     return found._shared is not None
 
 

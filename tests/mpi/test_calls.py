@@ -210,7 +210,7 @@ def test_the_error_of_a_timeout_says_where_the_other_is(node: str, comm: Comm) -
     grid.exchange(u)
     if comm.rank == 0:
         where = (
-            r"rank 1 has not come" if node else r"the last call of rank 1 is exchange \(call 4\)"
+            r"rank 1 has not arrived" if node else r"the last call of rank 1 is exchange \(call 4\)"
         )
         text = rf"in norm \(call 5\), {where}"
         with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):

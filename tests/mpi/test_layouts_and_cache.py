@@ -239,9 +239,8 @@ def test_a_transpose_ends_with_either_grid(closed: str, comm: World) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Room for few plans, and a short wait for ranks that have come apart."""
+    """Room for few plans."""
     monkeypatch.setattr("halox.exchange.cache.CAPACITY", 6)
-    monkeypatch.setenv("HALOX_TIMEOUT", "5")
     return 6
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halox.cli import catalogue as packages
 from halox.cli import main
 from halox.errors import MissingPackageError
 from halox.packing.host import HostPacker
@@ -143,6 +145,27 @@ class TestCommand:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=500, capture_output=True)
 
 
+def test_without_the_suite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages.package(packages.PACKAGE)
+
+    found = importlib.import_module
+
+    def missing(name: str) -> Any:
+        if name == "halox_bench":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return found(name)
+
+    monkeypatch.setattr(packages, "checkout", lambda: None)
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.delitem(sys.modules, "halox_bench")
+    assert bench("pack --list") == 2
+    said = capsys.readouterr().err
+    assert "neither the package 'halox_bench' nor" in said and "install halox" in said
+    assert main(["info"]) == 0, "everything else does without"
+
+
 class TestRows:
     def test_shares_come_from_what_was_measured_beside(self) -> None:
         measured = [
@@ -217,7 +240,7 @@ class TestPlots:
 
     def test_no_matplotlib(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingPackageError, match=r"pip install matplotlib"):
+        with pytest.raises(MissingPackageError, match="pip install matplotlib"):
             plots.draw(self.rows(), tmp_path)
 
 
@@ -234,6 +257,7 @@ def test_the_kernels_lie_beside_the_modules() -> None:
         "allreduce/jacobi.cu",
         "common/bench.cu",
         "common/byhand.cu",
+        "exchange/seven_point.cu",
     ]
     for path in found:
         assert 'extern "C" __global__' in path.read_text()

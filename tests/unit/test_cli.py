@@ -372,7 +372,7 @@ class TestEndings:
             def __str__(self) -> str:
                 raise ValueError
 
-        assert runner.line_of(Silent()) == "Silent: (its text cannot be had)"
+        assert runner.line_of(Silent()) == "Silent: (its text cannot be read)"
         assert runner.line_of(KeyError()) == "KeyError"
         assert runner.line_of(ValueError("a\nb")) == "ValueError: a"
         assert runner.ending_of(HaloxError("x")).status == 2

@@ -215,7 +215,7 @@ class TestKindsOfSegments:
         *(f"allreduce_{what}" for what in ("oneshot", "wide", "scattered", "field", "cancel")),
     ],
 )
-class TestEarlyLaunches:
+class TestDependentLaunches:
     def test_wait_for_the_kernel_ahead_before_memory_is_looked_at(self, name):
         ptx = compiled(name, (), "compute_90").decode()
         entries = ptx.split(".entry ")[1:]

@@ -36,7 +36,6 @@ class AllreduceCase:
     ----------
     elements : int
         Of each rank's array.
-    dtype, op : str
 
     Raises
     ------
@@ -107,8 +106,6 @@ class AllreduceOracle:
 
     Parameters
     ----------
-    case : AllreduceCase
-    rank, size : int
     xp : module
         ``numpy`` or ``cupy``.
 

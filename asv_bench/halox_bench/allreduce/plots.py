@@ -13,25 +13,7 @@ from halox_bench.ranks.rows import BASELINE, STREAM
 def draw(rows: Sequence[AllreduceRow], folder: Path, against: str) -> list[Path]:
     """Draw figures 2 and 3 of Faraji and Afsahi 2014 for each dtype and operation that has several sizes.
 
-    Parameters
-    ----------
-    rows : sequence of AllreduceRow
-    folder : pathlib.Path
-        Made if it is not there.
-    against : str
-        The baseline that the set-up is held against.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The PNG files written.
-
-    Raises
-    ------
-    MissingPackageError
-        If Matplotlib is not installed.
-    HaloxError
-        If the folder cannot be written to.
+    The set-up is held against one baseline; returns and errors the same as for `figure`.
     """
     make(folder)
     drawn: list[Path] = []

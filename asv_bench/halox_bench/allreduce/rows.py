@@ -25,7 +25,6 @@ class AllreduceRow(MethodRow):
     ----------
     elements, nbytes : int
         Of each rank's array.
-    dtype, op : str
     first_setup_us, setup_us : float or None
         Making the allreduce, with its first call, on the slowest rank: the first time in this run, with what is
         compiled and mapped only once, and the second time; halox only.
@@ -93,7 +92,6 @@ def line(row: AllreduceRow, selected_us: float | None, against: str = "") -> str
 
     Parameters
     ----------
-    row : AllreduceRow
     selected_us : float or None
         Time of what halox selects, in the same mode.
     against : str

@@ -46,6 +46,7 @@ def make_reduction(comm: Any, case: AllreduceCase, algorithm: str | None, device
 class AllreduceBench(RanksBench[AllreduceRow]):
     """Allreduces of the ranks of a communicator."""
 
+    kind = "allreduce"
     choice = ALGORITHM
 
     def measure(self, case: AllreduceCase) -> list[AllreduceRow]:
@@ -81,10 +82,6 @@ class AllreduceBench(RanksBench[AllreduceRow]):
             f"set-up: made and called once; pays after so many calls, against {self.baseline()}"
         )
 
-    def header(self) -> str:
-        """Return the table's head."""
-        return table.header()
-
     def line(self, row: AllreduceRow, selected_us: float | None) -> str:
         """Return a row's line."""
         return table.line(row, selected_us, self.baseline())
@@ -101,8 +98,6 @@ class Reductions(Methods[AllreduceRow]):
 
     Parameters
     ----------
-    bench : AllreduceBench
-    case : AllreduceCase
     arrays : (array, array)
         Source and result.
     """

@@ -21,6 +21,7 @@ from halox_bench.common.targets import (
     bare_launch,
     limited,
     measured,
+    over,
 )
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Timing
@@ -67,23 +68,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`.
-
-    Notes
-    -----
-    Collective. Every result is checked before it is timed.
-    """
+    """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`."""
     return measured(Targets(comm).groups(), budget_s, progress, comm)
 
 
@@ -148,15 +133,10 @@ class Targets:
             calls = {"reduce": lambda: reduce(value, out=total), "launch": bare_launch(stage.xp)}
             times = self._bench.clock.measure(calls)
             stage.settle()
-        yield limited(
-            f"allreduce of one float64, {self._comm.size} ranks, in a stream: over a launch alone",
-            times["reduce"] / times["launch"],
-            "x its time",
-            None,
-            times["launch"],
-            f"us of a {BARE_LAUNCH}",
-            us=round(times["reduce"], 2),
+        what = (
+            f"allreduce of one float64, {self._comm.size} ranks, in a stream: over a launch alone"
         )
+        yield over(what, times["reduce"], times["launch"], None, f"us of a {BARE_LAUNCH}")
 
     def over_persistent(self) -> Iterator[Figure]:
         """Measure `Grid.allreduce` beside `halox.Allreduce`, each in place and with new results, in turns."""
@@ -190,15 +170,8 @@ class Targets:
         for how, kind, most in (("in place", "", OF_PERSISTENT), ("without out", ", new", None)):
             ours, theirs = times[f"grid{kind}"], times[f"reduce{kind}"]
             what = f"grid.allreduce of {size_label(case.nbytes)} float64 {how}, {size} ranks"
-            yield limited(
-                f"{what}, in a stream: over halox.Allreduce",
-                ours / theirs,
-                "x its time",
-                most,
-                theirs,
-                "us of halox.Allreduce",
-                us=round(ours, 2),
-            )
+            what = f"{what}, in a stream: over halox.Allreduce"
+            yield over(what, ours, theirs, most, "us of halox.Allreduce")
 
     def over_nccl(self, sizes: tuple[int, ...], most: float) -> Iterator[Figure]:
         for nbytes in sizes:
@@ -221,16 +194,10 @@ class Targets:
                 continue
             if us is None or theirs is None:
                 raise not_measured(rows, SELECTED if us is None else baseline, mode)
-            yield limited(
-                f"allreduce of {size_label(nbytes)} float64, {self._comm.size} ranks, in a {mode}: over {baseline}",
-                us / theirs,
-                "x its time",
-                most if mode == STREAM and self._comm.size > 1 else None,
-                theirs,
-                f"us of {baseline}",
-                us=round(us, 2),
-                **_others(rows, mode),
-            )
+            size = self._comm.size
+            what = f"allreduce of {size_label(nbytes)} float64, {size} ranks, in a {mode}: over {baseline}"
+            limit = most if mode == STREAM and size > 1 else None
+            yield over(what, us, theirs, limit, f"us of {baseline}", **_others(rows, mode))
 
     def norm(self) -> Iterator[Figure]:
         size, stage = self._comm.size, self._bench.stage
@@ -280,15 +247,9 @@ class Targets:
         what = f"Jacobi step of {JACOBI_CELLS}^3, {self._comm.size} ranks, with exchange and residual, as a graph"
         rounded = {name: round(us, 2) for name, us in times.items()}
         for other, most in ((ONE_BY_ONE, OF_ONE_BY_ONE), (READ_EACH, None)):
-            yield limited(
-                f"{what}: over the same {other}",
-                times[AS_GRAPH] / times[other],
-                "x its time",
-                most if self._comm.size > 1 else None,
-                times[other],
-                f"us {other}",
-                others=rounded,
-            )
+            name, limit = f"{what}: over the same {other}", most if self._comm.size > 1 else None
+            us, theirs = times[AS_GRAPH], times[other]
+            yield over(name, us, theirs, limit, f"us {other}", others=rounded)
         self._bench.free()
 
     def choice(self) -> Iterator[Figure]:

@@ -102,7 +102,6 @@ def prepare(layout: ByHand, offsets: Sequence[int], direction: str, device: int)
 
     Parameters
     ----------
-    layout : ByHand
     offsets : sequence of int
         Where each array begins in the slab.
     direction : {"pack", "unpack"}

@@ -114,11 +114,8 @@ class Gather:
 
     Attributes
     ----------
-    index : ndarray of int64
-    element_bytes : int
     count : int
         Repetitions, ``extent`` bytes apart.
-    extent : int
     array : int
         Number of the array.
     """

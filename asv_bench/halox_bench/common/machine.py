@@ -88,7 +88,6 @@ def why_not_gpu_aware(comm: Any, device: str) -> str:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
     device : {"cpu", "gpu"}
 
     Notes

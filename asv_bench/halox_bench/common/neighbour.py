@@ -20,7 +20,7 @@ LIMIT_NS = 2_000_000_000
 
 TURN_NS = 20_000
 PATIENCE_S = 0.3
-"""How long packing is waited for before it counts as starved."""
+"""Longest wait for packing before it counts as starved."""
 
 _SETTLE_NS = 50_000
 _COPY_BYTES = 256 * MIB
@@ -28,10 +28,6 @@ _COPY_BYTES = 256 * MIB
 
 class Neighbour:
     """Work of somebody else's on the same GPU, on streams of its own.
-
-    Parameters
-    ----------
-    rig : Rig
 
     Notes
     -----
@@ -131,7 +127,7 @@ class Neighbour:
         return not (self._low.done and self._side.done)
 
     def _staying(self, wanted: int) -> int:
-        """Count the blocks that have settled; waits for them for a moment."""
+        """Count the blocks that have begun to run; waits for them for a moment."""
         deadline = time.monotonic() + 0.1
         while True:
             ends = int(self._state.data.ptr), self._count.device_pointer

@@ -65,8 +65,6 @@ def figure(
         The PNG file.
     lines : sequence of (label, x, y)
         If there is none, nothing is drawn.
-    title : str
-    axis_labels : (str, str)
     level : float, optional
         Height of a horizontal line.
 

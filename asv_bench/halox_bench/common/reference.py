@@ -1,4 +1,4 @@
-"""What a benchmark's memory is filled with, and which bytes packing must therefore give.
+"""Fill of a benchmark's memory, and the packed bytes that follow from it.
 
 Every eight-byte word of memory holds a mixture of its own place, so that the packed bytes follow
 from the block list alone: no copy of the array is needed to check them.

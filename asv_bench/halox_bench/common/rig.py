@@ -23,7 +23,7 @@ DESTINATIONS = ("device", "host", "peer")
 
 DEVICE_COPY_BYTES = 256 * MIB
 LINK_COPY_BYTES = 64 * MIB
-"""What the speeds of large copies are measured with."""
+"""Bytes of the copies that measure the speed of the host link."""
 
 DEFAULT = 4  # cudaMemcpyDefault: the direction follows from the addresses
 
@@ -59,7 +59,6 @@ class Rig:
 
     Parameters
     ----------
-    device : int
     repeats : int
         Samples of each measurement.
     """

@@ -74,6 +74,21 @@ def limited(*what: Any, **others: Any) -> Figure:
     return figure(*what, at_most=True, **others)
 
 
+def over(
+    name: str, us: float, baseline_us: float, most: float | None, baseline_name: str, **others: Any
+) -> Figure:
+    """Return the figure of a time over a baseline's, with an upper bound or none.
+
+    Examples
+    --------
+    >>> over("x", 8.0, 10.0, 0.9, "us of NCCL")["value"]
+    0.8
+    """
+    others = {"us": round(us, 2), **others}
+    ratio = us / baseline_us
+    return limited(name, ratio, "x its time", most, baseline_us, baseline_name, **others)
+
+
 def _finite(value: Any) -> Any:
     """Return None for an infinite time: that of a packer which starved or does not take a type."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -101,7 +116,7 @@ def measured(groups: Groups, budget_s: float, progress: Progress, comm: Any = No
     Returns
     -------
     list of dict
-        As of `figure`; where something could not be measured ``value`` and ``met`` are None, and ``failed`` says why.
+        Results of `figure`; if one could not be measured, ``value`` and ``met`` are None and ``failed`` is the reason.
     """
 
     def agreed(value: Any) -> Any:

@@ -18,7 +18,7 @@ Call = Callable[[int, int], None]
 """Puts work on a stream, given by its address; the second argument is the number of the turn."""
 
 SAMPLE_US = 200.0
-"""Shortest stretch between two events that is trusted."""
+"""Shortest reliable time between two events."""
 
 MOST_CALLS = 100
 """Calls of a sample: the driver takes some thousand launches before it makes the host wait."""
@@ -42,7 +42,6 @@ class Timed:
         In a replayed graph, where that can be made.
     host_us : float or None
         Host time of one call.
-    note : str
     """
 
     us: float

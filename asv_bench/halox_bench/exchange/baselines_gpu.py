@@ -34,7 +34,6 @@ class Segments:
 
     Attributes
     ----------
-    nbytes : int
     offsets : list of int
         Of each piece.
     spans : dict
@@ -60,7 +59,6 @@ def table(
 
     Parameters
     ----------
-    pieces : sequence of Piece
     arrays : sequence of int
         Address of each field.
     packed : sequence of int

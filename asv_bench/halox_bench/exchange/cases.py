@@ -43,7 +43,6 @@ class ExchangeCase:
         over all axes, innermost first, and all are periodic.
     halo : int
         Width.
-    dtype : str
     fields : int
         Fields of one exchange.
     components : tuple of int
@@ -173,10 +172,8 @@ class Piece:
 
     Attributes
     ----------
-    peer : int
     tag : int
         Number of the direction in which the sender sees the receiver.
-    field : int
     starts, extents : tuple of int
         Cells, in the array of one rank.
     box : Box
@@ -192,14 +189,12 @@ class Piece:
 
 
 class Neighbourhood:
-    """What one rank exchanges with whom.
+    """Messages of one rank with its neighbours.
 
     Parameters
     ----------
-    case : ExchangeCase
     coords : mapping
         For each rank its place in the process grid.
-    rank : int
 
     Attributes
     ----------
@@ -258,15 +253,12 @@ def _prime_factors(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for; an empty tuple leaves the choice to the benchmark.
+    """Cases requested on the command line; an empty tuple leaves the choice to the benchmark.
 
     Attributes
     ----------
     sizes : tuple of tuple of int
         One number stands for a cube.
-    faces : tuple of str
-    halos, fields : tuple of int
-    dtypes : tuple of str
     """
 
     sizes: tuple[tuple[int, ...], ...] = ()

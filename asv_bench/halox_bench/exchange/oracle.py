@@ -11,7 +11,7 @@ import numpy as np
 from halox_bench.exchange.cases import Neighbourhood
 
 _STEPS = (10007, 40009, 70001, 130003)
-"""What a step along each axis, the innermost first, adds to a cell's number."""
+"""Increments of a cell's number for a step along each axis, the innermost first."""
 
 _FIELD_STEP = 7919
 _ROUND_STEP = 31
@@ -28,7 +28,6 @@ class Oracle:
 
     Parameters
     ----------
-    near : Neighbourhood
     xp : module
         ``numpy`` or ``cupy``.
 

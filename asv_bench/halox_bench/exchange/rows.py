@@ -20,7 +20,7 @@ class ExchangeRow(MethodRow):
     proc_shape : tuple of int
         Ranks along each axis.
     faces, halo, dtype, fields
-        As of `ExchangeCase`.
+        The same as in `ExchangeCase`.
     bytes_each_way : int
         Bytes a rank sends to other ranks in one exchange, and receives from them.
     """

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
-from halox_bench.exchange import rows
 from halox_bench.exchange.baselines import MpiNeighbour, MpiTypes
 from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
@@ -35,6 +33,8 @@ _CHECKS = 3
 class Bench(RanksBench[ExchangeRow]):
     """Halo exchanges of the ranks of a communicator."""
 
+    kind = "exchange"
+
     def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
         """Measure one case."""
         if not self._fits(case):
@@ -46,20 +46,6 @@ class Bench(RanksBench[ExchangeRow]):
     def heading(self) -> str:
         """Return what stands above the table."""
         return f"{self.comm.size} ranks, {self.options.device} arrays; microseconds an exchange, the slowest rank's"
-
-    def header(self) -> str:
-        """Return the table's head."""
-        return rows.header()
-
-    def line(self, row: ExchangeRow, selected_us: float | None) -> str:
-        """Return a row's line."""
-        return rows.line(row, selected_us)
-
-    def draw(self, found: Sequence[ExchangeRow], folder: Path) -> list[Path]:
-        """Draw the figures and return the files."""
-        from halox_bench.exchange import plots
-
-        return plots.draw(found, folder)
 
     def _fits(self, case: ExchangeCase) -> bool:
         most = float(MOST_HOST_BYTES)
@@ -86,13 +72,7 @@ class Bench(RanksBench[ExchangeRow]):
 
 
 class Prepared(Methods[ExchangeRow]):
-    """A case on the ranks: its grid and fields, and every method that gave the right result.
-
-    Parameters
-    ----------
-    bench : Bench
-    case : ExchangeCase
-    """
+    """A case on the ranks: its grid and fields, and every method that gave the right result."""
 
     bench: Bench
 
@@ -137,7 +117,7 @@ class Prepared(Methods[ExchangeRow]):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Give everything back, unless an error is on its way: other ranks may not come along then."""
+        """Release everything, unless an exception propagates: other ranks may not take part then."""
         self._stack.__exit__(*error)
 
     def _leave(self, kind: object, *_: object) -> None:
@@ -147,9 +127,6 @@ class Prepared(Methods[ExchangeRow]):
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan the exchange by a path."""
-        if chosen == "cuda_aware":
-            # Known once for the run; a grid of its own would have to find out again.
-            self.bench.need_gpu_aware()
         path: Any = {} if chosen is None else {"path": chosen}
         plan = self._grid.plan(*self.fields, corners=self.case.corners, **path)
         taken = paths_taken(plan.explain().rows, without=self.comm.rank)

@@ -22,6 +22,7 @@ from halox_bench.common.targets import (
     limited,
     measured,
     missing,
+    over,
 )
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
@@ -70,30 +71,12 @@ def measure(
     *,
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
-    no_gpu_aware: str | None = None,
 ) -> list[Figure]:
-    """Measure all of them on the GPUs of the ranks at hand.
+    """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-    no_gpu_aware : str, optional
-        Why MPI is not to be given device memory, empty if it may be; found out where None.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`; the same on all ranks.
-
-    Notes
-    -----
-    Collective. Every result is checked before it is timed.
+    The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
     """
-    why = why_not_gpu_aware(comm, "gpu") if no_gpu_aware is None else no_gpu_aware
-    options = Options("gpu", timing=TIMING, no_gpu_aware=why)
+    options = Options("gpu", timing=TIMING, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
     bench = Targets(Bench(comm, options))
     return measured(bench.groups(), budget_s, progress, comm)
 
@@ -157,27 +140,13 @@ class Targets:
                 bytes_each_way=nbytes,
             )
         if streamed is not None and nccl is not None:
-            yield limited(
-                f"{what}: over {NCCL}",
-                streamed / nccl,
-                "x its time",
-                OF_NCCL,
-                nccl,
-                f"us of {NCCL}",
-            )
+            yield over(f"{what}: over {NCCL}", streamed, nccl, OF_NCCL, f"us of {NCCL}")
         path, most = ("ipc", OF_ZERO_COPY_SHARED) if shared else ("staged", OF_ZERO_COPY_STAGED)
         ours = us_of(rows, path, STREAM)
         if ours is not None and zero_copy is not None:
             large = nbytes >= LARGE_BYTES if shared else n == 512
-            yield limited(
-                f"{what}: {path} over {ZERO_COPY}",
-                ours / zero_copy,
-                "x its time",
-                most if large else 1.0,
-                zero_copy,
-                f"us of {ZERO_COPY}",
-                us=round(ours, 2),
-            )
+            name, most = f"{what}: {path} over {ZERO_COPY}", most if large else 1.0
+            yield over(name, ours, zero_copy, most, f"us of {ZERO_COPY}")
 
     def z_faces(self) -> Iterator[Figure]:
         rows = self._measured(ExchangeCase((512,) * 3, "z"))
@@ -206,16 +175,11 @@ class Targets:
             alone, together = us_of(one, SELECTED, mode), us_of(four, SELECTED, mode)
             if alone is None or together is None:
                 continue
-            yield limited(
-                f"all 26 neighbours of 128^3, 4 fields over 1, {self._comm.size} ranks, in a {mode}",
-                together / alone,
-                "x its time",
-                FOUR_FIELDS,
-                alone,
-                "us of one field",
-                us=round(together, 2),
-                others=others(four, mode),
+            what = (
+                f"all 26 neighbours of 128^3, 4 fields over 1, {self._comm.size} ranks, in a {mode}"
             )
+            beside = others(four, mode)
+            yield over(what, together, alone, FOUR_FIELDS, "us of one field", others=beside)
 
     def six_faces(self) -> Iterator[Figure]:
         for n, most in SIX_FACES_US.items():
@@ -239,16 +203,9 @@ class Targets:
             with Prepared(bench, ExchangeCase((n,) * 3, "x")) as prepared:
                 for method in prepared.made:
                     times = times_us(self._comm, prepared.stage, method.call, (0.0, 0.5))
-                    yield limited(
-                        f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone",
-                        times[0.5] / times[0.0],
-                        "x its time",
-                        HALF_BUSY,
-                        times[0.0],
-                        "us alone",
-                        us=round(times[0.5], 2),
-                        **method.details,
-                    )
+                    what = f"both x-faces of {n}^3 with half of the SMs held, over the GPU alone"
+                    busy, alone = times[0.5], times[0.0]
+                    yield over(what, busy, alone, HALF_BUSY, "us alone", **method.details)
 
     def transpose(self) -> Iterator[Figure]:
         found = transpose_us(self._comm, self._bench.stage)

@@ -1,4 +1,4 @@
-"""What users write by hand on a GPU: CUDA's copies, one copy a block, a kernel for one layout."""
+"""Hand-written packing on a GPU: CUDA's copies, one copy per block, a kernel for one layout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ def moves(
 
     Parameters
     ----------
-    case : Case
     blocks : BlockList
         The blocks, relative to the slab.
     direction : {"pack", "unpack"}

@@ -39,17 +39,12 @@ class Contended:
 
     Attributes
     ----------
-    block_bytes, payload_bytes : int
-    destination, method : str
-    max_blocks : int or None
-    neighbour : str
     alone_us : float or None
         None if it could not be measured.
     us : float or None
         None if packing did not end while the neighbour was there.
     slowdown : float or None
         Time over that alone, less 1.
-    note : str
     """
 
     block_bytes: int

@@ -60,9 +60,6 @@ def run(
 
     Parameters
     ----------
-    rig : Rig
-    cases : iterable of Case
-    options : Options
     progress : callable
         Told what comes next.
 

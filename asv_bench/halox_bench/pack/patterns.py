@@ -57,7 +57,7 @@ class Case:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each array begins in one slab of memory that holds them all."""
+        """Offset of each array in one slab of memory that holds them all."""
         found, at = [], 0
         for nbytes in self.arrays:
             found.append(at)
@@ -86,7 +86,6 @@ class Pattern:
 
     Attributes
     ----------
-    name, summary : str
     make : callable
         Returns all cases.
     quick : tuple of str

@@ -29,14 +29,8 @@ _CACHES = 4
 class Placed:
     """A case in the memory of a rig's GPU.
 
-    Parameters
-    ----------
-    rig : Rig
-    case : Case
-
     Attributes
     ----------
-    datatype : Datatype
     addresses : tuple of int
         Buffer address of each turn; the first alone for warm measurements.
     slabs : tuple of int
@@ -51,7 +45,7 @@ class Placed:
     Raises
     ------
     DeviceError
-        If the memory cannot be had.
+        If the memory cannot be allocated.
     """
 
     def __init__(self, rig: Rig, case: Case) -> None:

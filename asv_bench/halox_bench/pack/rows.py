@@ -113,7 +113,7 @@ def rows_of(
     Parameters
     ----------
     alike : dict
-        As of `common`.
+        The result of `common`.
     measured : iterable of (method, kind, result, failed)
         A text instead of a result is the error.
     bound_us : float or None

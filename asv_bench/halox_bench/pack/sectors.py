@@ -1,4 +1,4 @@
-"""How many 32-byte sectors of memory a layout touches: what a GPU must move, whatever it packs."""
+"""Number of 32-byte sectors of memory that a layout touches: the least that a GPU must move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ def sectors(datatype: Datatype, count: int = 1, origin: int = 0) -> int:
 
     Parameters
     ----------
-    datatype : Datatype
     count : int
         Items, one extent apart.
     origin : int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from halox.errors import HaloxError
 from halox_bench.common.rig import Rig, copy
@@ -19,6 +20,8 @@ from halox_bench.pack.placed import Placed
 BUDGET_S = 60.0
 REPEATS = 9
 
+_SECTORS = "us for 32-byte sectors and payload at the speed of a large copy"
+
 
 def measure(
     device: int = 0,
@@ -26,24 +29,7 @@ def measure(
     budget_s: float = BUDGET_S,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
-    """Measure all of them.
-
-    Parameters
-    ----------
-    device : int
-        The GPU.
-    budget_s, progress
-        As of `halox_bench.common.targets.measured`.
-
-    Returns
-    -------
-    list of dict
-        As of `halox_bench.common.targets.measured`.
-
-    Notes
-    -----
-    Not collective. Every packed result is checked before it is timed.
-    """
+    """Measure all of them on a GPU; see `measured`."""
     return measured(Targets(Rig(device, REPEATS)).groups(), budget_s, progress)
 
 
@@ -96,7 +82,7 @@ class Targets:
                     "share",
                     0.80,
                     bound,
-                    "us for 32-byte sectors and payload at the speed of a large copy",
+                    _SECTORS,
                     us=round(us, 3),
                     of_bound_or_launch=round(max(bound, launch) / us, 4),
                     empty_kernel_us=round(launch, 3),
@@ -116,16 +102,9 @@ class Targets:
                 ours = _last(self._packed(placed, "auto", destination))
                 theirs = self._by_hand(placed, baselines.MEMCPY_2D, destination)
                 placed.close()
-                yield figure(
-                    f"vector, blocks of {block} B, {payload // MIB} MiB to {destination}: "
-                    "times as fast as cudaMemcpy2D",
-                    theirs.us / ours.us,
-                    "x",
-                    target,
-                    theirs.us,
-                    "us of cudaMemcpy2D",
-                    us=round(ours.us, 3),
-                )
+                what = f"vector, blocks of {block} B, {payload // MIB} MiB to {destination}"
+                name = f"{what}: times as fast as cudaMemcpy2D"
+                yield _faster(name, "x", target, ours, theirs.us, "us of cudaMemcpy2D")
 
     def generic(self) -> Iterator[Figure]:
         for payload, target in ((64 * KIB, 1.10), (MIB, 1.02)):
@@ -161,16 +140,8 @@ class Targets:
             timed = _last(self._packed(placed, "auto", "device"))
             bound = placed.bound_us("device")
             placed.close()
-            yield figure(
-                f"lists of 1024 random 8-byte elements, {name}: share of the bound in sectors",
-                bound / timed.us,
-                "share",
-                0.70,
-                bound,
-                "us for 32-byte sectors and payload at the speed of a large copy",
-                us=round(timed.us, 3),
-                method=timed.note,
-            )
+            what = f"lists of 1024 random 8-byte elements, {name}: share of the bound in sectors"
+            yield _faster(what, "share", 0.70, timed, bound, _SECTORS, method=timed.note)
 
     def zero_copy(self) -> Iterator[Figure]:
         wanted = (
@@ -183,15 +154,9 @@ class Targets:
             timed = _last(self._packed(placed, "auto", "host"))
             link_us = case.payload / self._rig.link_bytes_per_us("host")
             placed.close()
-            yield figure(
-                f"zero-copy pack to the host, {what}: share of the host link",
-                link_us / timed.us,
-                "share",
-                target,
-                link_us,
-                "us at the speed of a large copy to pinned memory",
-                us=round(timed.us, 3),
-            )
+            name = f"zero-copy pack to the host, {what}: share of the host link"
+            beside = "us at the speed of a large copy to pinned memory"
+            yield _faster(name, "share", target, timed, link_us, beside)
 
     def hacc(self) -> Iterator[Figure]:
         for name in ("HACC_vblock/4Ki", "HACC_vblock/32Ki", "HACC_particles/32Ki"):
@@ -199,16 +164,10 @@ class Targets:
             ours = _first(self._packed(placed, "auto", "device"))
             theirs = self._by_hand(placed, baselines.BLOCK_COPIES, "device")
             placed.close()
-            yield figure(
-                f"{name}, struct of 10 arrays: times as fast as one copy a field",
-                theirs.us / ours.us,
-                "x",
-                1.5,
-                theirs.us,
-                "us of ten cudaMemcpyAsync",
-                us=round(ours.us, 3),
-                in_a_graph=_ratio(theirs.graph_us, ours.graph_us),
-            )
+            what = f"{name}, struct of 10 arrays: times as fast as one copy a field"
+            in_a_graph = _ratio(theirs.graph_us, ours.graph_us)
+            beside = "us of ten cudaMemcpyAsync"
+            yield _faster(what, "x", 1.5, ours, theirs.us, beside, in_a_graph=in_a_graph)
 
     def host_time(self) -> Iterator[Figure]:
         import halox
@@ -258,17 +217,12 @@ class Targets:
         )
         bound = placed.bound_us("device")
         placed.close()
-        return figure(
+        name, beside = (
             f"{case.pattern}, {what}: share of a device copy",
-            copied.us / timed.us,
-            "share",
-            target,
-            copied.us,
             "us of a device copy of the payload",
-            us=round(timed.us, 3),
-            of_sector_bound=round(bound / timed.us, 4),
-            method=timed.note,
         )
+        of_bound = {"of_sector_bound": round(bound / timed.us, 4), "method": timed.note}
+        return _faster(name, "share", target, timed, copied.us, beside, **of_bound)
 
     def _packed(self, placed: Placed, method: str, destination: str) -> dict[str, Timed]:
         """Check and time a packer, by the state of the cache."""
@@ -293,6 +247,21 @@ class Targets:
             call, caches=placed.caches[-1:] if cold else placed.caches[:1]
         ).values()
         return timed
+
+
+def _faster(
+    name: str,
+    unit: str,
+    target: float,
+    timed: Timed,
+    baseline_us: float,
+    baseline_name: str,
+    **others: Any,
+) -> Figure:
+    """Return the figure of a baseline's time over ours."""
+    others = {"us": round(timed.us, 3), **others}
+    value = baseline_us / timed.us
+    return figure(name, value, unit, target, baseline_us, baseline_name, **others)
 
 
 def _case(name: str) -> Case:

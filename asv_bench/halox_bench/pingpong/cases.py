@@ -30,8 +30,6 @@ class Side:
     ----------
     elements : int
         float64 elements of its array.
-    datatype : Datatype
-    count : int
     by_hand : ByHand
         The same for hand-written packing.
     """
@@ -48,10 +46,8 @@ class PingPong:
 
     Attributes
     ----------
-    pattern : str
     n : int
         Order of the matrix.
-    sides : (Side, Side)
     places : callable
         Returns, for both sides, the flat indices of the elements in the order in which they travel, by NumPy's
         slicing alone.
@@ -166,7 +162,6 @@ class PingPongOracle:
 
     Parameters
     ----------
-    case : PingPong
     player : int
         0 or 1.
     xp : module

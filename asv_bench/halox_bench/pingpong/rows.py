@@ -16,7 +16,6 @@ class PingPongRow(MethodRow):
 
     Attributes
     ----------
-    pattern : str
     n, nbytes : int
         Order of the matrix, and payload of one message.
     place : str
@@ -58,7 +57,7 @@ def header() -> str:
     return _TABLE.header()
 
 
-def line(row: PingPongRow) -> str:
+def line(row: PingPongRow, selected_us: float | None = None) -> str:
     """Return a row's line."""
     cells = [row.place, row.pattern, str(row.n), f"{row.nbytes:,}", row.label, row.path, row.mode]
     return rows.line(_TABLE, row, None, cells, [f"{row.gb_per_s or 0:.2f}"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from halox.errors import HaloxError, PathError
@@ -13,7 +12,6 @@ from halox.exchange.typed import Exchange, Recv, Send
 from halox.paths.messages import run_count
 from halox.runtime.gpu.cuda import cupy, gpu_count
 from halox_bench.pingpong import baselines as by_users
-from halox_bench.pingpong import plots, rows
 from halox_bench.pingpong.baselines import Trip
 from halox_bench.pingpong.cases import PingPong, PingPongOracle
 from halox_bench.pingpong.rows import PingPongRow
@@ -76,13 +74,14 @@ class PingPongBench(RanksBench[PingPongRow]):
         Of two ranks.
     place : str
         One of `PLACES`.
-    options : Options
 
     Raises
     ------
     PathError
         On both ranks, if there is no such place here.
     """
+
+    kind = "pingpong"
 
     def __init__(self, comm: Any, place: str, options: Options) -> None:
         device = "cpu" if place == "host" else "gpu"
@@ -97,18 +96,6 @@ class PingPongBench(RanksBench[PingPongRow]):
     def heading(self) -> str:
         """Return what stands above the table."""
         return "microseconds of half a round trip, the slower rank's; GB/s of payload"
-
-    def header(self) -> str:
-        """Return the table's head."""
-        return rows.header()
-
-    def line(self, row: PingPongRow, selected_us: float | None) -> str:
-        """Return a row's line."""
-        return rows.line(row)
-
-    def draw(self, found: Sequence[PingPongRow], folder: Path) -> list[Path]:
-        """Draw the figures and return the files."""
-        return plots.draw(found, folder)
 
 
 class _Exchanges(Trip):
@@ -142,13 +129,7 @@ class _Exchanges(Trip):
 
 
 class Trips(Methods[PingPongRow]):
-    """A case's array on both ranks, and every method to send it there and back.
-
-    Parameters
-    ----------
-    bench : PingPongBench
-    case : PingPong
-    """
+    """A case's array on both ranks, and every method to send it there and back."""
 
     bench: PingPongBench
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from halox.errors import PathError
 from halox.grid import Grid
+from halox.paths import PATHS
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.nccl import Nccl, nccl_between
-
-PATHS = {"cpu": ("host",), "gpu": ("peer", "ipc", "staged", "cuda_aware")}
-"""Paths that may carry messages to other ranks, by the arrays' memory."""
 
 Row = TypeVar("Row", bound=Any)
 
@@ -32,7 +31,6 @@ class Options:
         Names of what users write; None means all.
     graph : bool
         Whether also to capture calls in CUDA graphs.
-    timing : Timing
     no_gpu_aware : str
         Why MPI is not to be given device memory; empty if it may be.
     busy : bool
@@ -53,17 +51,15 @@ class RanksBench(ABC, Generic[Row]):
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-    options : Options
     stage : Stage, optional
         By default of the GPU that a grid takes on this rank.
 
     Attributes
     ----------
-    stage : Stage
-    clock : RanksClock
     shared_gpu : bool
         Whether two of the ranks use one GPU.
+    kind : str
+        Name of the benchmark: the package with its ``rows`` and ``plots``.
     choice : str
         What halox chooses: ``"path"`` or ``"algorithm"``.
 
@@ -72,6 +68,7 @@ class RanksBench(ABC, Generic[Row]):
     Everything here is collective.
     """
 
+    kind: ClassVar[str]
     choice: ClassVar[str] = "path"
 
     def __init__(self, comm: Any, options: Options, stage: Stage | None = None) -> None:
@@ -92,25 +89,31 @@ class RanksBench(ABC, Generic[Row]):
     def heading(self) -> str:
         """Return what stands above the table."""
 
-    @abstractmethod
     def header(self) -> str:
         """Return the table's head."""
+        return str(self._module("rows").header())
 
-    @abstractmethod
     def line(self, row: Row, selected_us: float | None) -> str:
         """Return a row's line, given the time of what halox selects in the same mode."""
+        return str(self._module("rows").line(row, selected_us))
 
-    @abstractmethod
     def draw(self, rows: Sequence[Row], folder: Path) -> list[Path]:
         """Draw the figures and return the files."""
+        return list(self._module("plots").draw(rows, folder))
+
+    def _module(self, name: str) -> Any:
+        return import_module(f"halox_bench.{self.kind}.{name}")
 
     def names(self) -> tuple[str, ...]:
         """Return what is to be named one by one."""
         return self.known() if self.options.named is None else self.options.named
 
     def known(self) -> tuple[str, ...]:
-        """Return all that can be named one by one."""
-        return PATHS[self.options.device]
+        """Return all that can be named one by one: here paths to other ranks, for the arrays' memory."""
+        memory = "gpu" if self.options.device == "gpu" else "host"
+        return tuple(
+            name for name, path in PATHS.items() if path.memory == memory and not path.to_self
+        )
 
     def _place(self) -> Any:
         """Return what tells this rank's GPU from those of others."""

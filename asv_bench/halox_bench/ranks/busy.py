@@ -22,7 +22,6 @@ def times_us(
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
     stage : Stage
         With a GPU that no other rank uses.
     call : callable

@@ -20,7 +20,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """How long to measure.
+    """Length of a measurement.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Timing:
 
 
 class Stage:
-    """Where a benchmark's calls run: this process's CPU, or one GPU with a stream for them.
+    """Processor of a benchmark's calls: this process's CPU, or one GPU with a stream for them.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Stage:
             self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
-        """Context in which CuPy's current stream is the stage's."""
+        """Return a context manager in which CuPy's current stream is the stage's."""
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:
@@ -108,12 +108,6 @@ class Stage:
 
 class RanksClock:
     """Measures calls that all ranks of a communicator make.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    stage : Stage
-    timing : Timing, optional
 
     Notes
     -----

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser, named: str = "paths") -> None
 
     Parameters
     ----------
-    parser : argparse.ArgumentParser
     named : {"paths", "algorithms"}
         What can be named one by one.
     """
@@ -73,7 +72,6 @@ def run_cases(
 
     Parameters
     ----------
-    args : argparse.Namespace
     words : sequence of str
         The command line itself, for the ranks that are started.
     kind : str

@@ -14,7 +14,7 @@ from halox_bench.ranks.bench import RanksBench
 from halox_bench.ranks.rows import BASELINE, GRAPH, PATH, SELECTED, STREAM, MethodRow, beside
 
 NOT_POSSIBLE = (PathError, MissingPackageError)
-"""Errors of what cannot be had here, which is no failure."""
+"""Errors of methods that are impossible here, which is no failure."""
 
 Row = TypeVar("Row", bound=MethodRow)
 
@@ -28,7 +28,6 @@ class Baseline(ABC):
 
     Attributes
     ----------
-    name : str
     capturable : bool
         Whether it may be tried to capture it in a CUDA graph.
     """
@@ -40,8 +39,8 @@ class Baseline(ABC):
     def __call__(self) -> None:
         """Do it once; all ranks call."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Give back what it holds; collective."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release its resources; collective."""
 
 
 @dataclass
@@ -51,11 +50,11 @@ class Method:
     Attributes
     ----------
     kind, name : str
-        As of `MethodRow`.
+        The same as in `MethodRow`.
     call : callable
         Does it once.
     close : callable
-        Gives back what it holds; collective.
+        Releases its resources; collective.
     capturable : bool
         Whether it may be tried to capture it in a CUDA graph.
     arrays : sequence of array
@@ -78,7 +77,6 @@ class Methods(ABC, Generic[Row]):
 
     Parameters
     ----------
-    bench : RanksBench
     arrays : sequence of array
         What baselines work on.
     graph_calls : int
@@ -86,9 +84,8 @@ class Methods(ABC, Generic[Row]):
 
     Attributes
     ----------
-    made : list of Method
     refused : list of MethodRow
-        Rows of those that cannot be had, or are wrong.
+        Rows of those that are impossible, or wrong.
 
     Notes
     -----
@@ -116,9 +113,9 @@ class Methods(ABC, Generic[Row]):
 
     @abstractmethod
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
-        """Return what makes each baseline, by name.
+        """Return the factory of each baseline, by name.
 
-        Each raises `PathError` if it cannot be had here.
+        Each raises `PathError` if its baseline is impossible here.
         """
 
     @abstractmethod
@@ -127,7 +124,6 @@ class Methods(ABC, Generic[Row]):
 
         Parameters
         ----------
-        method : Method
         call : callable
             The method's own, or the replay of a graph of it.
 
@@ -244,4 +240,4 @@ class Methods(ABC, Generic[Row]):
 
 def paths_taken(rows: Iterable[Any], without: int | None = None) -> str:
     """Return the paths and protocols in rows of ``explain()``, those to one rank left out."""
-    return ", ".join(sorted({f"{row.path}/{row.way}" for row in rows if row.peer != without}))
+    return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))

@@ -32,7 +32,6 @@ def nccl_between(comm: Any, *, shared_gpu: bool) -> Nccl:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
     shared_gpu : bool
         Whether two of the ranks use one GPU; the same on all of them.
 

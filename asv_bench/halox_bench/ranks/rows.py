@@ -191,8 +191,6 @@ def line(
 
     Parameters
     ----------
-    table : Table
-    row : MethodRow
     selected_us : float or None
         Time of what halox selects, in the same mode.
     cells, after : sequence of str

@@ -92,12 +92,12 @@ class ByKernel:
     captures = True
 
     def __init__(
-        self, ground: Context, name: str, op: str, dtype: np.dtype[Any], elements: int
+        self, context: Context, name: str, op: str, dtype: np.dtype[Any], elements: int
     ) -> None:
-        assert ground.device_arena is not None
+        assert context.device_arena is not None
         planner = plan_oneshot if name == "oneshot" else plan_scattered
-        plan = planner(dtype, op, elements, ground.world.size)
-        self._launch = make_array_reduction(ground.world, ground.device_arena, plan)
+        plan = planner(dtype, op, elements, context.world.size)
+        self._launch = make_array_reduction(context.world, context.device_arena, plan)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
@@ -106,9 +106,9 @@ class ByKernel:
             raise error
         self._launch(source, target, stream)
 
-    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+    def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
-        return self._launch.bound(source, target)
+        return self._launch.bind(source, target)
 
     def close(self) -> None:
         """Wait for the last launch; local."""
@@ -121,15 +121,15 @@ class ByTree:
     captures = False
 
     def __init__(
-        self, ground: Context, name: Shape, op: str, dtype: np.dtype[Any], elements: int
+        self, context: Context, name: Shape, op: str, dtype: np.dtype[Any], elements: int
     ) -> None:
-        arena, events = ground.device_arena, ground.events
+        arena, events = context.device_arena, context.events
         assert arena is not None and events is not None
-        self._world = ground.world
+        self._world = context.world
         moves = partial(DeviceMoves, dtype, op, elements, arena.device)
-        memory = arena, events, ground.arena
+        memory = arena, events, context.arena
         nbytes = elements * dtype.itemsize
-        self._tree = make_tree_reduction(ground.world, memory, name, nbytes, moves)
+        self._tree = make_tree_reduction(context.world, memory, name, nbytes, moves)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
@@ -205,16 +205,16 @@ class ThroughHost:
     captures = False
 
     def __init__(
-        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        world, what = ground.world, (operation, dtype, elements)
+        world, what = context.world, (operation, dtype, elements)
         self._order = StreamOrder()
         self._shared: SharedReduction | None = None
         if world.node_size == world.size:
-            self._shared = make_shared_reduction(world, ground.arena, *what, page_locked=True)
+            self._shared = make_shared_reduction(world, context.arena, *what, page_locked=True)
         if self._shared is None:
             self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
-            self._host: HostAlgorithm = InRankOrder(ground, *what)
+            self._host: HostAlgorithm = InRankOrder(context, *what)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
         """Combine: see `DeviceAlgorithm`."""
@@ -244,13 +244,13 @@ class AcrossNodes:
 
     def __init__(
         self,
-        ground: Context,
+        context: Context,
         operation: Operation,
         dtype: np.dtype[Any],
         elements: int,
         device: int,
     ) -> None:
-        world = self._world = ground.world
+        world = self._world = context.world
         self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
         self._nodes = len(set(world.nodes))
         self._node: Context | None = None
@@ -360,7 +360,7 @@ def why_not(
 
 
 def make_algorithm(
-    ground: Context,
+    context: Context,
     device: int,
     what: tuple[str, np.dtype[Any], int],
     wish: str | None = None,
@@ -370,7 +370,7 @@ def make_algorithm(
 
     Parameters
     ----------
-    ground : Context
+    context : Context
         The ranks.
     device : int
         This rank's GPU.
@@ -400,7 +400,7 @@ def make_algorithm(
     Collective. Waits for the GPU.
     """
     op, dtype, elements = what
-    world = ground.world
+    world = context.world
 
     def begin() -> None:
         if is_capturing():
@@ -408,14 +408,14 @@ def make_algorithm(
                 "the current stream is being captured, and making a reduction needs the host; make it, or call it "
                 "once, before the capture"
             )
-        ground.use_device(device)
+        context.use_device(device)
         cupy().cuda.Device(device).synchronize()
 
     world.guarded(begin, _MAKING)
-    assert ground.device_arena is not None
+    assert context.device_arena is not None
     # All ranks' GPUs have been idle since the first of them came here.
-    ground.device_arena.reclaim()
-    topology = ground.find_gpus()
+    context.device_arena.reclaim()
+    topology = context.find_gpus()
     reasons = why_not(world, topology, op, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]
@@ -431,7 +431,7 @@ def make_algorithm(
     ranked = rank_algorithms(possible, nbytes, world.size, nodes, sharers=sharers)
     for name in [wish] if wish is not None else ranked:
         try:
-            return _made(ground, device, name, what), name, reasons
+            return _made(context, device, name, what), name, reasons
         except ExchangeTimeoutError:
             raise
         except HaloxError as error:  # on all ranks
@@ -442,14 +442,14 @@ def make_algorithm(
 
 
 def _made(
-    ground: Context, device: int, name: str, what: tuple[str, np.dtype[Any], int]
+    context: Context, device: int, name: str, what: tuple[str, np.dtype[Any], int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what
     if name in ("oneshot", "reduce_scatter_allgather"):
-        return ByKernel(ground, name, op, dtype, elements)
+        return ByKernel(context, name, op, dtype, elements)
     if name in ("shared_buffer", "binomial"):
-        return ByTree(ground, cast(Shape, name), op, dtype, elements)
+        return ByTree(context, cast(Shape, name), op, dtype, elements)
     operation = find_operation(op, dtype)
     if name == "host":
-        return ThroughHost(ground, operation, dtype, elements)
-    return AcrossNodes(ground, operation, dtype, elements, device)
+        return ThroughHost(context, operation, dtype, elements)
+    return AcrossNodes(context, operation, dtype, elements, device)

@@ -10,17 +10,17 @@ Every rank has in its own memory a buffer for each of its children, and two for 
     source -> total[e % 2]
     for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
     has a parent:                        total -> its buffer for r; records and raises "packed"
-                                         waits for "drained" of rank 0;     total of rank 0 -> target
-    is rank 0:                           records and raises "drained";      total -> target
+                                         waits for "consumed" of rank 0;     total of rank 0 -> target
+    is rank 0:                           records and raises "consumed";      total -> target
 
 The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
 
 No rank has to tell another that a buffer is free, since each call goes up and down the whole tree. A rank stores its
-next total into its parent's buffer behind its wait for "drained", which rank 0 recorded behind all that was combined.
+next total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all that was combined.
 Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
 recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
 rank records it again only when its host has seen a flag that other hosts raised after they had made their streams wait
-for the last record. For "packed" that is "drained" of the same call, for "drained" it is "packed" of the next one.
+for the last record. For "packed" that is "consumed" of the same call, for "consumed" it is "packed" of the next one.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 Shape = Literal["shared_buffer", "binomial"]
@@ -198,7 +199,7 @@ class TreeReduction:
         }
         self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
         self._own_packed = self._link.flag("packed", [])
-        self._drained = self._link.flag("consumed", [0] if rank else [])
+        self._consumed = self._link.flag("consumed", [0] if rank else [])
 
     def __call__(self, source: int, target: int) -> None:
         """Put a call on the current stream.
@@ -228,18 +229,18 @@ class TreeReduction:
         slot = self._epoch % _TOTALS * self._slot
         total, result = self._own + slot, self._first + slot
         moves.begin(total, source, at)
-        for (child, gate), buffer in zip(self._packed.items(), self._incoming, strict=True):
-            gate.wait(self._epoch)
+        for (child, packed), buffer in zip(self._packed.items(), self._incoming, strict=True):
+            packed.wait(self._epoch)
             wait(at, self._event_of[child])
             moves.combine(total, buffer, at)
         if self._to_parent is None:
             record(self._event, at)
-            self._drained.signal(self._epoch)
+            self._consumed.signal(self._epoch)
         else:
             moves.copy(self._to_parent, total, at)
             record(self._event, at)
             self._own_packed.signal(self._epoch)
-            self._drained.wait(self._epoch)
+            self._consumed.wait(self._epoch)
             wait(at, self._event_of[0])
         moves.copy(target, result, at)
 
@@ -257,7 +258,7 @@ class TreeReduction:
         """Give memory and events back that no rank uses yet, or any more; local."""
         if self._block is not None:
             self._arena.release(self._block)
-            self._pool.give_back(self._numbers)
+            self._pool.release(self._numbers)
             self._block = None
 
 
@@ -292,27 +293,22 @@ def make_tree_reduction(
     Collective over the world.
     """
     arena, events, shared = memory
-    made: TreeReduction | None = None
     link = NodeLink(world, shared, [], [r for r in range(world.size) if r != world.rank])
 
-    def begun() -> _Offer:
-        nonlocal made
+    def begun() -> TreeReduction:
         if link.failed:
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
-        made = TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
-        return made.offer()
+        return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
 
-    def opened() -> TreeReduction:
-        assert made is not None
+    def opened(made: TreeReduction, offers: list[_Offer]) -> TreeReduction:
         made.open(offers)
         return made
 
     try:
-        offers: list[_Offer] = world.gather_result(begun, _MAKING)
-        found: TreeReduction = world.guarded(opened, _MAKING)
+        found: TreeReduction = handshake(
+            world, begun, [lambda made, _: made.offer(), opened], _MAKING
+        )
     except HaloxError:
-        if made is not None:
-            made.abandon()
         link.close()
         raise
     return found

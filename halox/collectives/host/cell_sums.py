@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.collectives.reductions import wide_dtype
+from halox.collectives.operations import wide_dtype
 
 Array = npt.NDArray[Any]
 

@@ -27,6 +27,8 @@ from halox.runtime.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Values = npt.NDArray[Any]
+
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
@@ -36,8 +38,8 @@ class HostAlgorithm(Protocol):
 
     def reduce(
         self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
+        source: Values | None,
+        target: Values | None,
         error: Exception | None,
     ) -> None:
         """Combine, or raise on all ranks.
@@ -62,20 +64,22 @@ class InRankOrder:
     """``host``: see the module. Collective to make."""
 
     def __init__(
-        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        world = self._world = ground.world
+        world = self._world = context.world
         what = operation, dtype, elements
         is_one_node = world.node_size == world.size
-        self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
-        self._all = (
-            None if self._shared else OrderedReduction(world.data_comm, world.wait_all, *what)
-        )
+        self._shared = make_shared_reduction(world, context.arena, *what) if is_one_node else None
+        self._all: OrderedReduction | None = None
+        if self._shared is None:
+            self._all = world.guarded(
+                lambda: OrderedReduction(world.data_comm, world.wait_all, *what), _MAKING
+            )
 
     def reduce(
         self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
+        source: Values | None,
+        target: Values | None,
         error: Exception | None,
     ) -> None:
         """Combine: see `HostAlgorithm`."""
@@ -120,7 +124,7 @@ class Leaders:
         """Whether this rank is the first one of its node."""
         return self._between is not None
 
-    def combine(self, values: npt.NDArray[Any]) -> None:
+    def combine(self, values: Values) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
 
         Notes
@@ -145,11 +149,11 @@ class Hierarchical:
     """``hierarchical``: see the module. Collective to make."""
 
     def __init__(
-        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        world = self._world = ground.world
+        world = self._world = context.world
         what = operation, dtype, elements
-        self._shared = make_shared_reduction(world, ground.arena, *what)
+        self._shared = make_shared_reduction(world, context.arena, *what)
         self._node = (
             None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
         )
@@ -157,8 +161,8 @@ class Hierarchical:
 
     def reduce(
         self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
+        source: Values | None,
+        target: Values | None,
         error: Exception | None,
     ) -> None:
         """Combine: see `HostAlgorithm`."""

@@ -187,7 +187,7 @@ def packed_channels(
 ) -> list[Carried]:
     """Make the channels of a path's packed messages: through the node's shared memory, and through MPI.
 
-    The peers' arrays may lie in another kind of memory than this rank's.
+    The peers' arrays may be in another kind of memory than this rank's.
     """
     made = []
     for protocol in ("shared", "mpi"):
@@ -267,7 +267,7 @@ def _pieces(
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
     """Cut large copies of short runs into blocks, and let those of one block follow one another.
 
-    The runs at both ends of a row lie in the same cache lines as the next row's: the low halo beside the cells that
+    The blocks at both ends of a row share cache lines as the next row's: the low halo beside the cells that
     are sent up, the high halo beside those sent down. In turns, a block's lines are still near when they are used
     again; backwards, so are those of the last blocks of the copies before.
     """

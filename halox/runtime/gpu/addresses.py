@@ -38,9 +38,9 @@ def memory_kind(address: int) -> MemoryKind:
 
 
 def memory_range(address: int) -> tuple[int, int] | None:
-    """Return address and bytes of the device allocation that an address lies in; waits for nothing.
+    """Return address and bytes of the device allocation around an address; waits for nothing.
 
-    It is the allocation as the driver made it, which for CuPy's arrays is the pool's; None where no GPU's memory lies.
+    It is the allocation as the driver made it, which for CuPy's arrays is the pool's; None outside of GPUs' memory.
     Raises `DeviceError` without a GPU.
     """
     if memory_kind(address).kind not in ("device", "managed"):

@@ -14,7 +14,7 @@ from typing import Any
 from halox.errors import DeviceError
 from halox.runtime import dlpack
 
-_cupy_types: set[type] = set()  # seen so far
+_cupy_types: set[type] = set()  # known so far
 INSTALL_BINDINGS = (
     "install NVIDIA's bindings with `pip install 'cuda-bindings==13.*'` (12.* for CUDA 12)"
 )
@@ -94,8 +94,8 @@ def gpu_count() -> int:
 
 
 def is_cupy_array(x: object) -> bool:
-    """Whether an object is an array of CuPy, which is not imported to find out."""
-    # The types seen before are asked first: this is in the way of every call.
+    """Whether an object is an array of CuPy; does not import it."""
+    # Known types first: every call passes here.
     if type(x) in _cupy_types:
         return True
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
@@ -111,7 +111,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
     Raises
     ------
     FieldError
-        If it is an array that lies on several devices, or raises when asked where it lies.
+        If it is an array on several devices, or raises when asked for its device.
 
     Examples
     --------

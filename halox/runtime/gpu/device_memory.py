@@ -13,7 +13,7 @@ from halox.runtime.gpu.cuda import cupy
 class DeviceBytes:
     """Device memory of its own, with a stream to fill it.
 
-    Not from CuPy's pool: it may be let go of while the last launch that reads it runs on any
+    Not from CuPy's pool: it may be dropped while the last launch that reads it runs on any
     stream, and the pool knows only the stream that memory was made on. cudaFree waits.
 
     Parameters

@@ -9,7 +9,7 @@ from halox.runtime.gpu.cuda import cupy
 
 
 class StreamOrder:
-    """Keeps calls in the order in which they are made, on any streams.
+    """Order of calls, the one in which they are made, across streams.
 
     ``last`` is the stream of the last call, captures apart; work that follows there need not be ordered. A capture
     holds its own work alone: calls in one are in the order of its stream, and in none with others.

@@ -206,8 +206,7 @@ class TestSeenBefore:
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
         """What the grid keeps for the arrays of `Grid.allreduce`."""
-        assert grid._numbers is not None
-        return grid._numbers.arrays_seen.found
+        return grid._reductions.arrays.launches
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Of one array, in turns, with other contents at each call; results that were returned stay."""
@@ -272,8 +271,7 @@ class TestSeenBefore:
             ok &= bool((grid.allreduce(other, out=other) == comm.size**2).all())
         ok &= often_used()
         assert agree(ok, comm)
-        assert grid._numbers is not None
-        keys = tuple(grid._numbers._arrays)
+        keys = tuple(grid._reductions.arrays.signatures)
         assert len(keys) == 32 and len(set(comm.allgather(keys))) == 1
 
     def test_other_shapes_in_place(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
