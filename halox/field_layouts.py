@@ -84,15 +84,7 @@ class FieldLayouts:
         _watch(self._own, id(root), root)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
-        """Keep the layout of a field, and forget what was concluded from another one.
-
-        Raises
-        ------
-        FieldError
-            If the array does not have the layout's shape, or cannot be watched.
-        DeviceError
-            If it is on another device than the grid's fields.
-        """
+        """Keep the layout of a field, and forget what was concluded from another one; errors as of `Grid.declare`."""
         found = describe(array)
         self.check_place(found)
         if found.shape != layout.padded_shape:
@@ -167,13 +159,7 @@ class FieldLayouts:
         return tuple(layouts), described
 
     def check_place(self, found: Described) -> None:
-        """Refuse an array on another device than the grid's fields.
-
-        Raises
-        ------
-        DeviceError
-            Names both.
-        """
+        """Raise `DeviceError` for an array on another device than the grid's fields."""
         if (found.device is None) != (self._device is None):
             where = "the host" if found.device is None else f"GPU {found.device}"
             kind = "cpu" if self._device is None else "gpu"

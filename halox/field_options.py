@@ -22,14 +22,7 @@ OPTIONS = ("components", "components_after", "halo", "staggered")
 
 
 def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
-    """Return the layout that a field's options describe.
-
-    Parameters
-    ----------
-    options : dict
-        Some of `OPTIONS`.
-    grid : FieldSpec
-        A plain field of the grid, for what is not said.
+    """Return the layout that options describe, a plain field of the grid for what is not said.
 
     Raises
     ------
@@ -68,13 +61,7 @@ def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
 
 
 def check_extents(shape: tuple[int, ...]) -> None:
-    """Refuse an array that no machine holds, before its bytes are counted in 64 bits.
-
-    Raises
-    ------
-    FieldError
-        If it has too many axes or elements.
-    """
+    """Raise `FieldError` for an array that no machine holds, before its bytes are counted in 64 bits."""
     if len(shape) > MOST_AXES or prod(shape) > MOST_ELEMENTS:
         raise FieldError(
             f"a field of shape {shown(shape)} has more axes or elements than an array can have "
@@ -83,13 +70,7 @@ def check_extents(shape: tuple[int, ...]) -> None:
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:
-    """Return a dtype of fixed size.
-
-    Raises
-    ------
-    FieldError
-        If it holds objects, has no size, or is no dtype.
-    """
+    """Return a dtype of fixed size; `FieldError` if it holds objects, has no size, or is no dtype."""
     try:
         found: DType = np.dtype(dtype)
     except Exception as error:  # NumPy's of several kinds, and what an object raises

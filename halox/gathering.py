@@ -68,32 +68,7 @@ class _Ready:
 def gather(
     world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
-    """Bring the owned cells of all ranks together.
-
-    Parameters
-    ----------
-    world : World
-    field : array
-        This rank's, on the host or a GPU.
-    layout_of : callable
-        Returns a field's layout; may raise.
-    root : int
-        The rank that gets the whole field.
-
-    Returns
-    -------
-    ndarray or None
-        The whole field on rank ``root``, None on the others.
-
-    Raises
-    ------
-    HaloxError
-        As `Grid.gather` has it.
-
-    Notes
-    -----
-    Collective; blocks.
-    """
+    """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
     ready: _Ready | None = None
     error: Exception | None = None
     try:

@@ -50,13 +50,7 @@ class Draft:
 
 
 def checked(draft: Draft) -> Sequence[HostArray] | Sequence[Described]:
-    """Return the arrays of a draft, borrowed, if nothing is wrong on this rank alone.
-
-    Raises
-    ------
-    FieldError
-        If an array or a datatype does not fit.
-    """
+    """Return the arrays of a draft, borrowed; `FieldError` if something is wrong on this rank alone."""
     for message in draft.receives:
         for part in message.parts:
             if not draft.described[part.array].writable:

@@ -23,16 +23,12 @@ def halo_draft(
     corners: bool,
     device: int | None,
 ) -> Draft:
-    """Make the messages of a halo exchange of some fields.
+    """Make the messages of a halo exchange of some fields: one per peer and direction, with all fields in it.
 
     Parameters
     ----------
-    arrays : sequence of array
+    arrays, described, layouts : sequence
         This rank's arrays, each of its layout's ``padded_shape``.
-    described : sequence of Described
-        The same arrays.
-    layouts : sequence of FieldLayout
-        Where the cells of each array lie.
     operation : {"copy", "add"}
         "copy" sends owned cells into the neighbours' halos. "add" is its adjoint: it sends halos, which are
         added to the owners' cells and set to zero.
@@ -40,11 +36,6 @@ def halo_draft(
         With edges and corners, or faces only.
     device : int or None
         The GPU that the arrays are on.
-
-    Returns
-    -------
-    Draft
-        One message a peer and direction, with all fields and all regions shared with that peer in it.
     """
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
@@ -90,13 +81,7 @@ def _fused(direction: Direction, parts: list[_Ordered]) -> tuple[Message, ...]:
 
 
 def check_apart(fields: Sequence[Described]) -> None:
-    """Refuse fields of one accumulation that share memory: the halos of one would be added by both.
-
-    Raises
-    ------
-    FieldError
-        Names the two fields by their positions.
-    """
+    """Raise `FieldError` for fields of one accumulation that share memory: both would add the halos there."""
     for second, other in enumerate(fields):
         for first, one in enumerate(fields[:second]):
             if share_memory(one, other):

@@ -43,20 +43,7 @@ class Side:
 
 
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
-    """Order in which some axes lie in memory, the slowest first.
-
-    Parameters
-    ----------
-    found : Described
-        The array.
-    axes : sequence of int
-        Its axes.
-
-    Returns
-    -------
-    tuple of int
-        Indices into ``axes``; axes of equal strides keep their order.
-    """
+    """Return the order in which some axes are in memory, the slowest first, as indices into ``axes``."""
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
 
 
@@ -68,16 +55,11 @@ def transpose_draft(
     Parameters
     ----------
     source, target : Side
-        What this rank sends, and what it receives.
+        This rank's arrays to send from, and to receive into.
     walk : sequence of int
-        In which order the axes in common are packed, the slowest first; the same on all ranks.
+        Order in which the axes in common are packed, the slowest first; the same on all ranks.
     device : int or None
         The GPU that the arrays are on.
-
-    Returns
-    -------
-    Draft
-        One message a peer and direction, of one part.
     """
     arrays = (source.array, target.array)
     described = describe(source.array), describe(target.array)

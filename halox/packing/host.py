@@ -48,8 +48,7 @@ class HostPacker:
         Bytes of packed data.
     view : ndarray or None
         The bytes as a strided view of the array's memory, shape ``counts + (words,)``, of opaque
-        words; None where the datatype is not regular. Copying it to or from :meth:`packed_view`
-        is all that packing is.
+        words; None where the datatype is not regular.
 
     Raises
     ------
@@ -97,82 +96,34 @@ class HostPacker:
                 self._copier = _Gathered(self._memory, blocks)
 
     def pack(self, out: Bytes) -> None:
-        """Copy the described bytes into a buffer, in the datatype's order.
-
-        Parameters
-        ----------
-        out : ndarray of uint8, shape (n,), contiguous, writable, n >= nbytes
-            Receives the bytes; the rest of it stays.
+        """Copy the described bytes into a contiguous uint8 array, in the datatype's order; the rest of it stays.
 
         Raises
         ------
         FieldError
-            If ``out`` is not such an array.
+            If ``out`` is not such an array, or too short.
         """
         self._copier.pack(self._checked("out", out, written=True))
 
     def unpack(self, packed: Bytes) -> None:
-        """Copy bytes from a buffer to where the datatype says.
-
-        Parameters
-        ----------
-        packed : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Bytes in the datatype's order, as :meth:`pack` leaves them.
-
-        Raises
-        ------
-        FieldError
-            If ``packed`` is not such an array, or the target is read-only.
-        """
+        """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
         self._copier.unpack(source)
 
     def add(self, packed: Bytes) -> None:
-        """Add values from a buffer to those at the places the datatype describes.
-
-        Parameters
-        ----------
-        packed : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Bytes of the values, in the datatype's order.
+        """Add packed values to those at the places of the datatype, in order; errors as of `unpack`.
 
         Raises
         ------
         DatatypeError
             If the primitives are not all of one integer, floating or complex type.
-        FieldError
-            If ``packed`` is not such an array, or the target is read-only.
-
-        Notes
-        -----
-        Values for places that occur several times are added one after another, in order.
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         if self._adder is None:
             self._adder = _Adder(self._memory, self._first, self._datatype, self._count)
         self._adder.add(source)
-
-    def packed_view(self, buffer: Bytes) -> Array | None:
-        """View a buffer in the shape and word type of :attr:`view`.
-
-        Parameters
-        ----------
-        buffer : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Packed bytes, or room for them.
-
-        Returns
-        -------
-        ndarray or None
-            None where the datatype is not regular.
-
-        Raises
-        ------
-        FieldError
-            If ``buffer`` is not such an array.
-        """
-        checked = self._checked("buffer", buffer, written=False)
-        return None if self.view is None else checked.view(self.view.dtype).reshape(self.view.shape)
 
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
         """Cut a packed buffer to the bytes used, if it is fit for its use."""
@@ -369,13 +320,7 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
 
 
 def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
-    """Refuse bytes outside an array's memory, all counted from its first element.
-
-    Raises
-    ------
-    FieldError
-        Names both ranges.
-    """
+    """Raise `FieldError` if bytes, counted from an array's first element, are outside its memory."""
     if first < reach[0] or stop > reach[1]:
         raise FieldError(
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "

@@ -178,10 +178,7 @@ class _Shared:
 def as_ndarray(array: object, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
-    Raises
-    ------
-    FieldError
-        If the array does not show its memory; names the argument.
+    Raises `FieldError`, which names the argument, if the array does not show its memory.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -194,10 +191,7 @@ def as_ndarray(array: object, name: str = "array") -> Any:
 def scalar_array(value: Any, dtype: DType) -> Array:
     """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
 
-    Raises
-    ------
-    FieldError
-        If the dtype cannot hold the value.
+    Raises `FieldError` if the dtype cannot hold the value.
     """
     if isinstance(value, np.generic):
         return np.asarray(value)
@@ -246,13 +240,7 @@ class HostArray(NamedTuple):
 
 
 def borrow(array: object) -> HostArray:
-    """Borrow the memory of a host array, and of what it is a view of.
-
-    Raises
-    ------
-    FieldError
-        If ``array`` is not a plain array on the host.
-    """
+    """Borrow the memory of a host array, and of the array that it is a view of; `FieldError` if it is none."""
     array = as_ndarray(array)
     if not isinstance(array, np.ndarray):
         raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
@@ -285,8 +273,6 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
 def share_memory(a: Described, b: Described) -> bool:
     """Whether some byte belongs to elements of both arrays; True also where that is too hard to tell.
 
-    Notes
-    -----
     Looks at addresses only, so that arrays on a GPU will do.
     """
     if a.device != b.device:
@@ -309,13 +295,7 @@ def _shell(found: Described) -> Array:
 
 
 def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
-    """Return the widest word, in bytes, in which all of some strided layouts can be moved.
-
-    Parameters
-    ----------
-    *layouts : (origin, StridedBlocks)
-        A layout and the address of its origin.
-    """
+    """Return the widest word, in bytes, in which strided layouts at these origins can be moved."""
     common = 16
     for origin, strided in layouts:
         common = gcd(common, origin + strided.offset, strided.block_bytes, *strided.strides)
@@ -325,23 +305,7 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
 def strided_view(
     memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: DType
 ) -> Array:
-    """View strided blocks in a run of bytes as an array.
-
-    Parameters
-    ----------
-    memory : ndarray of uint8, 1-D
-        The bytes.
-    origin : int
-        Index in ``memory`` to which the layout's offset is relative.
-    strided : StridedBlocks
-        The layout.
-    dtype : numpy.dtype
-        Its size divides the block length.
-
-    Returns
-    -------
-    ndarray, shape ``counts + (block_bytes // dtype.itemsize,)``
-    """
+    """View strided blocks in bytes, from index ``origin`` on, as an array of shape ``counts + (elements,)``."""
     return np.ndarray(
         (*strided.counts, strided.block_bytes // dtype.itemsize),
         dtype,
