@@ -62,8 +62,8 @@ class FieldLayouts:
         self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """Return how many arrays and declared fields are known."""
-        return len(self._by_array) + len(self._declared)
+        """Return how many arrays, declared fields and memories of the grid's own are known."""
+        return len(self._by_array) + len(self._declared) + len(self._own)
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: one object for equal ones."""
