@@ -83,7 +83,7 @@ class GridAllocation:
             Converted to the dtype as by `numpy.full`, but for integers, which must be in its range. An array is
             broadcast to the field's shape on each rank, halo included.
         dtype, **layout
-            As of `zeros`.
+            The same as for `zeros`.
 
         Raises
         ------

@@ -345,9 +345,9 @@ class Grid(GridAllocation, GridReductions):
         Parameters
         ----------
         *fields, corners
-            As of `exchange`.
+            The same as for `exchange`.
         path : str, optional
-            As of `Grid`, for this plan.
+            The same as for `Grid`, for this plan.
 
         Returns
         -------
@@ -462,7 +462,7 @@ class Grid(GridAllocation, GridReductions):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close the grid, unless an error is on its way: other ranks may not come along then."""
+        """Close the grid, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from halox.paths.costs import ProtocolCost
 from halox.paths.host.packed import (
     Move,
     add_all,
+    clearing,
     copy_all,
     located,
     packer_of,
@@ -80,7 +80,7 @@ class LocalHostChannel(Channel):
         targets = places_of((receive for _, receive in pairs), values=adds)
         cleared = places_of(job.cleared)
         self._take = add_all if adds else copy_all
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[Callable[[], object]] = []
         self._moves: tuple[list[Move], list[Move]] = [], []
         if (
             sources is not None
@@ -98,9 +98,7 @@ class LocalHostChannel(Channel):
         for send, receive in pairs:
             source, target = packer_of(job, send), packer_of(job, receive)
             self._calls.append(_through_buffer(source, target, job.operation))
-        for part in job.cleared:
-            packer, zeros = packer_of(job, part), np.zeros(part.nbytes, np.uint8)
-            self._calls.append(partial(packer.unpack, zeros))
+        self._calls += clearing(job)
 
     def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
         """Return views of other arrays, and what to copy between them."""

@@ -1,4 +1,4 @@
-"""Numbers of the cells of one rank on the host, formed block by block, so that no copy of a field is made.
+"""Rank-local reductions on the host, blocked to avoid temporaries.
 
 The blocks follow from the shape alone, and each is summed by NumPy: the same bits in every run.
 """

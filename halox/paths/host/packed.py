@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -96,7 +97,7 @@ def add_all(moves: Sequence[Move]) -> None:
         np.add(target, source, target)
 
 
-_Calls = list[Callable[[], None]]
+_Calls = list[Callable[[], object]]
 
 
 class _Views(NamedTuple):
@@ -108,7 +109,7 @@ class _Views(NamedTuple):
 
 
 class HostChannel(Channel):
-    """Moves NumPy arrays through a buffers's buffers."""
+    """Moves NumPy arrays through transport buffers."""
 
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers, self._epoch = buffers, 0
@@ -235,33 +236,40 @@ def _packed(
 
 def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
     """Return for each slot the calls that pack messages, and those that unpack them."""
-    cleared = [
-        _call(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
-    ]
-    found = []
-    for outgoing, incoming in zip(buffers.outgoing, buffers.incoming, strict=True):
-        pack = [_call(packer.pack, piece) for packer, piece in _pieces(job, job.sends, outgoing)]
-        unpack = [
-            _call(packer.add if job.operation == "add" else packer.unpack, piece)
-            for packer, piece in _pieces(job, job.receives, incoming)
+    unpack = "add" if job.operation == "add" else "unpack"
+    packs = _by_slot(job, job.sends, buffers.outgoing, "pack")
+    unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
+    cleared = clearing(job)
+    return [(first + cleared, then) for first, then in zip(packs, unpacks, strict=True)]
+
+
+def _by_slot(
+    job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
+) -> list[_Calls]:
+    """Return for each slot, with its row of buffers, the calls of a method of the parts' packers."""
+    packers = [[packer_of(job, part) for part in message.parts] for message in messages]
+    return [
+        [
+            partial(getattr(packer, method), buffer[offset : offset + packer.nbytes])
+            for message, of_parts, buffer in zip(messages, packers, row, strict=True)
+            for packer, offset in zip(of_parts, message.offsets, strict=True)
         ]
-        found.append((pack + cleared, unpack))
-    return found
+        for row in rows
+    ]
+
+
+def clearing(job: Job) -> _Calls:
+    """Return calls that set the job's ``cleared`` parts to zero."""
+    return [
+        partial(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8))
+        for part in job.cleared
+    ]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:
     """Return the packer of a part of a message."""
     array = cast(Sequence[HostArray], job.arrays)[part.array]
     return HostPacker(array, part.datatype, part.count)
-
-
-def _pieces(
-    job: Job, messages: tuple[Message, ...], buffers: list[Bytes]
-) -> Iterator[tuple[HostPacker, Bytes]]:
-    """Yield a packer and its piece of the message's buffer for each part."""
-    for message, buffer in zip(messages, buffers, strict=True):
-        for part, offset in zip(message.parts, message.offsets, strict=True):
-            yield packer_of(job, part), buffer[offset : offset + part.nbytes]
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
@@ -288,10 +296,3 @@ def _lines_bytes(view: Any) -> int:
     apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
     run_bytes = view.shape[-1] * view.itemsize
     return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
-
-
-def _call(function: Callable[[Bytes], Any], argument: Bytes) -> Callable[[], None]:
-    def call() -> None:
-        function(argument)
-
-    return call
