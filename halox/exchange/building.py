@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from halox.errors import HaloxError
 from halox.paths import PATHS
-from halox.paths.base import Carried
-from halox.paths.build import Build
+from halox.paths.base import Build, Carried
 
 _BUILDING = "the making of a plan"
 

@@ -16,8 +16,7 @@ from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end, wished_path
-from halox.paths.base import EndpointInfo, Job, Key, Route, SelectionContext
-from halox.paths.build import Build
+from halox.paths.base import Build, EndpointInfo, Job, Key, Route, SelectionContext
 from halox.paths.messages import check_match
 from halox.runtime.arrays import Described, HostArray
 from halox.runtime.context import Context

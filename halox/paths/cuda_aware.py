@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     EndpointInfo,
@@ -18,7 +19,6 @@ from halox.paths.base import (
     numpy_ends,
 )
 from halox.paths.buffers import Buffer, RequestBuffers
-from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.runtime.device_pointers import decided_by_user
 from halox.runtime.leftovers import Leftovers

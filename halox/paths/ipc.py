@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 from halox.errors import ExchangeTimeoutError
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     Channel,
@@ -57,7 +58,6 @@ from halox.paths.base import (
     SelectionContext,
     why_not_gpus,
 )
-from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
 from halox.paths.launches import clearing_of, fragmented, moves_of

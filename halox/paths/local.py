@@ -9,6 +9,7 @@ import numpy as np
 
 from halox.packing.host import HostPacker, View
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     Channel,
@@ -18,7 +19,6 @@ from halox.paths.base import (
     Protocol,
     SelectionContext,
 )
-from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.packed import (
     Move,

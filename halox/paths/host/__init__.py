@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from halox.decomposition import FieldLayout
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     EndpointInfo,
@@ -16,7 +17,6 @@ from halox.paths.base import (
     SelectionContext,
     numpy_ends,
 )
-from halox.paths.build import Build
 from halox.paths.host.direct import DirectChannel, Window, window_of
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from halox.packing.host import HostPacker, View, block_view, element_view
-from halox.paths.base import Carried, Channel, Job, Path
+from halox.paths.base import Build, Carried, Channel, Job, Path
 from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
-from halox.paths.build import Build
 from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from halox.datatypes import StridedBlocks
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     EndpointInfo,
@@ -17,7 +18,6 @@ from halox.paths.base import (
     SelectionContext,
     why_not_gpus,
 )
-from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, shortest_word

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from halox.paths.base import (
+    Build,
     Candidate,
     Carried,
     EndpointInfo,
@@ -14,7 +15,6 @@ from halox.paths.base import (
     SelectionContext,
     numpy_ends,
 )
-from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import ends_of
 from halox.paths.host.packed import packed_channels
