@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from halox.paths.costs import ProtocolCost
-from halox.paths.messages import Message, Part
+from halox.paths.messages import Message, Part, PartSignature
 from halox.paths.node import NodeLink
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class EndpointInfo:
     node: int
     memory: Literal["host", "gpu"]
     block_bytes: int
-    signatures: tuple[Any, ...]
+    signatures: tuple[PartSignature, ...]
     rank: int = 0
     nbytes: int = 0
     paths: Mapping[str, Any] = field(default_factory=dict)

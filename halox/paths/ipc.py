@@ -61,7 +61,7 @@ from halox.paths.base import (
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
 from halox.paths.launches import clearing_of, fragmented, moves_of
-from halox.paths.messages import Message, located
+from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
@@ -160,7 +160,7 @@ def _packed(fragment: int) -> SignalKey:
 
 
 def contiguous_places(
-    message: Message, arrays: Sequence[Any], arena: DeviceArena
+    message: Message, arrays: Sequence[Addressed], arena: DeviceArena
 ) -> tuple[DevicePlace, ...] | None:
     """Return the addresses of a message's parts, None unless each is contiguous and in the arena.
 
@@ -168,7 +168,7 @@ def contiguous_places(
     accumulations.
     """
     found = located(message, arrays, arena.locate)
-    if found is None or any(layout.counts for layout in found[1]):
+    if found is None or any(layout.counts for layout in found.layouts):
         return None
     return tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from halox.datatypes import Datatype, StridedBlocks, contiguous
+from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 
 Direction = Literal["send", "receive"]
+
+PartSignature = tuple[Signature, int]
+"""Signature and count of a part."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Part:
     def nbytes(self) -> int:
         """Bytes of the part once packed."""
         return self.datatype.size * self.count
+
+    @property
+    def strided(self) -> StridedBlocks | None:
+        """The part as strided blocks; None if it is not strided as a whole."""
+        return self.datatype.items(self.count).strided
 
 
 @dataclass(frozen=True)
@@ -68,10 +76,10 @@ class Message:
     @cached_property
     def is_strided(self) -> bool:
         """Whether each part is, as a whole, strided blocks."""
-        return all(part.datatype.items(part.count).strided is not None for part in self.parts)
+        return all(part.strided is not None for part in self.parts)
 
     @cached_property
-    def signatures(self) -> tuple[tuple[Signature, int], ...]:
+    def signatures(self) -> tuple[PartSignature, ...]:
         """Signature and count of each part; their products are equal on both ends of a valid message."""
         return tuple([(part.datatype.signature, part.count) for part in self.parts])
 
@@ -109,7 +117,9 @@ def fuse(direction: Direction, parts: Iterable[tuple[int, int, Part]]) -> tuple[
     )
 
 
-def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequence[Any]) -> None:
+def check_match(
+    rank: int, peer: int, received: Sequence[PartSignature], expected: Sequence[PartSignature]
+) -> None:
     """Raise a `MismatchError` unless a peer's message has the signatures that are expected from it."""
     if len(received) != len(expected):
         raise MismatchError(
@@ -125,7 +135,7 @@ def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequenc
             )
 
 
-def _readable(part: Any) -> str:
+def _readable(part: PartSignature) -> str:
     signature, count = part
     return f"{count} x ({signature})"
 
@@ -140,22 +150,37 @@ class Locatable(Protocol):
 PlaceT = TypeVar("PlaceT", bound=Locatable)
 
 
-def located(
-    message: Message, arrays: Sequence[Any], locate: Callable[[int, int], PlaceT | None]
-) -> tuple[tuple[PlaceT, ...], tuple[StridedBlocks, ...]] | None:
-    """Return places of the parts' arrays, and the parts' layouts from there; None unless an arena locates them all.
+class Located(NamedTuple, Generic[PlaceT]):
+    """Places of the arrays of a message's parts, and the layouts of the parts from there."""
 
-    None as well if a part is not strided as a whole.
-    """
+    places: tuple[PlaceT, ...]
+    layouts: tuple[StridedBlocks, ...]
+
+
+class Addressed(Protocol):
+    """An array with an address."""
+
+    @property
+    def pointer(self) -> int:
+        """Address of its first element."""
+
+
+def located(
+    message: Message,
+    arrays: Sequence[Addressed],
+    locate: Callable[[int, int], PlaceT | None],
+) -> Located[PlaceT] | None:
+    """Locate a message's parts in an arena; None unless it has them all, and each is strided as a whole."""
     places, layouts = [], []
     for part in message.parts:
-        items = part.datatype if part.count == 1 else contiguous(part.count, part.datatype)
-        if items.strided is None:
+        strided = part.strided
+        if strided is None:
             return None
         pointer = arrays[part.array].pointer
-        place = locate(pointer + items.true_lb, pointer + items.true_ub)
+        first, end = part.datatype.reach(part.count)
+        place = locate(pointer + first, pointer + end)
         if place is None:
             return None
-        places.append(place.at(-items.true_lb))
-        layouts.append(items.strided)
-    return tuple(places), tuple(layouts)
+        places.append(place.at(-first))
+        layouts.append(strided)
+    return Located(tuple(places), tuple(layouts))

@@ -29,7 +29,7 @@ from halox.datatypes import Datatype
 from halox.paths.base import Job, Operation
 from halox.paths.messages import Message, Part
 from halox.paths.peer import negotiation
-from halox.paths.peer.exported import exported_parts
+from halox.paths.peer.endpoints import peer_info
 from halox.paths.peer.table import (
     EPOCH_SHIFT,
     TABLE_BYTES,
@@ -259,9 +259,7 @@ class Rank:
 
     def exported(self) -> dict[tuple[int, int], Any]:
         """What the senders of messages that go straight into arrays are told, by (receiver, tag)."""
-        return {
-            (m.peer, m.tag): exported_parts(m, self.arrays, self.arena) for m in self.job.receives
-        }
+        return {(m.peer, m.tag): peer_info(m, self.arrays, self.arena) for m in self.job.receives}
 
     def prepare(self, draft: Any) -> None:
         self.draft = draft

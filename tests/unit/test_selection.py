@@ -23,7 +23,6 @@ from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import Window
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
-from halox.paths.peer.exported import Exported
 from halox.runtime.arena import Place
 from halox.runtime.device_arena import DevicePlace
 from halox.runtime.topology import Topology
@@ -120,7 +119,7 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
     place = DevicePlace(f"arena {rank}", 0)
     plain: dict[str, Any] = {
         "word_bytes": 8,
-        "exported": Exported((place,), (FACE,), {(place.arena, 0): b"handle"}),
+        "places": (place,),
         "layouts": (FACE,),
     }
     peer = plain | {name: value for name, value in said.items() if name in plain}
@@ -164,12 +163,12 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"cuda_aware": NO_MPI},
     ),
     "the receiver's array cannot be mapped": (
-        {"receiver": {"exported": None}},
+        {"receiver": {"places": None}},
         {"peer/staging", "peer/ll", "ipc/staging", "staged/shared"},
         {"cuda_aware": NO_MPI},
     ),
     "the sender's array cannot be mapped": (
-        {"sender": {"exported": None}},
+        {"sender": {"places": None}},
         PEER | {"ipc/staging", "staged/shared"},
         {"cuda_aware": NO_MPI},
     ),

@@ -13,44 +13,32 @@ order (`halox.runtime.waiting`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.paths.base import Channel, Job
-from halox.paths.messages import Message, located
+from halox.paths.messages import Addressed, Located, Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arena import Place, SharedArena
-from halox.runtime.arrays import WORDS, common_word, strided_view
+from halox.runtime.arrays import WORDS, Array, DType, common_word, strided_view
 from halox.runtime.waiting import UNDER_WAY
 
-
-@dataclass(frozen=True)
-class Window:
-    """Addresses of a message's parts in the shared memory of its end."""
-
-    places: tuple[Place, ...]
-    layouts: tuple[StridedBlocks, ...]
-
-    @property
-    def blocks(self) -> list[tuple[Place, StridedBlocks]]:
-        """Each part's place with its layout."""
-        return [*zip(self.places, self.layouts, strict=True)]
+Window: TypeAlias = Located[Place]
+"""Addresses of a message's parts in the shared memory of its end."""
 
 
-def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | None:
+def window_of(message: Message, arrays: Sequence[Addressed], arena: SharedArena) -> Window | None:
     """Return the addresses of a message's parts, None unless all are single strided items in the arena."""
     if any(part.count != 1 for part in message.parts):
         return None
-    found = located(message, arrays, arena.locate)
-    return None if found is None else Window(*found)
+    return located(message, arrays, arena.locate)
 
 
-def _view(arena: SharedArena, place: Place, layout: StridedBlocks, word: Any) -> Any:
+def _view(arena: SharedArena, place: Place, layout: StridedBlocks, word: DType) -> Array:
     """Return the words of a part in any rank's segment."""
     memory = arena.memory(Place(place.window, place.node_rank))
     return strided_view(memory, place.offset, layout, word)
@@ -71,12 +59,14 @@ class DirectChannel(Channel):
         self._copied = 0
         # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
         self._to_copy: list[int] = []
-        self._moves: list[tuple[Any, Any]] = []
+        self._moves: list[tuple[Array, Array]] = []
         for message in job.receives:
             window, own = windows[message.peer, message.tag], window_of(message, job.arrays, arena)
             if window is None or own is None:
                 raise AssertionError("a message without a window was sent the direct way")
-            for target, source in zip(own.blocks, window.blocks, strict=True):
+            for target, source in zip(
+                zip(*own, strict=True), zip(*window, strict=True), strict=True
+            ):
                 word = WORDS[
                     common_word((target[0].offset, target[1]), (source[0].offset, source[1]))
                 ]

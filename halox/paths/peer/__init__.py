@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from halox.datatypes import StridedBlocks
 from halox.paths.base import (
     Build,
     Candidate,
@@ -20,8 +18,7 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
-from halox.paths.peer.endpoints import PACKET_WORD, shortest_word
-from halox.paths.peer.exported import Exported, exported_parts
+from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
 from halox.paths.peer.table import pieces_between
 from halox.runtime.topology import Topology
 
@@ -32,25 +29,6 @@ if TYPE_CHECKING:
 
 MOST_PIECES = 16
 """Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
-
-
-@dataclass(frozen=True)
-class PeerInfo:
-    """Description of a message on a GPU for the kernels of both its ends.
-
-    Attributes
-    ----------
-    word_bytes : int
-        Shortest word in which a kernel walks the message.
-    layouts : tuple of StridedBlocks or None
-        Of each part; None if one is not strided as a whole.
-    exported : Exported or None
-        The parts in device memory that peers can map, if they are there.
-    """
-
-    word_bytes: int
-    layouts: tuple[StridedBlocks, ...] | None
-    exported: Exported | None
 
 
 class PeerPath(Path):
@@ -75,14 +53,7 @@ class PeerPath(Path):
         """Describe the message on this rank's GPU."""
         if arrays[message.parts[0].array].device is None:
             return None
-        strided = [part.datatype.items(part.count).strided for part in message.parts]
-        whole = tuple(found for found in strided if found is not None)
-        arena = context.device_arena
-        return PeerInfo(
-            shortest_word(message, arrays),
-            whole if len(whole) == len(strided) else None,
-            None if arena is None else exported_parts(message, arrays, arena),
-        )
+        return peer_info(message, arrays, context.device_arena)
 
     def candidates(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
@@ -115,12 +86,9 @@ class PeerPath(Path):
             if all(m.is_strided for m in own.messages):
                 copies = own
         build.taken.update(m.key for m in copies.messages)
-        exported = {}
-        for message in job.sends:
-            info: PeerInfo = build.peer_info(self, message)
-            exported[message.peer, message.tag] = info.exported
+        infos = {(m.peer, m.tag): build.peer_info(self, m) for m in job.sends}
         arena, protocols = build.context.device_arena, build.protocols(job)
-        return make_peer_channel(world, arena, job, copies, protocols, exported)
+        return make_peer_channel(world, arena, job, copies, protocols, infos)
 
     def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
         """Return the channel that was agreed on."""
@@ -132,7 +100,7 @@ class PeerPath(Path):
 
 def _is_straight(sender: PeerInfo, receiver: PeerInfo) -> bool:
     """Whether the sender may store into the receiver's array itself."""
-    if receiver.exported is None or sender.layouts is None or receiver.layouts is None:
+    if receiver.places is None or sender.layouts is None or receiver.layouts is None:
         return False
     if [a.nbytes for a in sender.layouts] != [b.nbytes for b in receiver.layouts]:
         return False  # they do not match, which the receiver finds

@@ -23,8 +23,7 @@ from typing import Any
 
 from halox.paths.base import Channel, Job, Key
 from halox.paths.launches import clearing_of
-from halox.paths.peer.endpoints import Tag
-from halox.paths.peer.exported import Exported
+from halox.paths.peer.endpoints import PeerInfo, Tag
 from halox.paths.peer.negotiation import Negotiation
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
@@ -113,7 +112,7 @@ def make_peer_channel(
     job: Job,
     copies: Job,
     protocols: Mapping[Key, str],
-    exported: Mapping[Tag, Exported | None],
+    infos: Mapping[Tag, PeerInfo],
 ) -> PeerChannel | None:
     """Make the channel of a plan's messages that go the peer path.
 
@@ -123,7 +122,7 @@ def make_peer_channel(
     def begin() -> Negotiation | None:
         if arena is None or not job.messages:
             return None
-        return Negotiation(world, arena, job, copies, protocols, exported)
+        return Negotiation(world, arena, job, copies, protocols, infos)
 
     def made(agreed: Negotiation, replies: Any) -> PeerChannel:
         agreed.open(replies)

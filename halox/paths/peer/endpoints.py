@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import starmap
 
+from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Side, contiguous_side, paired
 from halox.paths.base import Job
-from halox.paths.messages import ALIGNMENT, Message, Part
+from halox.paths.messages import ALIGNMENT, Addressed, Message, Part, located
 from halox.paths.peer.table import (
     PACKET_EXPANSION,
     WIDE_WORDS,
@@ -17,12 +18,16 @@ from halox.paths.peer.table import (
     least_word,
     runs,
 )
+from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 
 WIDE_BYTES = 1 << 17
 """Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
 
 PACKET_WORD = 4
 """Bytes of data in the smallest packet: shorter words do not travel in packets."""
+
+RunSignatures = tuple[tuple[int, int, int, int], ...]
+"""Signatures of the runs of a message, in order."""
 
 Tag = tuple[int, int]
 """Peer and tag of a message."""
@@ -47,11 +52,11 @@ class PeerEndpoint:
         return self.message.peer, self.message.tag
 
     @property
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> RunSignatures:
         """Signatures of its runs, equal to those of the other end if they match."""
-        return tuple(run.signature for run in self.runs)
+        return tuple([run.signature for run in self.runs])
 
-    def widen(self, signature: tuple[Any, ...]) -> None:
+    def widen(self, signature: RunSignatures) -> None:
         """Choose LL128-like packets if the other end's runs are alike, and the message is not too small."""
         words = {run.row.word_bytes for run in self.runs}
         self.is_wide = (
@@ -76,7 +81,7 @@ class PeerEndpoint:
 class Rts:
     """Ready to send: the chunks of a message, which its sender tells the receiver first."""
 
-    signature: tuple[Any, ...]
+    signature: RunSignatures
     chunks: int
 
 
@@ -115,9 +120,14 @@ def direct_endpoints(
 
 def whole(job: Job, part: Part) -> Side:
     """Return a part as strided blocks of its array."""
-    strided = part.datatype.items(part.count).strided
+    return Side(job.arrays[part.array].pointer, strided_of(part))
+
+
+def strided_of(part: Part) -> StridedBlocks:
+    """Return a part, known to be strided as a whole, as strided blocks."""
+    strided = part.strided
     assert strided is not None
-    return Side(job.arrays[part.array].pointer, strided)
+    return strided
 
 
 def _waited_for(message: Message) -> list[tuple[int, int]]:
@@ -136,15 +146,7 @@ def _waited_for(message: Message) -> list[tuple[int, int]]:
     return blocks
 
 
-def shortest_word(message: Message, arrays: Sequence[Any]) -> int:
-    """Return the bytes of the shortest word in which a kernel walks a message, 1 for runs of no alignment."""
-    pairs = _paired(message, arrays)
-    if pairs is None:
-        return ALIGNMENT  # packed by itself first
-    return least_word(runs([Copy(a, b) for a, b in pairs], packed=1))
-
-
-def _paired(message: Message, arrays: Sequence[Any]) -> list[tuple[Side, Side]] | None:
+def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, Side]] | None:
     """Return its bytes in the arrays beside those of the packed message; None if no kernel walks them in one go."""
     found: list[tuple[Side, Side]] = []
     for part, offset in zip(message.parts, message.offsets, strict=True):
@@ -153,3 +155,38 @@ def _paired(message: Message, arrays: Sequence[Any]) -> list[tuple[Side, Side]] 
             return None
         found += pairs
     return found
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """Description of a message on a GPU for the kernels of both its ends.
+
+    Attributes
+    ----------
+    word_bytes : int
+        Shortest word in which a kernel walks the message, 1 for runs of no alignment.
+    layouts : tuple of StridedBlocks or None
+        Of each part; None if one is not strided as a whole.
+    places : tuple of DevicePlace or None
+        Of each part's array, if they are in device memory that peers can map.
+    handles : mapping
+        Of the segments with these places, by number.
+    """
+
+    word_bytes: int
+    layouts: tuple[StridedBlocks, ...] | None = None
+    places: tuple[DevicePlace, ...] | None = None
+    handles: Mapping[Allocation, bytes] = field(default_factory=dict)
+
+
+def peer_info(message: Message, arrays: Sequence[Addressed], arena: DeviceArena | None) -> PeerInfo:
+    """Describe a message of arrays on this rank's GPU."""
+    pairs = _paired(message, arrays)
+    # What no kernel walks in one go is packed by itself first.
+    word = ALIGNMENT if pairs is None else least_word(runs([*starmap(Copy, pairs)], packed=1))
+    if not message.is_strided:
+        return PeerInfo(word)
+    found = None if arena is None else located(message, arrays, arena.locate)
+    if arena is None or found is None:
+        return PeerInfo(word, tuple([strided_of(part) for part in message.parts]))
+    return PeerInfo(word, found.layouts, found.places, arena.handles(found.places))

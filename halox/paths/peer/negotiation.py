@@ -16,8 +16,15 @@ from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
 from halox.paths.base import Job, Key
 from halox.paths.launches import moves_of
-from halox.paths.peer.endpoints import PeerEndpoint, Rts, Tag, direct_endpoints, endpoint_of, whole
-from halox.paths.peer.exported import Exported
+from halox.paths.peer.endpoints import (
+    PeerEndpoint,
+    PeerInfo,
+    Rts,
+    Tag,
+    direct_endpoints,
+    endpoint_of,
+    whole,
+)
 from halox.paths.peer.table import (
     Kind,
     PeerPlan,
@@ -73,14 +80,14 @@ class Negotiation:
         job: Job,
         copies: Job,
         protocols: Mapping[Key, str],
-        exported: Mapping[Tag, Exported | None],
+        infos: Mapping[Tag, PeerInfo],
     ) -> None:
         self.world, self.arena, self.device, self.job = world, arena, arena.device, job
         self._copies = copies
         self._takes = [
             endpoint_of(job, message, protocols[message.key]) for message in job.receives
         ]
-        self._sends = self._sent(protocols, exported)
+        self._sends = self._sent(protocols, infos)
         self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
         self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
@@ -89,13 +96,13 @@ class Negotiation:
         self._memory = _Memory()
 
     def _sent(
-        self, protocols: Mapping[Key, str], exported: Mapping[Tag, Exported | None]
+        self, protocols: Mapping[Key, str], infos: Mapping[Tag, PeerInfo]
     ) -> list[PeerEndpoint]:
         job, targets = self.job, []
         for message in job.sends:
             if protocols[message.key] == "direct":
-                there = exported[message.peer, message.tag]
-                assert there is not None
+                there = infos[message.peer, message.tag]
+                assert there.places is not None and there.layouts is not None
                 self.arena.open(there.handles)
                 places = zip(there.places, there.layouts, strict=True)
                 sides = [Side(self.arena.pointer(place), layout) for place, layout in places]
