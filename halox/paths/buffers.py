@@ -26,19 +26,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, whole, within_counts
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.runtime.arena import SharedArena
+from halox.runtime.arena import Place, SharedArena
 from halox.runtime.leftovers import Leftovers, hold_at_exit
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Prequest
 
 
 class TransportBuffers(ABC):
@@ -139,12 +143,10 @@ class SharedBuffers(TransportBuffers):
         cut: Cutter = whole,
     ) -> None:
         self._arena, self._link = arena, link
-        self._places_out = [
-            [link.outgoing_place(m, slot) for m in sends] for slot in range(self.slots)
-        ]
-        self._places_in = [
-            [link.incoming_place(m, slot) for m in receives] for slot in range(self.slots)
-        ]
+        self._places_out, self._places_in = (
+            [[link.place(m, slot) for m in messages] for slot in range(self.slots)]
+            for messages in (sends, receives)
+        )
         self.outgoing = self._views(self._places_out, sends)
         self.incoming = self._views(self._places_in, receives)
         self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
@@ -157,7 +159,9 @@ class SharedBuffers(TransportBuffers):
         ]
         self._consumed = link.flag("consumed", sorted(targets.difference(sources)))
 
-    def _views(self, places: Any, messages: Sequence[Message]) -> list[list[Bytes]]:
+    def _views(
+        self, places: Sequence[Sequence[Place]], messages: Sequence[Message]
+    ) -> list[list[Bytes]]:
         return [
             [
                 self._arena.memory(place)[: m.packed_bytes]
@@ -217,6 +221,42 @@ def _senders(receives: Sequence[Message], ends: Sequence[tuple[int, ...]], stage
     return sorted({m.peer for m, at in zip(receives, ends, strict=True) if stage < len(at)})
 
 
+@dataclass(eq=False)
+class Buffer:
+    """Memory of one message.
+
+    Attributes
+    ----------
+    memory : ndarray of bytes, or memory of mpi4py
+        As MPI takes it, whole or in slices.
+    device_pointer : int
+        Its address on the GPU, if it has one.
+    owner : object
+        Owner of the memory, where ``memory`` does not keep it alive.
+    """
+
+    memory: Any
+    device_pointer: int = 0
+    owner: object = None
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory = self.owner = None
+
+
+def host_buffer(nbytes: int) -> Buffer:
+    """Return ordinary host memory."""
+    return Buffer(np.zeros(nbytes, np.uint8))
+
+
+def pinned_buffer(nbytes: int) -> Buffer:
+    """Return page-locked host memory that the GPU reads and writes."""
+    from halox.runtime.gpu.memory import pinned
+
+    memory = pinned(nbytes)
+    return Buffer(memory.array[:nbytes], int(memory.device_pointer))
+
+
 class RequestBuffers(TransportBuffers):
     """Sends the buffers with persistent MPI requests, one a fragment: one message a peer if it is not cut.
 
@@ -232,42 +272,44 @@ class RequestBuffers(TransportBuffers):
         sends: Sequence[Message],
         receives: Sequence[Message],
         mpi_tag: Callable[[Message], int],
-        pinned: bool = False,
+        allocate: Callable[[int], Buffer] = host_buffer,
         cut: Cutter = whole,
         leftovers: Leftovers | None = None,
     ) -> None:
-        self._world, self._pinned = world, pinned
+        self._world, self._mpi_tag = world, mpi_tag
         self._leftovers = Leftovers(world) if leftovers is None else leftovers
-        self._buffers_out = [self._buffer(m.packed_bytes) for m in sends]
-        self._buffers_in = [self._buffer(m.packed_bytes) for m in receives]
-        self.outgoing = [[b.array for b in self._buffers_out if isinstance(b, HostBuffer)]]
-        self.incoming = [[b.array for b in self._buffers_in if isinstance(b, HostBuffer)]]
+        self._buffers_out = [allocate(m.packed_bytes) for m in sends]
+        self._buffers_in = [allocate(m.packed_bytes) for m in receives]
+        self.outgoing, self.incoming = (
+            [[b.memory for b in buffers if isinstance(b.memory, np.ndarray)]]
+            for buffers in (self._buffers_out, self._buffers_in)
+        )
         cut = within_counts(cut)
         self.outgoing_ends, self.incoming_ends = [*map(cut, sends)], [*map(cut, receives)]
-        self._peers: list[tuple[Any, int]] = []
-        comm = world.comm
-
-        def by_stage(
-            make: Callable[..., Any],
-            messages: Sequence[Message],
-            buffers: Sequence[Any],
-            ends: Sequence[tuple[int, ...]],
-        ) -> list[list[Any]]:
-            stages: list[list[Any]] = [[] for _ in range(max(map(len, ends), default=0))]
-            for m, buffer, at in zip(messages, buffers, ends, strict=True):
-                for requests, (start, end) in zip(stages, pairwise((0, *at)), strict=False):
-                    request = make(buffer.span(start, end), m.peer, mpi_tag(m))
-                    requests.append(request)
-                    self._peers.append((request, m.peer))
-            return stages
-
-        self._receiving = by_stage(comm.Recv_init, receives, self._buffers_in, self.incoming_ends)
-        self._sending = by_stage(comm.Send_init, sends, self._buffers_out, self.outgoing_ends)
-        self._requests = [r for stage in (*self._receiving, *self._sending) for r in stage]
+        self._peers: list[tuple[Prequest, int]] = []
+        self._receiving = self._stages(
+            world.comm.Recv_init, receives, self._buffers_in, self.incoming_ends
+        )
+        self._sending = self._stages(
+            world.comm.Send_init, sends, self._buffers_out, self.outgoing_ends
+        )
+        self._requests = [request for request, _ in self._peers]
         hold_at_exit(self)
 
-    def _buffer(self, nbytes: int) -> Buffer:
-        return PinnedHostBuffer(nbytes) if self._pinned else HostBuffer(nbytes)
+    def _stages(
+        self,
+        make: Callable[..., Prequest],
+        messages: Sequence[Message],
+        buffers: Sequence[Buffer],
+        ends: Sequence[tuple[int, ...]],
+    ) -> list[list[Prequest]]:
+        """Make the requests of some messages, by stage."""
+        stages: list[list[Prequest]] = [[] for _ in range(max(map(len, ends), default=0))]
+        for m, buffer, at in zip(messages, buffers, ends, strict=True):
+            for requests, (start, end) in zip(stages, pairwise((0, *at)), strict=False):
+                requests.append(make(buffer.memory[start:end], m.peer, self._mpi_tag(m)))
+                self._peers.append((requests[-1], m.peer))
+        return stages
 
     def post(self, epoch: int) -> None:
         """Start all receives, then all sends."""
@@ -311,61 +353,14 @@ class RequestBuffers(TransportBuffers):
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the GPU's addresses of the buffers."""
         return (
-            [[int(buffer.device_pointer) for buffer in self._buffers_out]],
-            [[int(buffer.device_pointer) for buffer in self._buffers_in]],
+            [[buffer.device_pointer for buffer in self._buffers_out]],
+            [[buffer.device_pointer for buffer in self._buffers_in]],
         )
 
     def close(self) -> None:
         """Free the requests and the buffers, those of active requests when MPI has done with them."""
-        receives, sends = (
-            [r for stage in s for r in stage] for s in (self._receiving, self._sending)
-        )
+        receives, sends = ([*chain(*stages)] for stages in (self._receiving, self._sending))
         buffers = [*self._buffers_out, *self._buffers_in]
         self._requests, self._receiving, self._sending, self._peers = [], [], [], []
         self._buffers_out, self._buffers_in = [], []
         self._leftovers.keep(receives, sends, buffers)
-
-
-class Buffer(Protocol):
-    """Memory of one message."""
-
-    @property
-    def device_pointer(self) -> int:
-        """Its address on the GPU."""
-
-    def span(self, start: int, end: int) -> Any:
-        """Return bytes [start, end), as mpi4py takes them."""
-
-    def close(self) -> None:
-        """Give it back."""
-
-
-class HostBuffer:
-    """Ordinary host memory."""
-
-    device_pointer = 0
-
-    def __init__(self, nbytes: int) -> None:
-        self.array: Bytes = np.zeros(nbytes, np.uint8)
-
-    def span(self, start: int, end: int) -> Bytes:
-        """Return bytes [start, end)."""
-        return self.array[start:end]
-
-    def close(self) -> None:
-        """Do nothing: NumPy frees it."""
-
-
-class PinnedHostBuffer(HostBuffer):
-    """Page-locked host memory that the GPU reads and writes."""
-
-    def __init__(self, nbytes: int) -> None:
-        from halox.runtime.gpu.memory import pinned
-
-        self._memory = pinned(nbytes)
-        self.array = self._memory.array[:nbytes]
-        self.device_pointer = int(self._memory.device_pointer)
-
-    def close(self) -> None:
-        """Free it with its last view."""
-        self._memory.close()

@@ -5,7 +5,7 @@ Only MPI libraries built for it take device pointers; `halox.runtime.device_poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from halox.paths.base import (
@@ -21,8 +21,7 @@ from halox.paths.base import (
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
 from halox.runtime.device_pointers import decided_by_user
-from halox.runtime.leftovers import Leftovers
-from halox.runtime.world import World, load_mpi
+from halox.runtime.world import load_mpi
 
 
 class CudaAwarePath(Path):
@@ -56,61 +55,20 @@ class CudaAwarePath(Path):
         if device is None or not job.messages:
             return ()
         from halox.paths.staged.channel import staged_channel
+        from halox.runtime.gpu.cuda import cupy
 
         left = build.context.leftovers
-        buffers = DeviceBuffers(
-            build.world, job.sends, job.receives, build.mpi_tag, device, leftovers=left
-        )
+        with cupy().cuda.Device(device):
+            buffers = RequestBuffers(
+                build.world, job.sends, job.receives, build.mpi_tag, device_buffer, leftovers=left
+            )
         channel = staged_channel(build.world, job, buffers, device, self.name)
         return [Carried(self.name, channel, job.messages)]
 
 
-class DeviceBuffer:
-    """Device memory of one message, from the driver: MPI may export it to other processes."""
-
-    def __init__(self, nbytes: int, allocate: Callable[[int], Any]) -> None:
-        self._memory: Any = allocate(max(1, nbytes))
-        self._fromaddress = load_mpi().memory.fromaddress
-
-    @property
-    def device_pointer(self) -> int:
-        """Its address."""
-        return int(self._memory.ptr)
-
-    def span(self, start: int, end: int) -> Any:
-        """Return bytes [start, end), as mpi4py takes them."""
-        return self._fromaddress(self.device_pointer + start, end - start)
-
-    def close(self) -> None:
-        """Free it."""
-        self._memory = None
-
-
-class DeviceBuffers(RequestBuffers):
-    """Sends device memory with persistent MPI requests, whole messages: MPI cuts them itself."""
-
-    def __init__(
-        self,
-        world: World,
-        sends: Any,
-        receives: Any,
-        mpi_tag: Any,
-        device: int,
-        allocate: Callable[[int], Any] | None = None,
-        leftovers: Leftovers | None = None,
-    ) -> None:
-        self._allocate = _allocator(device) if allocate is None else allocate
-        super().__init__(world, sends, receives, mpi_tag, leftovers=leftovers)
-
-    def _buffer(self, nbytes: int) -> Buffer:
-        return DeviceBuffer(nbytes, self._allocate)
-
-
-def _allocator(device: int) -> Callable[[int], Any]:
+def device_buffer(nbytes: int) -> Buffer:
+    """Return memory of the current GPU from its driver, which MPI may export to other processes."""
     from halox.runtime.gpu.cuda import cupy
 
-    def allocate(nbytes: int) -> Any:
-        with cupy().cuda.Device(device):
-            return cupy().cuda.Memory(nbytes)
-
-    return allocate
+    owner = cupy().cuda.Memory(max(1, nbytes))
+    return Buffer(load_mpi().memory.fromaddress(owner.ptr, nbytes), int(owner.ptr), owner)

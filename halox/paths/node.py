@@ -12,7 +12,7 @@ the block: a plan's epochs count from what the flags held when it was made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from halox.paths.messages import Message
 from halox.runtime.arena import Block, Place, SharedArena
@@ -35,18 +35,18 @@ _MOST = 1 << 62
 
 
 class Flag:
-    """A flag of this rank and the same flag of some peers."""
+    """A flag of this rank and the same flag of some peers: a word of memory each, and what it held at first."""
 
     def __init__(
         self,
         world: World,
-        own: tuple[Any, int, int],
-        others: Sequence[tuple[int, Any, int, int]],
+        own: tuple[memoryview, int],
+        others: Sequence[tuple[int, memoryview, int]],
         what: str,
     ) -> None:
         self._world, self._what = world, what
-        self._flags, self._index, self._base = own
-        self._others = list(others)
+        self._word, self._base = own
+        self._others = others
         self._waiter = world.waiter()
         self._spins = range(0 if world.crowded else SPINS)
 
@@ -54,26 +54,26 @@ class Flag:
         """Publish everything written so far, and set the flag."""
         if NEEDS_FENCE:
             fence()
-        self._flags[self._index] = self._base + epoch
+        self._word[0] = self._base + epoch
 
     def wait(self, epoch: int) -> None:
         """Return once every peer's flag has reached an epoch."""
         if not self._others:
             return
-        for peer, flags, index, base in self._others:
-            if flags[index] < base + epoch:
+        for peer, word, base in self._others:
+            if word[0] < base + epoch:
                 for _ in self._spins:
-                    if flags[index] >= base + epoch:
+                    if word[0] >= base + epoch:
                         break
                 else:
-                    self._wait_for(peer, flags, index, base + epoch)
+                    self._wait_for(peer, word, base + epoch)
         if NEEDS_FENCE:
             fence()
 
     def passed(self, epoch: int) -> bool:
         """Return whether every peer's flag has reached an epoch; what they wrote before may then be read."""
-        for _, flags, index, base in self._others:
-            if flags[index] < base + epoch:
+        for _, word, base in self._others:
+            if word[0] < base + epoch:
                 return False
         if NEEDS_FENCE and self._others:
             fence()
@@ -81,15 +81,24 @@ class Flag:
 
     def missing(self, epoch: int) -> list[int]:
         """Return the peers whose flags have not reached an epoch."""
-        return [peer for peer, flags, index, base in self._others if flags[index] < base + epoch]
+        return [peer for peer, word, base in self._others if word[0] < base + epoch]
 
-    def _wait_for(self, peer: int, flags: Any, index: int, value: int) -> None:
+    def _wait_for(self, peer: int, word: memoryview, value: int) -> None:
         rank, what = self._world.rank, self._what
         self._waiter.until(
-            lambda: flags[index] >= value,
+            lambda: word[0] >= value,
             lambda: f"rank {rank} has waited for rank {peer} {what}",
             lambda: [peer],
         )
+
+
+class _Record(NamedTuple):
+    """Description of a rank's block for its peers: the first values of its flags, and offsets by (peer, tag)."""
+
+    place: Place
+    slot_bytes: int
+    bases: list[int]
+    offsets: dict[tuple[int, int], int]
 
 
 class NodeLink:
@@ -103,61 +112,50 @@ class NodeLink:
         self, world: World, arena: SharedArena, sends: Sequence[Message], peers: Sequence[int]
     ) -> None:
         self.world, self._arena = world, arena
-        self._offsets: dict[tuple[int, int], int] = {}
-        end = 0
+        offsets, end = {}, 0
         for message in sends:
-            self._offsets[message.peer, message.tag] = end
+            offsets[message.peer, message.tag] = end
             end += -(-message.packed_bytes // _MESSAGE_ALIGNMENT) * _MESSAGE_ALIGNMENT
-        self._slot_bytes = end
         self._block: Block | None = arena.allocate(_HEAD_BYTES + 2 * end)
         self.failed = self._block is None
         if self._block is None:
             return
-        self._flags = self._flags_at(self._block.place)
-        self._bases = [self._base(_LINE_BYTES // 8 * n) for n in range(len(FLAGS))]
-        record = (self._block.place, self._slot_bytes, self._bases, self._offsets)
-        self._peers: dict[int, Any] = world.swap(
-            dict.fromkeys(peers, record), peers, "the making of a plan"
+        place = self._block.place
+        self._own = _Record(place, end, [self._base(place, n) for n in range(len(FLAGS))], offsets)
+        self._peers: dict[int, _Record] = world.swap(
+            dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
 
-    def _flags_at(self, place: Place) -> Any:
-        return self._arena.memory(place)[:_HEAD_BYTES].data.cast("B").cast("q")
+    def _word(self, place: Place, number: int) -> memoryview:
+        """Return a flag of a block."""
+        return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
-    def _base(self, index: int) -> int:
+    def _base(self, place: Place, number: int) -> int:
         """Return what a flag holds, from which epochs count on; start at 0 where it held no count."""
-        value = int(self._flags[index])
-        if 0 <= value < _MOST:
-            return value
-        # The block was a field's: nobody looks at its bytes any more.
-        self._flags[index] = 0
-        return 0
+        word = self._word(place, number)
+        if not 0 <= word[0] < _MOST:
+            word[0] = 0  # The block was a field's: nobody looks at its bytes any more.
+        return word[0]
 
     def flag(self, name: str, peers: Sequence[int]) -> Flag:
         """Return one of `FLAGS`, which waits for the given peers."""
         number = [*FLAGS].index(name)
-        index = _LINE_BYTES // 8 * number
-        others = []
-        for peer in peers:
-            place, _, bases, _ = self._peers[peer]
-            others.append((peer, self._flags_at(place), index, bases[number]))
-        own = (self._flags, index, self._bases[number])
-        return Flag(self.world, own, others, FLAGS[name])
+        own, *others = (
+            (self._word(record.place, number), record.bases[number])
+            for record in (self._own, *map(self._peers.__getitem__, peers))
+        )
+        waited_for = [(peer, *other) for peer, other in zip(peers, others, strict=True)]
+        return Flag(self.world, own, waited_for, FLAGS[name])
 
-    def outgoing_place(self, message: Message, slot: int) -> Place:
-        """Return where this rank packs a message."""
-        assert self._block is not None
-        offset = self._offsets[message.peer, message.tag]
-        return self._block.place.at(_HEAD_BYTES + slot * self._slot_bytes + offset)
-
-    def incoming_place(self, message: Message, slot: int) -> Place:
-        """Return where a peer packs a message for this rank."""
-        place, slot_bytes, _, offsets = self._peers[message.peer]
-        offset = offsets[self.world.rank, message.tag]
-        found: Place = place.at(_HEAD_BYTES + slot * slot_bytes + offset)
-        return found
+    def place(self, message: Message, slot: int) -> Place:
+        """Return where a message is packed: in its sender's block."""
+        record, key = self._own, (message.peer, message.tag)
+        if message.direction == "receive":
+            record, key = self._peers[message.peer], (self.world.rank, message.tag)
+        return record.place.at(_HEAD_BYTES + slot * record.slot_bytes + record.offsets[key])
 
     def close(self) -> None:
-        """Give the block back; local."""
+        """Release the block; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None

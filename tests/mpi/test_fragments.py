@@ -22,8 +22,14 @@ from halox.datatypes import contiguous
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.paths import fragments
 from halox.paths.base import Channel, Job
-from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
-from halox.paths.cuda_aware import DeviceBuffers
+from halox.paths.buffers import (
+    Buffer,
+    RequestBuffers,
+    SharedBuffers,
+    TransportBuffers,
+    host_buffer,
+    pinned_buffer,
+)
 from halox.paths.fragments import Cutter, cutter, whole
 from halox.paths.host.packed import HostChannel
 from halox.paths.messages import Message, Part, fuse
@@ -55,6 +61,13 @@ def buffers(carrier: TransportBuffers) -> tuple[list[list[np.ndarray]], list[lis
         for rows, of in zip(carrier.device_pointers(), ends, strict=True)
     )
     return out, come
+
+
+def on_device(nbytes: int) -> Buffer:
+    """Memory that is MPI's and the "GPU"'s alone."""
+    owner = np.zeros(max(1, nbytes), np.uint8)
+    pointer = owner.ctypes.data
+    return Buffer(MPI.memory.fromaddress(pointer, nbytes), pointer, owner)
 
 
 class LateGpu(Work):
@@ -171,16 +184,10 @@ class Rig:
             peers = sorted({m.peer for m in (*self.sends, *self.receives)})
             self.link = NodeLink(self.world, self.arena, self.sends, peers)
             return SharedBuffers(self.arena, self.link, self.sends, self.receives, cut)
-        if kind in ("mpi", "pinned"):
-            pinned = kind == "pinned"
-            return RequestBuffers(self.world, self.sends, self.receives, tag, pinned, cut)
-
-        class Fake:
-            def __init__(self, nbytes: int) -> None:
-                self._memory = np.zeros(nbytes, np.uint8)
-                self.ptr = self._memory.ctypes.data
-
-        return DeviceBuffers(self.world, self.sends, self.receives, tag, device=0, allocate=Fake)
+        allocate = {"mpi": host_buffer, "pinned": pinned_buffer, "device": on_device}[kind]
+        if kind == "device":
+            cut = whole
+        return RequestBuffers(self.world, self.sends, self.receives, tag, allocate, cut)
 
     def fill(self, step: int) -> None:
         for message in self.sends:
@@ -383,7 +390,7 @@ def test_buffers_stay_until_the_messages_have_come(
     left, right = rig.carrier._leftovers, True
     if comm.rank == 0:
         memory = [
-            weakref.ref(buffer._memory.array if kind == "pinned" else buffer)
+            weakref.ref(buffer.memory if kind == "pinned" else buffer)
             for buffer in rig.carrier._buffers_in
         ]
         rig.channel.start()

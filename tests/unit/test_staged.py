@@ -28,8 +28,7 @@ from tests.support import require
 
 require("mpi")
 
-from halox.paths.buffers import RequestBuffers  # noqa: E402
-from halox.paths.cuda_aware import DeviceBuffer  # noqa: E402
+from halox.paths.buffers import Buffer, RequestBuffers  # noqa: E402
 from halox.paths.staged.channel import StagedChannel, staged_channel  # noqa: E402
 from halox.paths.staged.pipeline import Pipeline  # noqa: E402
 from halox.runtime.world import World  # noqa: E402
@@ -186,16 +185,13 @@ def _copying(source: Side, target: Side) -> Callable[[], None]:
 MEMORY: dict[int, np.ndarray] = {}
 
 
-class Carrier(RequestBuffers):
-    """Buffers whose addresses on the "GPU" are those on the host."""
+def buffer_on_gpu(nbytes: int) -> Buffer:
+    """Memory whose address on the "GPU" is that on the host."""
+    from mpi4py import MPI
 
-    def _buffer(self, nbytes: int) -> Any:
-        class Memory:
-            def __init__(self, size: int) -> None:
-                self.bytes = np.zeros(size, np.uint8)
-                self.ptr = self.bytes.ctypes.data
-
-        return DeviceBuffer(nbytes, Memory)
+    owner = np.zeros(max(1, nbytes), np.uint8)
+    pointer = owner.ctypes.data
+    return Buffer(MPI.memory.fromaddress(pointer, nbytes), pointer, owner)
 
 
 class Rig:
@@ -225,7 +221,9 @@ class Rig:
         send, receive = Message(0, "send", parts[0]), Message(0, "receive", parts[1])
         self.sent, self.received = parts
         job = Job([describe(a) for a in arrays], (send,), (receive,), operation)
-        self.carrier = Carrier(self.world, job.sends, job.receives, lambda m: 5, cut=cut)
+        self.carrier = RequestBuffers(
+            self.world, job.sends, job.receives, lambda m: 5, buffer_on_gpu, cut
+        )
         self.channel = staged_channel(self.world, job, self.carrier, 0)
         self.operation = operation
 
@@ -310,7 +308,7 @@ def test_closed_in_the_middle(
     assert busy == [False]
 
 
-class EagerCarrier(Carrier):
+class EagerCarrier(RequestBuffers):
     """Everything has arrived before anybody asks, as from a peer that is far ahead."""
 
     def expect(self, epoch: int) -> None:
@@ -331,7 +329,7 @@ def test_unpacking_waits_for_what_the_user_did_before(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that still reads the halo when the peer's message is there already."""
-    monkeypatch.setattr("tests.unit.test_staged.Carrier", EagerCarrier)
+    monkeypatch.setattr("tests.unit.test_staged.RequestBuffers", EagerCarrier)
     rig = Rig(seed, monkeypatch, "copy", cutter(4096))
     ((arrived,),) = rig.carrier.device_pointers()[1]
     size = rig.carrier.incoming_ends[0][-1]

@@ -10,7 +10,13 @@ import numpy as np
 
 from halox.packing.host import HostPacker, View, block_view, element_view
 from halox.paths.base import Build, Carried, Channel, Job, Path
-from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
+from halox.paths.buffers import (
+    RequestBuffers,
+    SharedBuffers,
+    TransportBuffers,
+    host_buffer,
+    pinned_buffer,
+)
 from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
@@ -203,7 +209,7 @@ def packed_channels(
                 job.sends,
                 job.receives,
                 build.mpi_tag,
-                pinned=build.device is not None,
+                host_buffer if build.device is None else pinned_buffer,
                 cut=cut,
                 leftovers=build.context.leftovers,
             )
