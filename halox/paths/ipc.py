@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halox.errors import ExchangeTimeoutError
 from halox.paths.base import (
@@ -63,7 +63,7 @@ from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
 from halox.paths.launches import clearing_of, fragmented, moves_of
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
-from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.handshake import handshake
@@ -71,6 +71,8 @@ from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
+    from cupy.cuda import Stream
+
     from halox.packing.device import Move
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
@@ -209,100 +211,6 @@ class IpcRecord:
     handles: dict[int, bytes]
 
 
-class IpcMemory:
-    """One rank's end of the `ipc` messages of a plan: its staging memory and its events.
-
-    Attributes
-    ----------
-    record : IpcRecord
-        To be swapped with the peers before `IpcChannel` is made.
-    peers : list of int
-        The ranks to swap it with.
-
-    Local.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        protocols: Mapping[Key, str],
-        arena: DeviceArena,
-        events: EventPool,
-        cut: Cutter = whole,
-    ) -> None:
-        self.job, self.arena, self.events = job, arena, events
-        self.cut = whole if job.operation == "add" else cut
-        self.sends, self.receives = (
-            {
-                name: tuple(m for m in messages if protocols[m.key] == name)
-                for name in ("staging", "put", "get")
-            }
-            for messages in (job.sends, job.receives)
-        )
-        self.peers = job.peers
-        # Those to which messages go by staging memory alone, and from which nothing comes.
-        self.acknowledging = _peers(self.sends["staging"]).difference(
-            _peers(job.receives), _peers(self.sends["put"]), _peers(self.sends["get"])
-        )
-        self.acknowledged = _peers(self.receives["staging"]).difference(
-            _peers(job.sends), _peers(self.receives["put"]), _peers(self.receives["get"])
-        )
-        self.fragments = max((len(cut(m)) for m in self.sends["staging"]), default=0)
-        self._block: Any = None
-        places = self._staging()
-        for message in (*self.receives["put"], *self.sends["get"]):
-            found = contiguous_places(message, job.arrays, arena)
-            if found is None:
-                raise AssertionError("a short cut to an array that is not contiguous in the arena")
-            places[message.key] = (found,) * _SLOTS
-        signs = self._signs()
-        self._numbers = events.take(_SLOTS * len(signs))
-        numbers = iter(self._numbers)
-        self.record = IpcRecord(
-            places,
-            arena.handles(place for slots in places.values() for row in slots for place in row),
-            {sign: tuple(next(numbers) for _ in range(_SLOTS)) for sign in signs},
-            events.handles(self._numbers),
-        )
-
-    def _staging(self) -> dict[Key, tuple[tuple[DevicePlace, ...], ...]]:
-        """Allocate both slots, and return where in them the parts of the messages go."""
-        offsets, end = [], 0
-        for message in self.receives["staging"]:
-            offsets.append(end)
-            end += -(-message.packed_bytes // _ALIGNMENT) * _ALIGNMENT
-        if not offsets:
-            return {}
-        self._block = self.arena.allocate(_SLOTS * end)
-        at = self._block.place.at
-        return {
-            message.key: tuple(
-                tuple(at(slot * end + offset + part) for part in message.offsets)
-                for slot in range(_SLOTS)
-            )
-            for message, offset in zip(self.receives["staging"], offsets, strict=True)
-        }
-
-    def _signs(self) -> list[SignalKey]:
-        """Return the signals that this rank gives."""
-        signs = [_packed(fragment) for fragment in range(self.fragments)]
-        if self.sends["put"]:
-            signs.append(_WRITTEN)
-        if self.receives["put"] or self.sends["get"]:
-            signs.append(_READY)
-        if self.receives["get"] or self.acknowledged:
-            signs.append(_CONSUMED)
-        return signs
-
-    def abandon(self) -> None:
-        """Give the memory and the events back; this rank's streams must have done with them."""
-        if self._block is not None:
-            self.arena.release(self._block)
-            self._block = None
-        self.events.release(self._numbers)
-        self._numbers = []
-
-
 class _Signal:
     """A signal that this rank gives, and for which it waits when some peers give it: an event and a flag each."""
 
@@ -335,34 +243,95 @@ class _Signal:
 class IpcChannel(Channel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
 
+    Made in two steps: the peers swap each `record`, and `open` those of the others.
+
     Local. Kernels wait for the peers' on the stream; the host waits for the peers' hosts alone. Cannot be captured.
     """
 
-    def __init__(self, memory: IpcMemory, records: Mapping[int, IpcRecord], link: NodeLink) -> None:
+    def __init__(
+        self,
+        job: Job,
+        protocols: Mapping[Key, str],
+        arena: DeviceArena,
+        events: EventPool,
+        link: NodeLink,
+        cut: Cutter = whole,
+    ) -> None:
+        self._job, self._arena, self._events, self._link = job, arena, events, link
+        self.messages = job.messages
+        self._cut = whole if job.operation == "add" else cut
+        self._sends, self._receives = (
+            {
+                name: tuple(m for m in messages if protocols[m.key] == name)
+                for name in ("staging", "put", "get")
+            }
+            for messages in (job.sends, job.receives)
+        )
+        # Those to which messages go by staging memory alone, and from which nothing comes.
+        self._acknowledging = _one_way(self._sends, job.receives)
+        self._fragments = max((len(self._cut(m)) for m in self._sends["staging"]), default=0)
+        self._block: DeviceBlock | None = None
+        places = self._staging()
+        for message in (*self._receives["put"], *self._sends["get"]):
+            found = contiguous_places(message, job.arrays, arena)
+            if found is None:
+                raise AssertionError("a short cut to an array that is not contiguous in the arena")
+            places[message.key] = (found,) * _SLOTS
+        signs = [_packed(fragment) for fragment in range(self._fragments)]
+        if self._sends["put"]:
+            signs.append(_WRITTEN)
+        if self._receives["put"] or self._sends["get"]:
+            signs.append(_READY)
+        if self._receives["get"] or _one_way(self._receives, job.sends):
+            signs.append(_CONSUMED)
+        self._numbers = events.take(_SLOTS * len(signs))
+        numbers = iter(self._numbers)
+        self.record = IpcRecord(
+            places,
+            arena.handles(place for slots in places.values() for row in slots for place in row),
+            {sign: tuple(next(numbers) for _ in range(_SLOTS)) for sign in signs},
+            events.handles(self._numbers),
+        )
+        self._records: Mapping[int, IpcRecord] = {}
+        self._epoch = 0
+        self._stream: Stream | None = None
+
+    def _staging(self) -> dict[Key, tuple[tuple[DevicePlace, ...], ...]]:
+        """Allocate both slots, and return the places there of the messages' parts."""
+        offsets, end = [], 0
+        for message in self._receives["staging"]:
+            offsets.append(end)
+            end += -(-message.packed_bytes // _ALIGNMENT) * _ALIGNMENT
+        if not offsets:
+            return {}
+        self._block = self._arena.allocate(_SLOTS * end)
+        at = self._block.place.at
+        return {
+            message.key: tuple(
+                tuple(at(slot * end + offset + part) for part in message.offsets)
+                for slot in range(_SLOTS)
+            )
+            for message, offset in zip(self._receives["staging"], offsets, strict=True)
+        }
+
+    def open(self, records: Mapping[int, IpcRecord]) -> None:
+        """Map the peers' memory and events."""
         from halox.runtime.gpu.cuda import cupy
 
         self._current_stream = cupy().cuda.get_current_stream
-        self._memory, self._records, self._link = memory, records, link
+        self._records = records
         for rank, record in records.items():
-            memory.arena.open(record.segments)
-            memory.events.open(rank, record.handles)
-        self._epoch = 0
-        self._stream: Any = None
-        with cupy().cuda.Device(memory.arena.device):
+            self._arena.open(record.segments)
+            self._events.open(rank, record.handles)
+        with cupy().cuda.Device(self._arena.device):
             self._last = cupy().cuda.Event(disable_timing=True)
         self._make_signals()
         self._make_launches()
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """All messages of the channel."""
-        return self._memory.job.messages
-
     def _make_signals(self) -> None:
-        sends, receives = self._memory.sends, self._memory.receives
-        signal = self._signal
-        self._packed = [signal(_packed(k), ()) for k in range(self._memory.fragments)]
-        lengths = [(m.peer, len(self._memory.cut(m))) for m in receives["staging"]]
+        sends, receives, signal = self._sends, self._receives, self._signal
+        self._packed = [signal(_packed(k), ()) for k in range(self._fragments)]
+        lengths = [(m.peer, len(self._cut(m))) for m in receives["staging"]]
         self._come = [
             signal(_packed(k), {peer for peer, n in lengths if n > k})
             for k in range(max((n for _, n in lengths), default=0))
@@ -373,32 +342,31 @@ class IpcChannel(Channel):
         self._written = signal(_WRITTEN, ())
         self._in_place = signal(_WRITTEN, _peers(receives["put"]))
         self._consumed = signal(_CONSUMED, ())
-        self._acknowledged = signal(_CONSUMED, self._memory.acknowledging)
+        self._acknowledged = signal(_CONSUMED, self._acknowledging)
         self._taken = signal(_CONSUMED, _peers(sends["get"]))
 
     def _signal(self, sign: SignalKey, peers: Collection[int]) -> _Signal:
-        events, record = self._memory.events, self._memory.record
-        name, number = sign
+        events, (name, number) = self._events, sign
         theirs = [
             [events.opened(peer, self._records[peer].events[sign][slot]) for peer in sorted(peers)]
             for slot in range(_SLOTS)
         ]
-        own = [events.own(event) for event in record.events.get(sign, ())]
+        own = [events.own(event) for event in self.record.events.get(sign, ())]
         return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
         from halox.packing.device import launch_add, launch_pack
 
-        memory, job, device = self._memory, self._memory.job, self._memory.arena.device
-        staging, put = memory.sends["staging"], memory.sends["put"]
-        incoming = (*memory.receives["staging"], *memory.receives["get"])
+        job, device = self._job, self._arena.device
+        staging, put = self._sends["staging"], self._sends["put"]
+        incoming = (*self._receives["staging"], *self._receives["get"])
         stages = max(len(self._come), 1) if incoming else 0
         self._packs, self._unpacks = (
             [
                 fragmented(
                     self._moves(messages, slot),
                     messages,
-                    [*map(memory.cut, messages)],
+                    [*map(self._cut, messages)],
                     count,
                     device,
                     unpack=unpack,
@@ -406,7 +374,7 @@ class IpcChannel(Channel):
                 for slot in range(_SLOTS)
             ]
             for messages, count, unpack in (
-                (staging, memory.fragments, False),
+                (staging, self._fragments, False),
                 (() if job.operation == "add" else incoming, stages, True),
             )
         )
@@ -419,13 +387,13 @@ class IpcChannel(Channel):
 
     def _moves(self, messages: Sequence[Message], slot: int) -> list[Move]:
         """Return each part's endpoint and the address here of its packed bytes."""
-        pointer = self._memory.arena.pointer
+        pointer = self._arena.pointer
         addresses = [map(pointer, self._places(message)[slot]) for message in messages]
-        return moves_of(self._memory.job, messages, addresses)
+        return moves_of(self._job, messages, addresses)
 
     def _places(self, message: Message) -> tuple[tuple[DevicePlace, ...], ...]:
-        """Return by slot where the packed bytes of a message lie, as one of its ends has said."""
-        own = self._memory.record.places.get(message.key)
+        """Return by slot the places of a message's packed bytes, from the record of one of its ends."""
+        own = self.record.places.get(message.key)
         if own is not None:
             return own
         opposite = "receive" if message.direction == "send" else "send"
@@ -486,9 +454,15 @@ class IpcChannel(Channel):
         self.has_ended = self.has_ended and self._waits()
 
     def free(self) -> None:
-        """Give the memory, the events and the flags back."""
-        self._memory.abandon()
+        """Release the memory, the events and the flags."""
+        if self._block is not None:
+            self._arena.release(self._block)
+            self._block = None
+        self._events.release(self._numbers)
+        self._numbers = []
         self._link.close()
+
+    abandon = free
 
     def _waits(self) -> bool:
         stream = self._stream
@@ -514,26 +488,31 @@ def make_ipc_channel(
     Collective over the world.
     """
 
-    def begin() -> IpcMemory | None:
+    def begin() -> IpcChannel | None:
         if not job.messages:
             return None
-        if memory is None:
-            raise AssertionError("a message between GPUs on a rank that has none")
-        return IpcMemory(job, protocols, *memory, cut)
+        if memory is None or link is None:
+            raise AssertionError("a message between GPUs on a rank without memory or flags for it")
+        return IpcChannel(job, protocols, *memory, link, cut)
 
-    def record(mine: IpcMemory, _: object) -> dict[int, IpcRecord]:
-        return dict.fromkeys(mine.peers, mine.record)
+    def record(mine: IpcChannel, _: object) -> dict[int, IpcRecord]:
+        return dict.fromkeys(job.peers, mine.record)
 
-    def channel(mine: IpcMemory, records: Mapping[int, IpcRecord]) -> IpcChannel:
-        if link is None:
-            raise AssertionError("messages that go by flags on a node that has none")
-        return IpcChannel(mine, records, link)
+    def opened(mine: IpcChannel, records: Mapping[int, IpcRecord]) -> IpcChannel:
+        mine.open(records)
+        return mine
 
     made: IpcChannel | None = handshake(
-        world, begin, (record, channel), "the making of a plan", peers=lambda mine: mine.peers
+        world, begin, (record, opened), "the making of a plan", peers=lambda _: job.peers
     )
     return made
 
 
 def _peers(messages: Sequence[Message]) -> set[int]:
     return {m.peer for m in messages}
+
+
+def _one_way(messages: Mapping[str, Sequence[Message]], others: Sequence[Message]) -> set[int]:
+    """Return the peers with staging memory as the only protocol, and no message the other way."""
+    shortcut = _peers(messages["put"]) | _peers(messages["get"])
+    return _peers(messages["staging"]) - _peers(others) - shortcut
