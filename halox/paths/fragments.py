@@ -7,7 +7,7 @@ section 4: what remains is the slowest of the three stages, and the other two fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -81,15 +81,3 @@ def within_counts(cut: Cutter) -> Cutter:
         )
 
     return counted
-
-
-def shares_of(
-    messages: Sequence[Message], ends: Sequence[tuple[int, ...]], fragments: int
-) -> list[tuple[int, ...]]:
-    """Return for each part of some messages where its share of each fragment ends, counted from the part's start."""
-    return [
-        tuple(min(max(end - offset, 0), part.nbytes) for end in padded)
-        for message, at in zip(messages, ends, strict=True)
-        for padded in [at + at[-1:] * (fragments - len(at))]
-        for part, offset in zip(message.parts, message.offsets, strict=True)
-    ]

@@ -66,13 +66,12 @@ from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.gpu.streams import StreamOrder
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
-    from cupy.cuda import Stream
-
     from halox.packing.device import Move
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
@@ -294,7 +293,7 @@ class IpcChannel(Channel):
         )
         self._records: Mapping[int, IpcRecord] = {}
         self._epoch = 0
-        self._stream: Stream | None = None
+        self._order = StreamOrder()
 
     def _staging(self) -> dict[Key, tuple[tuple[DevicePlace, ...], ...]]:
         """Allocate both slots, and return the places there of the messages' parts."""
@@ -323,8 +322,6 @@ class IpcChannel(Channel):
         for rank, record in records.items():
             self._arena.open(record.segments)
             self._events.open(rank, record.handles)
-        with cupy().cuda.Device(self._arena.device):
-            self._last = cupy().cuda.Event(disable_timing=True)
         self._make_signals()
         self._make_launches()
 
@@ -402,17 +399,15 @@ class IpcChannel(Channel):
     def _enter(self) -> int:
         """Return the current stream, put behind what the last one was given."""
         stream = self._current_stream()
-        last, self._stream = self._stream, stream
-        if last is not None and last.ptr != stream.ptr:
-            self._last.record(last)
-            stream.wait_event(self._last)
+        if self._order.last is not stream:
+            self._order.follow(stream)
         return int(stream.ptr)
 
     def check(self) -> None:
         """Refuse a stream that is being captured, and one behind a last one that is."""
         refuse_capture(self._current_stream().ptr, "ipc")
-        if self._stream is not None:
-            refuse_capture(self._stream.ptr, "ipc")
+        if self._order.last is not None:
+            refuse_capture(self._order.last.ptr, "ipc")
 
     def start(self) -> None:
         """Pack into the peers' staging memory."""
@@ -465,7 +460,7 @@ class IpcChannel(Channel):
     abandon = free
 
     def _waits(self) -> bool:
-        stream = self._stream
+        stream = self._order.last
         try:
             if stream is not None:
                 waiter = self._link.world.waiter()

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from halox.paths.base import Job
-from halox.paths.fragments import shares_of
 from halox.paths.messages import Message
 
 if TYPE_CHECKING:
@@ -25,6 +24,15 @@ def moves_of(
     ]
 
 
+def packed_moves(job: Job, messages: Sequence[Message], starts: Sequence[int]) -> list[Move]:
+    """Pair each part of some messages with its address in the packed ones, which begin at ``starts``."""
+    offsets = [
+        [start + offset for offset in message.offsets]
+        for message, start in zip(messages, starts, strict=True)
+    ]
+    return moves_of(job, messages, offsets)
+
+
 def fragmented(
     moves: Sequence[Move],
     messages: Sequence[Message],
@@ -34,10 +42,14 @@ def fragmented(
     *,
     unpack: bool,
 ) -> list[Launches]:
-    """Return the launches of each fragment of some messages, which end where ``ends`` says."""
+    """Return the launches of each fragment of some messages, whose ends are in their packed bytes."""
     from halox.packing.device import fragment_launches
 
-    shares = shares_of(messages, ends, fragments)
+    shares = [
+        [min(max(end - offset, 0), part.nbytes) for end in at + at[-1:] * (fragments - len(at))]
+        for message, at in zip(messages, ends, strict=True)
+        for part, offset in zip(message.parts, message.offsets, strict=True)
+    ]
     cut = [(*move, share) for move, share in zip(moves, shares, strict=True)]
     return fragment_launches(cut, fragments, device, unpack=unpack)
 

@@ -117,7 +117,7 @@ class FakeGpu:
         from halox.runtime.gpu import capture
 
         capture._query.cache_clear()
-        for module in ("cuda", "ipc_events", "capture"):
+        for module in ("cuda", "ipc_events", "capture", "streams"):
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )

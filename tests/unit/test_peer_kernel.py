@@ -466,7 +466,8 @@ def widths(way: str, ends: tuple[Layout, Layout]) -> int:
     for layout in ends:
         message = Message(0, "send", (Part(0, layout.datatype),))
         found = min(
-            found, peer_endpoints.shortest_word(message, [Array(np.empty(0), layout.offset)])
+            found,
+            peer_endpoints.peer_info(message, [Array(np.empty(0), layout.offset)], None).word_bytes,
         )
     return found
 

@@ -24,7 +24,7 @@ from typing import Any
 from halox.paths.base import Channel, Job, Key
 from halox.paths.launches import clearing_of
 from halox.paths.peer.endpoints import PeerInfo, Tag
-from halox.paths.peer.negotiation import Negotiation
+from halox.paths.peer.negotiation import Cts, Negotiation
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -124,7 +124,7 @@ def make_peer_channel(
             return None
         return Negotiation(world, arena, job, copies, protocols, infos)
 
-    def made(agreed: Negotiation, replies: Any) -> PeerChannel:
+    def made(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
         agreed.open(replies)
         return PeerChannel(agreed)
 

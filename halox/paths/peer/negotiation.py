@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import ExchangeTimeoutError
 from halox.packing.device import Move, launch_add, launch_pack, launch_unpack
+from halox.packing.device_packer import Launchable
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
 from halox.paths.base import Job, Key
-from halox.paths.launches import moves_of
+from halox.paths.launches import packed_moves
 from halox.paths.peer.endpoints import (
     PeerEndpoint,
     PeerInfo,
@@ -58,14 +58,18 @@ class Cts:
     flags: Mapping[int, DevicePlace]
 
 
+_Item = str | tuple[object, ...]
+"""Name of a piece of this rank's block."""
+
+
 @dataclass
 class _Memory:
-    """The parts of this rank's block, by their offsets."""
+    """The pieces of this rank's block, by their offsets."""
 
     size: int = 0
-    at: dict[Any, int] = field(default_factory=dict)
+    at: dict[_Item, int] = field(default_factory=dict)
 
-    def reserve(self, key: Any, nbytes: int) -> None:
+    def reserve(self, key: _Item, nbytes: int) -> None:
         self.at[key] = self.size
         self.size += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
 
@@ -84,11 +88,9 @@ class Negotiation:
     ) -> None:
         self.world, self.arena, self.device, self.job = world, arena, arena.device, job
         self._copies = copies
-        self._takes = [
-            endpoint_of(job, message, protocols[message.key]) for message in job.receives
-        ]
+        self._takes = [endpoint_of(job, m, protocols[m.key]) for m in job.receives]
         self._sends = self._sent(protocols, infos)
-        self.peers = sorted({m.peer for m in (*job.sends, *job.receives)})
+        self.peers = job.peers
         self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
         self._own: DeviceBlock | None = None
@@ -273,17 +275,17 @@ class Negotiation:
         return first, first if planned.aside == shape else launch(*planned.aside)
 
     @staticmethod
-    def _upload(pointer: int, data: npt.NDArray[Any]) -> None:
+    def _upload(pointer: int, data: npt.NDArray[np.generic]) -> None:
         runtime = cupy().cuda.runtime
         runtime.memcpy(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
 
-    def around(self) -> tuple[list[Any], list[Any]]:
+    def around(self) -> tuple[list[Launchable], list[Launchable]]:
         """Return the launches before and after the kernel: of types that it does not walk, and of additions."""
 
         def moves(ends: Sequence[PeerEndpoint]) -> list[Move]:
             buffered = [end for end in ends if end.buffered]
-            addresses = [[end.buffer + o for o in end.message.offsets] for end in buffered]
-            return moves_of(self.job, [end.message for end in buffered], addresses)
+            messages = [end.message for end in buffered]
+            return packed_moves(self.job, messages, [end.buffer for end in buffered])
 
         outgoing, incoming = moves(self._sends), moves(self._takes)
         unpack = launch_add if self.job.operation == "add" else launch_unpack
@@ -312,11 +314,11 @@ class Negotiation:
         if self.failure is not None:
             self.failure.close(self.error)
 
-    def _pointer(self, key: Any) -> int:
+    def _pointer(self, key: _Item) -> int:
         assert self._block is not None
         return self._block.pointer + self._memory.at[key]
 
-    def _place(self, key: Any) -> DevicePlace:
+    def _place(self, key: _Item) -> DevicePlace:
         assert self._block is not None
         return self._block.place.at(self._memory.at[key])
 

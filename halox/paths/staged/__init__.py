@@ -16,9 +16,8 @@ from halox.paths.base import (
     numpy_ends,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.fragments import ends_of
+from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
-from halox.paths.messages import Message
 
 if TYPE_CHECKING:
     from halox.paths.node import NodeLink
@@ -68,9 +67,4 @@ class StagedPath(Path):
 
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
         """Make a channel for each protocol, also on ranks whose own arrays are NumPy's."""
-        return packed_channels(build, self, agreed, _cut)
-
-
-def _cut(message: Message) -> tuple[int, ...]:
-    """Cut a message into fragments, alike on both ends."""
-    return ends_of(message.packed_bytes)
+        return packed_channels(build, self, agreed, cutter())

@@ -19,7 +19,7 @@ from typing import Any
 
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
-from halox.paths.launches import clearing_of, fragmented, moves_of
+from halox.paths.launches import clearing_of, fragmented, packed_moves
 from halox.paths.staged.pipeline import Pipeline, Work
 from halox.runtime.world import World
 
@@ -47,17 +47,8 @@ class _Stream:
         self._refuse_capture, self._path = refuse_capture, path
         self._stream: Any = None
         outgoing, incoming = buffers.device_pointers()
-        self._outgoing, self._incoming = (
-            [
-                moves_of(
-                    job,
-                    messages,
-                    [[at + o for o in m.offsets] for m, at in zip(messages, row, strict=True)],
-                )
-                for row in rows
-            ]
-            for messages, rows in ((job.sends, outgoing), (job.receives, incoming))
-        )
+        self._outgoing = [packed_moves(job, job.sends, row) for row in outgoing]
+        self._incoming = [packed_moves(job, job.receives, row) for row in incoming]
         self._clear = clearing_of(job, device)
 
     def check(self) -> None:
@@ -159,7 +150,6 @@ class _StagedWork(_Stream, Work):
             )
 
     def begin(self, slot: int) -> None:
-        """Put the packing of all stages on the current stream, each with an event behind it."""
         self._stream = stream = self._enter()
         self._begun.record(stream)
         self._own.wait_event(self._begun)
@@ -171,26 +161,21 @@ class _StagedWork(_Stream, Work):
             clear.launch(stream)
 
     def is_packed(self, stage: int) -> bool:
-        """Return whether the event behind a stage's packing has passed."""
         return bool(self._packed[stage].done)
 
     def unpack(self, slot: int, stage: int) -> None:
-        """Put the unpacking of a stage on the channel's own stream."""
         self._unpacks[slot][stage].launch(self._own)
 
     def end(self) -> None:
-        """Make the current stream wait for all unpacking."""
         self._read.record(self._own)
         stream = self._current_stream()
         stream.wait_event(self._read)
         self._stream = stream
 
     def wait_until_read(self) -> None:
-        """Wait for the event behind the last unpacking; one that was never recorded has passed."""
-        self._read.synchronize()
+        self._read.synchronize()  # an event that was never recorded has passed
 
     def wait_for_all(self) -> None:
-        """Wait for both streams: one packs, and one unpacks without an event behind it before `end`."""
         if self._stream is not None:
             self._stream.synchronize()
         self._own.synchronize()
