@@ -12,7 +12,7 @@ A path answers five questions, and nothing outside `halox.paths` asks for it by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -66,6 +66,11 @@ class Job:
     def peers(self) -> list[int]:
         """All ranks with a message in the job, in ascending order."""
         return sorted({message.peer for message in self.messages})
+
+    def pairs(self) -> Iterator[tuple[Part, Part]]:
+        """Pair what a rank sends to itself with what it receives, part by part."""
+        for send, receive in zip(self.sends, self.receives, strict=True):
+            yield from zip(send.parts, receive.parts, strict=True)
 
     @property
     def cleared(self) -> tuple[Part, ...]:

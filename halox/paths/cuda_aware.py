@@ -6,7 +6,6 @@ Only MPI libraries built for it take device pointers; `halox.runtime.device_poin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from halox.paths.base import (
     Build,
@@ -49,7 +48,7 @@ class CudaAwarePath(Path):
         why = numpy_ends(sender, receiver) or selection.no_device_pointers
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
-    def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
         """Make the channel, of whole messages."""
         job, device = build.job(self), build.device
         if device is None or not job.messages:

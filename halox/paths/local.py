@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -31,8 +31,10 @@ from halox.paths.host.packed import (
     views_of,
 )
 from halox.paths.launches import clearing_of
-from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
+
+if TYPE_CHECKING:
+    from halox.packing.device_packer import Launchable
 
 
 class LocalPath(Path):
@@ -52,19 +54,13 @@ class LocalPath(Path):
         """Copy."""
         return [self.offer("copy", "the neighbour is this rank")]
 
-    def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
         """Make the channel of messages that no kernel of another path takes along."""
         job, device = build.job(self), build.device
         if not job.sends or build.taken:
             return ()
         channel = LocalHostChannel(job) if device is None else LocalDeviceChannel(job, device)
         return [Carried(self.name, channel, job.messages)]
-
-
-def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
-    """Pair what this rank sends to itself with what it receives, part by part."""
-    for send, receive in zip(job.sends, job.receives, strict=True):
-        yield from zip(send.parts, receive.parts, strict=True)
 
 
 class LocalHostChannel(Channel):
@@ -75,7 +71,7 @@ class LocalHostChannel(Channel):
     """
 
     def __init__(self, job: Job) -> None:
-        pairs, adds = [*_pairs(job)], job.operation == "add"
+        pairs, adds = [*job.pairs()], job.operation == "add"
         sources = places_of((send for send, _ in pairs), values=adds)
         targets = places_of((receive for _, receive in pairs), values=adds)
         cleared = places_of(job.cleared)
@@ -152,9 +148,9 @@ class LocalDeviceChannel(Channel):
     def __init__(self, job: Job, device: int) -> None:
         from halox.packing.device import launch_between, strided_copy_between
 
-        pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
+        pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in job.pairs()]
         self._shift, self._made_at = 0, [array.pointer for array in job.arrays]
-        self._launches: list[Any] = []
+        self._launches: list[Launchable] = []
         self._copy = strided_copy_between(pairs, device) if job.operation == "copy" else None
         self.is_movable = self._copy is not None and len(job.arrays) == 1
         if self._copy is None:

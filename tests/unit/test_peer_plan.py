@@ -29,13 +29,11 @@ from halox.paths.peer.table import (
     Segment,
     chunk_bytes,
     in_even_chunks,
-    in_packets,
-    in_tiles,
     least_word,
     plan,
+    repacked,
     runs,
     segment_dtype,
-    staged,
 )
 from tests.support import require
 from tests.unit.cpu_peer import built
@@ -339,20 +337,20 @@ class TestPlaces:
 
     @pytest.mark.parametrize("side", [0, 1])
     def test_packets_lie_at_twice_the_distances(self, side):
-        row = in_packets(self.ROW, side, 1 << 20)
+        row = repacked(self.ROW, side, 1 << 20, 2)
         halves = packed_bytes(self.ROW, side).reshape(-1, 8)[:, 0]
         assert (packed_bytes(row, side).reshape(-1, 8)[:, 0] == (1 << 20) + 2 * halves).all()
         assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
 
     @pytest.mark.parametrize("side", [0, 1])
     def test_tiles_begin_where_they_are_told_to(self, side):
-        row = in_tiles(self.ROW, side, 1 << 20)
+        row = repacked(self.ROW, side, 1 << 20, 0)
         assert set(packed_bytes(row, side).reshape(-1, 8)[:, 0]) == {1 << 20}
         assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
 
     @pytest.mark.parametrize("side", [0, 1])
     def test_staging_memory_holds_the_packed_message(self, side):
-        row = staged(self.ROW, side, 1 << 20)
+        row = repacked(self.ROW, side, 1 << 20)
         assert (packed_bytes(row, side) == packed_bytes(self.ROW, side) + (1 << 20)).all()
         assert (packed_bytes(row, 1 - side) == packed_bytes(self.ROW, 1 - side)).all()
 

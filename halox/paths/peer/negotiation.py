@@ -26,14 +26,13 @@ from halox.paths.peer.endpoints import (
     whole,
 )
 from halox.paths.peer.table import (
+    PACKET_EXPANSION,
     Kind,
     PeerPlan,
     Segment,
-    in_packets,
-    in_tiles,
     plan,
+    repacked,
     runs,
-    staged,
 )
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
@@ -53,9 +52,9 @@ class Cts:
 
     handles: Mapping[Allocation, bytes]
     begun: DevicePlace
-    staging: Mapping[int, tuple[DevicePlace, int, bool]]
-    """By tag: where, bytes of a slot, and whether in LL128-like packets."""
-    flags: Mapping[int, DevicePlace]
+    staging: dict[int, tuple[DevicePlace, int, bool]] = field(default_factory=dict)
+    """By tag: place, bytes of a slot, and whether in LL128-like packets."""
+    flags: dict[int, DevicePlace] = field(default_factory=dict)
 
 
 _Item = str | tuple[object, ...]
@@ -122,53 +121,41 @@ class Negotiation:
         """Return what each peer must know of the messages it gets, by tag."""
         found: dict[int, dict[int, Rts]] = {peer: {} for peer in self.peers}
         for end in self._sends:
-            chunks = sum(run.chunks for run in end.runs)
-            found[end.message.peer][end.message.tag] = Rts(end.signature, chunks)
+            peer, tag = end.tag
+            found[peer][tag] = Rts(end.signature, sum(run.chunks for run in end.runs))
         return found
 
     def reply(self, requests: Mapping[int, Mapping[int, Rts]]) -> dict[int, Cts]:
         """Allocate this rank's memory, and return where each peer puts what it sends."""
-        memory, ends = self._memory, {end.tag: end for end in self._takes}
-        self._incoming = {
-            end.tag: requests[end.message.peer][end.message.tag] for end in self._takes
-        }
+        memory = self._memory
+        self._incoming = {end.tag: requests[end.tag[0]][end.tag[1]] for end in self._takes}
         memory.reserve("state", 16)
         for peer in self.peers:
             memory.reserve(("begun", peer), _LINE)
-        for tag, other in self._incoming.items():
-            ends[tag].widen(other.signature)
-            memory.reserve(("flags", *tag), 4 * other.chunks)
-            memory.reserve(("staging", *tag), 2 * ends[tag].staging_bytes)
-        for end in (*self._sends, *self._takes):
-            if end.buffered:
-                memory.reserve(("buffer", *end.message.key), end.message.packed_bytes)
+        for end in self._takes:
+            rts = self._incoming[end.tag]
+            end.widen(rts.signature)
+            memory.reserve(("flags", *end.tag), 4 * rts.chunks)
+            memory.reserve(("staging", *end.tag), 2 * end.staging_bytes)
+        buffered = [end for end in (*self._sends, *self._takes) if end.buffered]
+        for end in buffered:
+            memory.reserve(("buffer", *end.message.key), end.message.packed_bytes)
         memory.reserve("peers", 8 * len(self.peers))
         self._block = self.arena.allocate(memory.size)
         with cupy().cuda.Device(self.device):
             cupy().cuda.runtime.memset(self._block.pointer, 0, memory.size)
             cupy().cuda.runtime.deviceSynchronize()
         self.failure = FailureWord(self.device)
-        for end in (*self._sends, *self._takes):
-            if end.buffered:
-                end.buffer = self._pointer(("buffer", *end.message.key))
+        for end in buffered:
+            end.buffer = self._pointer(("buffer", *end.message.key))
         handles = self.arena.handles([self._block.place])
-        return {
-            peer: Cts(
-                handles,
-                self._place(("begun", peer)),
-                {
-                    tag: (
-                        self._place(("staging", p, tag)),
-                        ends[p, tag].staging_bytes,
-                        ends[p, tag].is_wide,
-                    )
-                    for p, tag in self._incoming
-                    if p == peer
-                },
-                {tag: self._place(("flags", p, tag)) for p, tag in self._incoming if p == peer},
-            )
-            for peer in self.peers
-        }
+        replies = {peer: Cts(handles, self._place(("begun", peer))) for peer in self.peers}
+        for end in self._takes:
+            peer, tag = end.tag
+            staging = self._place(("staging", peer, tag))
+            replies[peer].staging[tag] = staging, end.staging_bytes, end.is_wide
+            replies[peer].flags[tag] = self._place(("flags", peer, tag))
+        return replies
 
     def open(self, replies: Mapping[int, Cts]) -> None:
         """Map the peers' memory."""
@@ -179,14 +166,13 @@ class Negotiation:
     def prepared(self) -> tuple[PreparedLaunch, PreparedLaunch]:
         """Return the launch, and that for beside other work; memory that its table needs is allocated here."""
         segments = [*self._copy_segments(), *self._send_segments(), *self._take_segments()]
-        planned = plan(segments, sms=multiprocessors(self.device))
-        return self._prepare(planned)
+        return self._prepare(plan(segments, sms=multiprocessors(self.device)))
 
     def _copy_segments(self) -> list[Segment]:
-        copies = []
-        for send, take in zip(self._copies.sends, self._copies.receives, strict=True):
-            for a, b in zip(send.parts, take.parts, strict=True):
-                copies.append(Copy(whole(self.job, a), whole(self.job, b)))
+        copies = [
+            Copy(whole(self.job, send), whole(self.job, receive))
+            for send, receive in self._copies.pairs()
+        ]
         return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1)]
 
     def _send_segments(self) -> list[Segment]:
@@ -208,21 +194,15 @@ class Negotiation:
     def _take_segments(self) -> list[Segment]:
         segments: list[Segment] = []
         for number, end in enumerate(self._takes, len(self._sends)):
-            chunks, flags = self._incoming[end.tag].chunks, self._pointer(("flags", *end.tag))
+            rts, flags = self._incoming[end.tag], self._pointer(("flags", *end.tag))
+            common = Segment(Kind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
             if end.protocol == "direct":
-                segment = Segment(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=chunks)
-                segments.append(segment)
+                segments.append(common._replace(kind=Kind.TAKE_DIRECT, chunk_words=1, flags=flags))
                 continue
-            both = (end.signature, self._incoming[end.tag].signature)
-            mine, theirs = ([s[:3] for s in signature] for signature in both)
-            is_matching = mine == theirs and all(s[0] >= 0 for s in mine)
-            common = Segment(
-                Kind.TAKE_STAGED,
-                _NOTHING,
-                number,
-                slot_bytes=end.staging_bytes,
-                flag_count=0 if is_matching else chunks,
-            )
+            mine, theirs = ([s[:3] for s in found] for found in (end.signature, rts.signature))
+            if mine == theirs and all(s[0] >= 0 for s in mine):
+                common = common._replace(flag_count=0)
+            common = common._replace(slot_bytes=end.staging_bytes)
             base = self._pointer(("staging", *end.tag))
             segments += _segments_of(end, common, base, flags, packed=0)
         return segments
@@ -338,13 +318,13 @@ def _segments_of(
             row = row._replace(**{side: getattr(row, side) + end.buffer})
         if end.is_wide:
             unflagged = common._replace(kind=kinds[packed][1], flag_count=0)
-            yield unflagged._replace(row=in_tiles(row, packed, base))
+            yield unflagged._replace(row=repacked(row, packed, base, 0))
             base += run.tile_bytes
         elif end.protocol == "ll":
             unflagged = common._replace(kind=kinds[packed][0], flag_count=0)
-            yield unflagged._replace(row=in_packets(row, packed, base))
+            yield unflagged._replace(row=repacked(row, packed, base, PACKET_EXPANSION))
         else:
-            row = staged(row, packed, base)
+            row = repacked(row, packed, base)
             yield common._replace(row=row, chunk_words=run.chunk_words, flags=flags)
             if not common.flag_count:
                 flags += 4 * run.chunks

@@ -108,21 +108,11 @@ class Kind(IntEnum):
 
 
 class Run(NamedTuple):
-    """A row of a message's words, with its place in the packed message.
-
-    Attributes
-    ----------
-    row : Row
-        Loops over words; packed addresses count from the start of the packed message.
-    packed : int
-        First packed byte; -1 if its bytes are not there one after the other.
-    direct_words : int
-        Words of a chunk of what goes direct, which only its sender needs to know; else 0.
-    """
+    """A row of a message's words, with its place in the packed message, from whose start packed addresses count."""
 
     row: Row
-    packed: int
-    direct_words: int = 0
+    packed: int  # first packed byte; -1 if its bytes are not there one after the other
+    direct_words: int = 0  # of a chunk of what goes direct, which only its sender needs to know
 
     @property
     def chunk_words(self) -> int:
@@ -174,10 +164,7 @@ def chunk_bytes(nbytes: int, most: int) -> int:
 
 
 def runs(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Run]:
-    """Rows of the copies of one message, between arrays and the packed message, whose first byte has address 0.
-
-    The packed side is number 1 of the copies for what is sent, 0 for what is received.
-    """
+    """Rows between arrays and the packed message, side 1 of copies that send, 0 of those that receive."""
     found = []
     for copy in copies:
         for row in rows_of(copy, 1, MAX_WORDS, max_word):
@@ -212,54 +199,25 @@ def _is_contiguous(row: Row, packed: int) -> bool:
     return bool(row.word_bytes)
 
 
-def in_packets(row: Row, packed: int, base: int) -> Row:
-    """Return the row with its packed side in packets that begin at an address."""
-    levels = tuple(
-        Level(
-            level.steps,
-            *(s * (PACKET_EXPANSION if side == packed else 1) for side, s in enumerate(level[1:])),
-        )
-        for level in row.levels
-    )
+def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
+    """Return the row with its packed side at an address; with ``expansion`` bytes there for a byte of data.
+
+    0 for LL128-like packets: their place is known by the number of the tile.
+    """
     at = [row.source, row.target]
-    at[packed] = base + PACKET_EXPANSION * at[packed]
+    at[packed] = base + expansion * at[packed]
+    factors = (1, expansion) if packed else (expansion, 1)
+    levels = tuple(Level(steps, a * factors[0], b * factors[1]) for steps, a, b in row.levels)
     return row._replace(source=at[0], target=at[1], levels=levels)
 
 
-def in_tiles(row: Row, packed: int, base: int) -> Row:
-    """Return the row with its packed side in tiles of LL128-like packets that begin at an address."""
-    levels = tuple(
-        level._replace(**{("source_stride", "target_stride")[packed]: 0}) for level in row.levels
-    )
-    return row._replace(levels=levels, **{("source", "target")[packed]: base})
-
-
-def staged(row: Row, packed: int, base: int) -> Row:
-    """Return the row with its packed side beginning at an address."""
-    at = [row.source, row.target]
-    at[packed] += base
-    return row._replace(source=at[0], target=at[1])
-
-
 class Segment(NamedTuple):
-    """A row and how it travels; addresses as of the GPU that runs the kernel.
-
-    Attributes
-    ----------
-    kind : Kind
-    row : Row
-    message : int
-        Number of the message among the rank's, for errors.
-    chunk_words : int
-        Words of a chunk; 0 for as many as the launch likes.
-    flags, begun, slot_bytes, flag_count, lag
-        As in ``peer.cu``.
-    """
+    """A row and its kind of transfer, as in ``peer.cu``; with addresses on the GPU that runs the kernel."""
 
     kind: Kind
     row: Row
-    message: int
-    chunk_words: int = 0
+    message: int  # its number among the rank's, for errors
+    chunk_words: int = 0  # 0 for as many as the launch likes
     flags: int = 0
     begun: int = 0
     slot_bytes: int = 0
@@ -269,27 +227,14 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class PeerPlan:
-    """Table and shape of one launch; see :func:`plan`.
+    """Table and shape of one launch; see :func:`plan`."""
 
-    Attributes
-    ----------
-    segments : ndarray of :func:`segment_dtype`
-        What is sent (and copied) first.
-    send_chunks, chunks : int
-        Chunks of what is sent, and of all segments.
-    send_blocks, blocks : int
-        Thread blocks for what is sent, and all.
-    aside : tuple of int
-        The same two for a launch beside other work.
-    threads, in_flight, word_bytes, levels : int
-    """
-
-    segments: npt.NDArray[np.void]
+    segments: npt.NDArray[np.void]  # of `segment_dtype`; sends and copies first
     send_chunks: int
     chunks: int
     send_blocks: int
     blocks: int
-    aside: tuple[int, int]
+    aside: tuple[int, int]  # the same two for a launch beside other work
     threads: int
     in_flight: int
     word_bytes: int
@@ -391,14 +336,10 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         fill_region(entry["region"], segment.row, chunk)
         for name in ("flags", "begun", "slot_bytes", "flag_count", "lag"):
             entry[name] = getattr(segment, name)
-        entry["kind"], entry["peer"], entry["chunk_words"] = (
-            segment.kind,
-            segment.message,
-            chunk_words,
-        )
-        chunk += (
-            max(1, -(-segment.row.words // chunk_words)) if segment.kind != Kind.TAKE_DIRECT else 1
-        )
+        entry["kind"], entry["peer"] = segment.kind, segment.message
+        entry["chunk_words"] = chunk_words
+        is_waited_for = segment.kind == Kind.TAKE_DIRECT
+        chunk += 1 if is_waited_for else max(1, -(-segment.row.words // chunk_words))
         if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
     words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
