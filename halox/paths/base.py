@@ -67,6 +67,11 @@ class Job:
         """All ranks with a message in the job, in ascending order."""
         return sorted({message.peer for message in self.messages})
 
+    def only(self, fits: Callable[[Message], bool]) -> Job:
+        """Return the job of some of the messages."""
+        sends, receives = (tuple(filter(fits, found)) for found in (self.sends, self.receives))
+        return Job(self.arrays, sends, receives, self.operation)
+
     def pairs(self) -> Iterator[tuple[Part, Part]]:
         """Pair what a rank sends to itself with what it receives, part by part."""
         for send, receive in zip(self.sends, self.receives, strict=True):
@@ -289,20 +294,14 @@ class Build:
             route = self.routes[message.key][0]
             return route.path == path.name and (not protocols or route.protocol in protocols)
 
-        whole = self.whole
-        return Job(
-            whole.arrays,
-            tuple(filter(fits, whole.sends)),
-            tuple(filter(fits, whole.receives)),
-            whole.operation,
-        )
+        return self.whole.only(fits)
 
     def protocols(self, job: Job) -> dict[Key, str]:
         """Return the protocol of each message of a job."""
         return {m.key: self.routes[m.key][0].protocol for m in job.messages}
 
     def peer_info(self, path: Path, message: Message) -> Any:
-        """Return what the other end of a message said for a path."""
+        """Return the result of a path's `Path.describe` at the other end of a message."""
         return self.routes[message.key][1].paths.get(path.name)
 
     def link(self, path: Path) -> NodeLink | None:
@@ -378,12 +377,7 @@ class Path(ABC):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context
     ) -> Any | None:
-        """Return this path's share of what an end says of a message between ranks, None for nothing.
-
-        Notes
-        -----
-        Not collective. Pickled, and sent to the other end.
-        """
+        """Return this path's share of an `EndpointInfo`, to be pickled; None for nothing. Local."""
         return None
 
     @abstractmethod
@@ -392,9 +386,7 @@ class Path(ABC):
     ) -> Sequence[Candidate] | str:
         """Return the protocols by which a message can go this path, or else why it cannot.
 
-        Notes
-        -----
-        Not collective: both ends ask, with the same arguments, and must get the same answer.
+        Local: both ends ask, with the same arguments, and must get the same answer.
         """
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
@@ -407,18 +399,9 @@ class Path(ABC):
 
     @abstractmethod
     def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
-        """Make the channels of this rank's messages, none where it has none.
+        """Make the channels of this rank's messages, from the result of `negotiate`; none where it has none.
 
-        Parameters
-        ----------
-        build : Build
-            The plan under construction.
-        agreed : object
-            The result of `negotiate`.
-
-        Notes
-        -----
-        Not collective; an error here is raised on all ranks.
+        Local; an error here is raised on all ranks.
         """
 
     def protocol(self, name: str) -> Protocol | None:

@@ -112,10 +112,10 @@ class TransportBuffers(ABC):
         """Return the GPU's addresses of both sides' buffers, by slot, page-locking those on the host."""
 
     def close(self) -> None:  # noqa: B027 - nothing kept by default
-        """Give the buffers back that no other rank reaches; local."""
+        """Release the buffers that no other rank reaches; local."""
 
     def free(self) -> None:  # noqa: B027 - nothing shared by default
-        """Give back what other ranks reached; local."""
+        """Release what other ranks reached; local."""
 
 
 class SharedBuffers(TransportBuffers):
@@ -208,7 +208,7 @@ class SharedBuffers(TransportBuffers):
         )
 
     def free(self) -> None:
-        """Give the node's shared block back."""
+        """Release the node's shared block."""
         self._link.close()
 
 
@@ -223,21 +223,11 @@ def _senders(receives: Sequence[Message], ends: Sequence[tuple[int, ...]], stage
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one message.
-
-    Attributes
-    ----------
-    memory : ndarray of bytes, or memory of mpi4py
-        As MPI takes it, whole or in slices.
-    device_pointer : int
-        Its address on the GPU, if it has one.
-    owner : object
-        Owner of the memory, where ``memory`` does not keep it alive.
-    """
+    """Memory of one message, an array or mpi4py's, with its address on the GPU if it has one."""
 
     memory: Any
     device_pointer: int = 0
-    owner: object = None
+    owner: object = None  # where ``memory`` does not keep it alive
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -352,10 +342,10 @@ class RequestBuffers(TransportBuffers):
 
     def device_pointers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the GPU's addresses of the buffers."""
-        return (
-            [[buffer.device_pointer for buffer in self._buffers_out]],
-            [[buffer.device_pointer for buffer in self._buffers_in]],
+        out, come = (
+            [b.device_pointer for b in row] for row in (self._buffers_out, self._buffers_in)
         )
+        return [out], [come]
 
     def close(self) -> None:
         """Free the requests and the buffers, those of active requests when MPI has done with them."""

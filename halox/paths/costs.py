@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from halox.errors import HaloxError
 
@@ -33,7 +32,7 @@ _LEAST_GB_PER_S = 1e-9
 """Bounds of sensible constants, within which no prediction overflows."""
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return 0 <= value <= _MOST
@@ -58,14 +57,7 @@ class ProtocolCost:
     gb_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check the numbers, which may come from a file.
-
-        Raises
-        ------
-        HaloxError
-            If one is not a number, is negative or beyond all bounds, or bandwidths are not one a run length in
-            ascending order.
-        """
+        """Raise a `HaloxError` unless the numbers, which may come from a file, are sensible and ascending."""
         numbers = (self.latency_us, self.message_us, *self.gb_per_s)
         if not all(_is_number(number) for number in numbers):
             raise HaloxError(

@@ -79,6 +79,9 @@ if TYPE_CHECKING:
 SignalKey = tuple[str, int]
 """Name of the flag that goes with an event, and the event's number among the counts of that flag in one epoch."""
 
+SlotPlaces = tuple[tuple[DevicePlace, ...], ...]
+"""Places of the packed parts of a message, by slot."""
+
 FRAGMENT_BYTES = 4 << 20
 """Least bytes of a fragment between two GPUs: at some 400 GB/s it takes twice the 5 us that a fragment costs."""
 
@@ -190,23 +193,11 @@ def one_way_cutter(
 
 @dataclass(frozen=True)
 class IpcRecord:
-    """Description of a rank's memory and events for its peers.
+    """Description of a rank's memory and events for its peers, with the handles of both."""
 
-    Attributes
-    ----------
-    places : mapping
-        For each message whose packed bytes are in this rank's memory, by slot, where those of each part do.
-    segments : mapping
-        Handles of the memory named there.
-    events : mapping
-        Number of this rank's event of each sign, by slot.
-    handles : mapping
-        Handles of the events.
-    """
-
-    places: Mapping[Key, tuple[tuple[DevicePlace, ...], ...]]
+    places: Mapping[Key, SlotPlaces]  # of messages whose packed bytes are in this rank's memory
     segments: Mapping[Allocation, bytes]
-    events: Mapping[SignalKey, tuple[int, ...]]
+    events: Mapping[SignalKey, tuple[int, ...]]  # numbers, by slot
     handles: dict[int, bytes]
 
 
@@ -295,7 +286,7 @@ class IpcChannel(Channel):
         self._epoch = 0
         self._order = StreamOrder()
 
-    def _staging(self) -> dict[Key, tuple[tuple[DevicePlace, ...], ...]]:
+    def _staging(self) -> dict[Key, SlotPlaces]:
         """Allocate both slots, and return the places there of the messages' parts."""
         offsets, end = [], 0
         for message in self._receives["staging"]:
@@ -388,7 +379,7 @@ class IpcChannel(Channel):
         addresses = [map(pointer, self._places(message)[slot]) for message in messages]
         return moves_of(self._job, messages, addresses)
 
-    def _places(self, message: Message) -> tuple[tuple[DevicePlace, ...], ...]:
+    def _places(self, message: Message) -> SlotPlaces:
         """Return by slot the places of a message's packed bytes, from the record of one of its ends."""
         own = self.record.places.get(message.key)
         if own is not None:
@@ -446,7 +437,14 @@ class IpcChannel(Channel):
         A stream that does not end within ``HALOX_TIMEOUT``, as when a kernel of the caller's runs on, has not ended
         later either: the memory is never used again.
         """
-        self.has_ended = self.has_ended and self._waits()
+        stream = self._order.last
+        if not self.has_ended or stream is None:
+            return
+        waiter = self._link.world.waiter()
+        try:
+            waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")
+        except ExchangeTimeoutError:
+            self.has_ended = False
 
     def free(self) -> None:
         """Release the memory, the events and the flags."""
@@ -459,16 +457,6 @@ class IpcChannel(Channel):
 
     abandon = free
 
-    def _waits(self) -> bool:
-        stream = self._order.last
-        try:
-            if stream is not None:
-                waiter = self._link.world.waiter()
-                waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")
-        except ExchangeTimeoutError:
-            return False
-        return True
-
 
 def make_ipc_channel(
     world: World,
@@ -478,10 +466,7 @@ def make_ipc_channel(
     link: NodeLink | None,
     cut: Cutter = whole,
 ) -> IpcChannel | None:
-    """Make the channel of a plan's `ipc` messages together with the peers.
-
-    Collective over the world.
-    """
+    """Make the channel of a plan's `ipc` messages together with the peers; collective over the world."""
 
     def begin() -> IpcChannel | None:
         if not job.messages:

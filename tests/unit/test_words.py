@@ -35,6 +35,7 @@ CLEAN = [
     "halox/division.py",
     "halox/errors.py",
     "halox/packing",
+    "halox/paths",
     *(
         f"halox/runtime/{name}.py"
         for name in ("call_guard", "communicator", "pool", "shared_memory", "status")

@@ -144,5 +144,5 @@ class DirectChannel(Channel):
             self._read.signal(self._epoch)
 
     def free(self) -> None:
-        """Give the flags back."""
+        """Release the flags."""
         self._link.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -32,20 +32,16 @@ _BLOCK_BYTES = 1 << 18
 
 
 class Place(NamedTuple):
-    """Where a part lies whose blocks are regular: the number of its array, and its view there."""
+    """A part with regular blocks: the number of its array, and its view there."""
 
     array: int
     view: View
 
 
 def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | None:
-    """Return where parts lie, None unless the blocks of all are regular.
+    """Return the places of parts, of words to be copied or of ``values`` to be added to.
 
-    Parameters
-    ----------
-    parts : iterable of Part
-    values : bool
-        Whether the views are of values to be added to, and not of words to be copied.
+    None unless the blocks of all are regular.
     """
     found = []
     for part in parts:
@@ -67,7 +63,7 @@ Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
 
 
 def located(places: Iterable[Place], arrays: Sequence[HostArray]) -> list[Located]:
-    """Return places as they lie in the memory of these arrays, and of all others of the same layouts."""
+    """Return places in the memory of these arrays, and of all others of the same layouts."""
     return [
         (n, shape, dtype, arrays[n].origin + offset, strides)
         for n, (shape, dtype, offset, strides) in places
@@ -296,7 +292,7 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
     return [copy for copy in copies if id(copy) not in whole] + cut
 
 
-def _lines_bytes(view: Any) -> int:
+def _lines_bytes(view: Array) -> int:
     """Return the bytes of the cache lines that runs too short to fill one touch, 0 for longer runs."""
     apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
     run_bytes = view.shape[-1] * view.itemsize

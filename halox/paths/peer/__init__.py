@@ -10,7 +10,6 @@ from halox.paths.base import (
     Candidate,
     Carried,
     EndpointInfo,
-    Job,
     Path,
     Protocol,
     SelectionContext,
@@ -76,15 +75,13 @@ class PeerPath(Path):
         from halox.paths.peer.channel import make_peer_channel
 
         world, whole, job = build.world, build.whole, build.job(self)
-        copies = Job(whole.arrays, (), ())
-        if job.messages and whole.operation == "copy":
-            own = Job(
-                whole.arrays,
-                tuple(m for m in whole.sends if m.peer == world.rank),
-                tuple(m for m in whole.receives if m.peer == world.rank),
-            )
-            if all(m.is_strided for m in own.messages):
-                copies = own
+        copies = whole.only(lambda m: m.peer == world.rank)
+        if (
+            not job.messages
+            or whole.operation == "add"
+            or not all(m.is_strided for m in copies.messages)
+        ):
+            copies = whole.only(lambda _: False)
         build.taken.update(m.key for m in copies.messages)
         infos = {(m.peer, m.tag): build.peer_info(self, m) for m in job.sends}
         arena, protocols = build.context.device_arena, build.protocols(job)

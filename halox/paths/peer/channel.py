@@ -102,7 +102,7 @@ class PeerChannel(Channel):
         SIDE_STREAMS.release(self._agreed.device, side)
 
     def free(self) -> None:
-        """Give the memory back, when the peers' last launches have ended too."""
+        """Release the memory, when the peers' last launches have ended too."""
         self._agreed.abandon()
 
 

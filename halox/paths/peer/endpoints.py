@@ -159,23 +159,11 @@ def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, S
 
 @dataclass(frozen=True)
 class PeerInfo:
-    """Description of a message on a GPU for the kernels of both its ends.
+    """Description of a message on a GPU for the kernels of both its ends."""
 
-    Attributes
-    ----------
-    word_bytes : int
-        Shortest word in which a kernel walks the message, 1 for runs of no alignment.
-    layouts : tuple of StridedBlocks or None
-        Of each part; None if one is not strided as a whole.
-    places : tuple of DevicePlace or None
-        Of each part's array, if they are in device memory that peers can map.
-    handles : mapping
-        Of the segments with these places, by number.
-    """
-
-    word_bytes: int
-    layouts: tuple[StridedBlocks, ...] | None = None
-    places: tuple[DevicePlace, ...] | None = None
+    word_bytes: int  # of the shortest word in which a kernel walks it, 1 for runs of no alignment
+    layouts: tuple[StridedBlocks, ...] | None = None  # of its parts, if all are strided as a whole
+    places: tuple[DevicePlace, ...] | None = None  # of their arrays, if peers can map them
     handles: Mapping[Allocation, bytes] = field(default_factory=dict)
 
 

@@ -286,7 +286,7 @@ class Negotiation:
         )
 
     def abandon(self) -> None:
-        """Give the memory back; no rank may use it any more."""
+        """Release the memory; no rank may use it any more."""
         for block in (self._block, self._own):
             if block is not None:
                 self.arena.release(block)

@@ -2,14 +2,14 @@
 //
 // A segment is a region (strided_body.cu) and how its words travel:
 //   COPY         between two arrays of this GPU
-//   SEND_STAGED  packed into the peer's staging memory; then each chunk's flag, in the peer's memory
-//   SEND_LL      in packets that carry data and epoch together, into the peer's staging memory; no flag. A packet
-//                is 8 bytes, half of them data
-//   SEND_WIDE    the same in packets of 16 bytes, 14 of them data
-//   SEND_DIRECT  into the peer's array, once the peer's exchange has begun; then each chunk's flag
+//   SEND_STAGED  packed into the peer's staging memory, then a flag per chunk in the peer's memory
+//   SEND_LL      in LL packets, 4 bytes of data and the epoch in one 8-byte store, into the peer's staging memory;
+//                no flag
+//   SEND_WIDE    in LL128-like packets, 14 bytes of data and 2 of the epoch in one 16-byte store; no flag
+//   SEND_DIRECT  into the peer's array, once the peer's exchange has begun, then a flag per chunk
 //   TAKE_STAGED  unpacked from this GPU's staging memory once the flags of its chunks are there
-//   TAKE_LL, TAKE_WIDE  unpacked as the packets come
-//   TAKE_DIRECT  already in place: only the flags are waited for
+//   TAKE_LL, TAKE_WIDE  unpacked as the packets arrive
+//   TAKE_DIRECT  in place already: a wait for the flags alone
 //
 // Blocks [0, send_blocks) take the chunks of what is sent (COPY among it), the others those of what is taken.
 //
@@ -20,12 +20,12 @@
 // straight into an array waits for it, and so does a peer to which nothing is sent back (of the epoch before: then
 // the slot's last contents have been taken).
 //
-// Progress. What is sent staged or in packets waits for nothing of this epoch. A block that waits longer than HELP_NS
-// looks for chunks that no block has begun to send (`begun_chunk` says which were) and sends them itself, though not
-// those that would have to wait. So it does not matter which blocks the GPU runs first, as long as it
-// runs one; and a block that waits to send says in the meantime that this rank has begun. Sending twice does no harm: same bytes, same slot, before this launch ends, and no peer can use the
-// slot again until after that. Into an array of the peer's it would, if the peer had gone on; so those chunks are
-// begun by an exchange, once.
+// Progress. Staged and packet sends wait for nothing of this epoch. A block that waits longer than HELP_NS looks for
+// chunks that no block has begun to send (recorded in `begun_chunk`) and sends those of them that need not wait. So
+// any order of blocks makes progress, as long as the GPU runs one; and a block that waits to send signals in the
+// meantime that this rank has begun. Sending twice does no harm: same bytes, same slot, before this launch ends, and
+// no peer can use the slot again until after that. Into a peer's array it would, if the peer had gone on; so those
+// chunks are claimed once, by an atomic exchange.
 //
 // A wait longer than `limit_ns` ends all waits of this launch and of those to come: `state.failed` is set and
 // `failure` (in host memory) says which segment and epoch.
@@ -33,7 +33,7 @@
 // Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
 // the data beside it. LL128-like packets go in the tiles of ll128.cu: lane l holds words l, l + 32, ... of the tile's.
 //
-// Bytes moved: each word read once and stored once on either side; packets take 2 or 8/7 times the room.
+// Bytes moved: each word is loaded and stored once on either side; packets take 2 or 8/7 times the bytes.
 
 #ifndef TABLE_SEGMENTS
 #define TABLE_SEGMENTS 1
