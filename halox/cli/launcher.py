@@ -25,7 +25,7 @@ STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 """Set for the ranks that `start` starts, so that they never start ranks themselves."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""Where rank 0 finds standard input (an offset, a blank, a path), where the launcher does not hand it on."""
+"""Variable with the place of rank 0's standard input (offset, blank, path), which the launcher does not pass on."""
 
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),

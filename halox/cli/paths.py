@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import halox
 from halox import datatypes
 from halox.cli import report
+from halox.paths.base import Route
 from halox.runtime.gpu.devices import array_module, choose_device
 from halox.runtime.world import World
 
@@ -16,27 +16,8 @@ MESSAGE_BYTES = 64 << 10
 _PAIRS_SHOWN = 6
 
 
-@dataclass(frozen=True)
-class Hop:
-    """One message of the matrix.
-
-    Attributes
-    ----------
-    sender, receiver : int
-    path, protocol, reason : str
-        The choice, and why.
-    predicted_us : float or None
-    why_not : mapping of str to str
-        By path, why it cannot be taken.
-    """
-
-    sender: int
-    receiver: int
-    path: str
-    protocol: str
-    reason: str
-    predicted_us: float | None = None
-    why_not: Mapping[str, str] = field(default_factory=dict)
+Hop = tuple[int, int, Route]
+"""Sender, receiver, and the route between them."""
 
 
 def show(comm: Any, *, as_json: bool) -> int:
@@ -65,7 +46,7 @@ def collect(comm: Any) -> list[Hop] | None:
     with halox.Exchange(sends, receives, comm=comm) as exchange:
         rows = exchange.explain().rows
     mine = [
-        Hop(comm.rank, r.peer, r.path, r.protocol, r.reason, r.predicted_us, dict(r.why_not))
+        (comm.rank, r.peer, Route(r.path, r.protocol, r.reason, r.predicted_us, r.why_not))
         for r in rows
         if r.direction == "send"
     ]
@@ -83,12 +64,11 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
     predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]
     why: dict[tuple[str, str], list[tuple[int, int]]] = {}
     refused: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for hop in sorted(hops, key=lambda h: (h.sender, h.receiver)):
-        pair = (hop.sender, hop.receiver)
-        matrix[hop.sender][hop.receiver] = f"{hop.path}/{hop.protocol}"
-        predicted[hop.sender][hop.receiver] = hop.predicted_us
-        why.setdefault((f"{hop.path}/{hop.protocol}", hop.reason), []).append(pair)
-        for path, reason in hop.why_not.items():
+    for sender, receiver, route in sorted(hops, key=lambda hop: hop[:2]):
+        name, pair = f"{route.path}/{route.protocol}", (sender, receiver)
+        matrix[sender][receiver], predicted[sender][receiver] = name, route.predicted_us
+        why.setdefault((name, route.reason), []).append(pair)
+        for path, reason in route.why_not.items():
             refused.setdefault((path, reason), []).append(pair)
 
     def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[dict[str, Any]]:

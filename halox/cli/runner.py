@@ -26,7 +26,7 @@ RANKS = (OPEN_MPI_RANK, "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Variables by which launchers tell a process its rank."""
 
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
-"""As `halox.cli.launcher.STANDARD_INPUT`."""
+"""The same as `halox.cli.launcher.STANDARD_INPUT`."""
 
 ALL_ALIKE = 2
 """Exit status where all ranks raise an error of halox's, as they are made to do."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose
+from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_allreduce import DeviceAllreduce
-from halox.collectives.host.host_algorithms import HOST, HostAlgorithm
+from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
+from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
-from halox.runtime.arrays import as_ndarray, describe, scalar_array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
-from halox.runtime.gpu.devices import array_module, choose_device, to_host
+from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
 from halox.values import LARGEST, as_int, as_list, shortened, shown
@@ -45,7 +45,7 @@ class Allreduce:
     algorithm : str, optional
         For arrays on the host "host" or "hierarchical"; on GPUs "oneshot", "reduce_scatter_allgather",
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
-        to be fastest of those that can be had.
+        to be fastest of those that are available.
     device : {"auto", "cpu", "gpu"}
         Where it combines, as of `halox.Grid`.
 
@@ -60,13 +60,13 @@ class Allreduce:
     captures : bool
         Whether a call may be captured in a CUDA graph.
     reasons : dict of str to str
-        For each algorithm that cannot be had here, the reason.
+        For each algorithm that is not available here, the reason.
 
     Raises
     ------
     FieldError
         If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm, or it
-        cannot be had between these ranks; says why.
+        is not available between these ranks; says why.
     MismatchError
         If ranks give different arguments; names the argument, and what two ranks gave.
     DeviceError
@@ -107,8 +107,7 @@ class Allreduce:
         device: Literal["auto", "cpu", "gpu"] = "auto",
     ) -> None:
         self._world = world = World(comm, "making an Allreduce")
-        self._ground = Context(world)
-        self._tick = world.ticker("allreduce", 0)
+        self._context = Context(world)
 
         def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
@@ -121,30 +120,21 @@ class Allreduce:
             chosen = choose(algorithm, nbytes, world.size, len(set(world.nodes)))
             return found_shape, found_dtype, chosen, None
 
-        self.reasons: dict[str, str] = {}
-        self.captures = False
-        self._on_gpu: DeviceAllreduce | None = None
-        self._seen: dict[Hashable, Callable[[], Any]] = {}
-        self._algorithm: HostAlgorithm | None = None
         try:
             self.shape, self.dtype, wish, self.device_id = world.guarded(check, _MAKING)
             self.op = op
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
             self._compare(wish)
-            if self.device_id is not None:
-                self._on_gpu = DeviceAllreduce(
-                    self._ground, self.device_id, self.shape, self.dtype, op, wish
-                )
-                self.algorithm, self.reasons = self._on_gpu.algorithm, self._on_gpu.reasons
-                self.captures, self._seen = self._on_gpu.captures, self._on_gpu.seen.found
-                return
+            self._reduction, self._bind = self._made(wish)
         except HaloxError as error:
-            self._ground.close_after(error)
+            self._context.close_after(error)
             raise
-        assert wish is not None
-        self.algorithm = wish
-        operation = find_operation(op, self.dtype)
-        self._algorithm = HOST[wish](self._ground, operation, self.dtype, prod(self.shape))
+        self._prepared: PreparedReductions[ArrayReduction] = PreparedReductions()
+        self._prepared.add((), self._reduction)
+        self._launches = self._prepared.launches
+        self.algorithm, self.captures = self._reduction.algorithm, self._reduction.captures
+        self.reasons = self._reduction.reasons
+        self._tick = None if self.captures else world.ticker("allreduce", 0)
 
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Combine the ranks' arrays.
@@ -185,106 +175,41 @@ class Allreduce:
         "reduce_scatter_allgather" return at once, the trees wait for the other ranks' hosts, and "host" and
         "hierarchical" for the stream. Calls on changing streams run one after the other, but those in captures.
         """
-        launch = self._seen.get(("", id(array), id(out)))
-        if launch is not None:
-            if out is not None:
-                launch()
-                return out
-            if array.shape == self.shape:  # CuPy's can be set anew
-                return launch()
+        if self._bind is not None:
+            prepared = self._launches.get(("", id(array), id(out)))
+            if prepared is not None:
+                if out is not None:
+                    prepared[0]()
+                    return out
+                if array.shape == self.shape:  # CuPy's can be set anew
+                    return prepared[0]()
+        return self._call(array, out)
+
+    def _call(self, array: Any, out: Any) -> Any:
         self._world.check_open()
         guard = self._world.guard
         if guard.user:
             guard.refuse()
         guard.user = 1
         try:
-            if self._tick is not None and not self.captures:
+            if self._tick is not None:
                 self._tick()
-            return self._combine(array, out)
+            result = self._reduction(array, out)
         finally:
             guard.user = 0
+        if self._bind is not None:
+            bind = self._bind
+            self._prepared.prepare("", (array,), out, lambda: bind(array, out))
+        return result
 
-    def _combine(self, array: Any, out: Any) -> Any:
-        if self._on_gpu is not None:
-            return self._on_gpu(array, out)
-        assert self._algorithm is not None
-        if self._is_plain(array) and (
-            out is None
-            or out is array
-            or (self._is_plain(out) and not np.may_share_memory(array, out))
-        ):
-            # What is given most often, with less on the way.
-            result = np.empty_like(array) if out is None else out
-            self._algorithm.reduce(array.reshape(-1), result.reshape(-1), None)
-            return result
-        source: npt.NDArray[Any] | None = None
-        target: npt.NDArray[Any] | None = None
-        error: Exception | None = None
-        try:
-            source = self._source(array)
-            if out is not None:
-                self._check(out, "out")
-            target = self._target(source, out)
-        except Exception as caught:
-            source, error = None, caught
-        self._algorithm.reduce(source, target, error)
-        assert target is not None
-        result = target.reshape(self.shape)
-        if out is None:
-            return self._like(array, result)
-        held = as_ndarray(out)
-        if not isinstance(held, np.ndarray):
-            out[...] = array_module(describe(out).device).asarray(result)
-        elif not np.may_share_memory(held, target):
-            held[...] = result
-        return out
-
-    def _is_plain(self, array: Any) -> bool:
-        """Whether an array is NumPy's own, fits, and is a run that can be read and written as it is."""
-        return (
-            type(array) is np.ndarray
-            and array.dtype == self.dtype
-            and array.shape == self.shape
-            and array.flags.carray
-        )
-
-    def _source(self, array: Any) -> npt.NDArray[Any]:
-        """Return a rank's values as a contiguous run on the host."""
-        if np.isscalar(array):
-            array = scalar_array(array, self.dtype)
-        self._check(array, "array")
-        host = as_ndarray(array)
-        if not isinstance(host, np.ndarray):
-            host = to_host(array)
-        found: npt.NDArray[Any] = np.require(host, requirements=["C", "A"]).reshape(-1)
-        return found
-
-    def _target(self, source: npt.NDArray[Any], out: Any) -> npt.NDArray[Any]:
-        """Return where the result is formed: ``out`` itself, where that is as good."""
-        held = as_ndarray(out) if out is not None else None
-        if isinstance(held, np.ndarray):
-            if not held.flags.writeable:
-                raise FieldError("out is read-only; the result cannot be written")
-            is_plain = held.flags.c_contiguous and held.flags.aligned
-            same = held.ctypes.data == source.ctypes.data
-            if is_plain and (same or not np.may_share_memory(held, source)):
-                return held.reshape(-1)
-        return np.empty(source.shape, self.dtype)
-
-    def _check(self, array: Any, name: str) -> None:
-        found = describe(array, name)
-        if tuple(found.shape) != self.shape or found.dtype != self.dtype:
-            raise FieldError(
-                f"{name}: got shape {tuple(found.shape)} of {found.dtype}, this allreduce is of shape {self.shape} of "
-                f"{self.dtype}; make another one for other arrays"
-            )
-
-    def _like(self, array: Any, result: npt.NDArray[Any]) -> Any:
-        """Return the result where the array is that it was made from."""
-        if np.isscalar(array):
-            return result[()]
-        device = describe(array).device
-        return result if device is None else array_module(device).asarray(result)
+    def _made(self, wish: str | None) -> tuple[ArrayReduction, Callable[..., Launch | None] | None]:
+        """Return a new reduction, and what prepares its launches: on the host a call of a plain array costs no more."""
+        what = self.shape, self.dtype, self.op
+        if self.device_id is None:
+            assert wish is not None
+            return HostAllreduce(self._context, *what, wish), None
+        made = DeviceAllreduce(self._context, self.device_id, *what, wish)
+        return made, made.bind
 
     def _compare(self, algorithm: str | None) -> None:
         """Raise on all ranks if they have come with different arguments."""
@@ -302,17 +227,15 @@ class Allreduce:
     def close(self) -> None:
         """Free memory and communicators; collective, and harmless when repeated."""
         if not self._world.closed:
-            part = self._on_gpu or self._algorithm
-            assert part is not None
-            part.close()
-            self._ground.close()
+            self._prepared.close()
+            self._context.close()
 
     def __enter__(self) -> Allreduce:
         """Return the allreduce."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not come along then."""
+        """Close it, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 

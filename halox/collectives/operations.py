@@ -1,15 +1,17 @@
-"""The operations of reductions: which dtypes they have a meaning for, and how NumPy and the kernels name them."""
+"""Operations of reductions: their dtypes, and their names in NumPy and in the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.errors import FieldError
+from halox.runtime.arrays import Described
 from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
@@ -73,7 +75,7 @@ class Operation:
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to what all ranks' values come to; it may lie where the first rank's are."""
+        """Set a total to what all ranks' values come to; it may be where the first rank's are."""
         if self.of_truth or len(values) == 1:
             self.begin(total, values[0])
             for other in values[1:]:
@@ -105,17 +107,6 @@ OPERATIONS: dict[str, Operation] = {
 def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     """Return an operation, if it has a meaning for a dtype.
 
-    Parameters
-    ----------
-    name : str
-    dtype : numpy.dtype
-        Of what is reduced.
-
-    Raises
-    ------
-    FieldError
-        If there is no such operation, values of the dtype cannot be reduced, or not by this operation; says what can.
-
     Examples
     --------
     >>> find_operation("max", np.dtype("f8")).combine
@@ -146,3 +137,45 @@ def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
     if operation.name in ("min", "max"):
         return ": reduce abs(array), or its parts"
     return ""
+
+
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which sums over a dtype are formed."""
+    if dtype.kind == "c":
+        return np.dtype(np.result_type(dtype, "c16"))
+    if dtype.kind == "f":
+        return np.dtype(np.result_type(dtype, "f8"))
+    return np.dtype("u8" if dtype.kind == "u" else "i8")
+
+
+def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the dtype of a field reduction.
+
+    Examples
+    --------
+    >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
+    dtype('complex128')
+    """
+    is_ordered = name in ("min", "max")
+    for dtype in dtypes:
+        if dtype.kind not in "biufc":
+            raise FieldError(f"{name} has no meaning for dtype {dtype}; use a bool or number dtype")
+        if is_ordered and dtype.kind == "c":
+            raise FieldError(f"{name} has no meaning for dtype {dtype}; reduce a real-valued field")
+    if name == "norm":
+        return np.dtype("f8")
+    if is_ordered:
+        return dtypes[0].newbyteorder("=")
+    return wide_dtype(np.result_type(*dtypes))
+
+
+def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+    """Refuse an array that a result does not fit in."""
+    fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
+    if not fits or out.dtype != dtype:
+        wanted = "one element" if shape is None else f"shape {tuple(shape)}"
+        raise FieldError(
+            f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is {wanted} of {dtype}"
+        )
+    if not out.writable:
+        raise FieldError("out is read-only; the result cannot be written")

@@ -50,11 +50,11 @@ class Layout(ABC):
 
     def shifted(self, offset: int) -> Layout:
         """Move the layout ``offset`` bytes further on."""
-        return _Indexed(self, _one(offset), _one(1), 0) if offset else self
+        return Indexed(self, _one(offset), _one(1), 0) if offset else self
 
     def indexed(self, displacements: Int64Array, lengths: Int64Array, stride: int) -> Layout:
         """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
-        return _Indexed(self, displacements, lengths, stride)
+        return Indexed(self, displacements, lengths, stride)
 
     def same_as(self, other: Layout) -> bool:
         """Whether both touch the same bytes in the same order."""
@@ -98,6 +98,10 @@ class StridedBlocks(Layout):
     strides: tuple[int, ...]
     block_bytes: int
 
+    def __reduce__(self) -> tuple[type[StridedBlocks], tuple[object, ...]]:
+        """Pickle the fields alone: plans send many."""
+        return StridedBlocks, (self.offset, self.counts, self.strides, self.block_bytes)
+
     @staticmethod
     def canonical(
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
@@ -118,8 +122,8 @@ class StridedBlocks(Layout):
         if not block_bytes:
             return EMPTY
         levels.reverse()
-        found = tuple(count for count, _ in levels)
-        return StridedBlocks(offset, found, tuple(stride for _, stride in levels), block_bytes)
+        found, steps = zip(*levels, strict=True) if levels else ((), ())
+        return StridedBlocks(offset, found, steps, block_bytes)
 
     @property
     def n_blocks(self) -> int:
@@ -193,7 +197,7 @@ class StridedBlocks(Layout):
         """``lengths[i]`` copies ``stride`` bytes apart at ``displacements[i]``, for each i."""
         if not self.counts and stride == self.block_bytes:
             return Listed(BlockList(displacements + self.offset, lengths * stride))
-        return _Indexed(self, displacements, lengths, stride)
+        return Indexed(self, displacements, lengths, stride)
 
     def offsets(self) -> Int64Array:
         """Byte displacement of every block, in order (not merged with its neighbours)."""
@@ -345,7 +349,7 @@ class _Irregular(Layout):
 
     def repeated(self, count: int, stride: int) -> Layout:
         """``count`` copies, ``stride`` bytes apart."""
-        return self if count == 1 else _Indexed(self, _one(0), _one(count), stride)
+        return self if count == 1 else Indexed(self, _one(0), _one(count), stride)
 
     def _find_strided(self) -> StridedBlocks | None:
         return self._blocks.strided()
@@ -365,10 +369,10 @@ class Listed(_Irregular):
     """Blocks given one by one."""
 
     def __init__(self, given: BlockList) -> None:
-        self._given = given
+        self.given = given
 
     def _count_blocks(self) -> int:
-        return self._given.n_blocks
+        return self.given.n_blocks
 
     def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
         blocks = self.block_list()
@@ -383,22 +387,22 @@ class Listed(_Irregular):
         )
 
     def _expand(self) -> BlockList:
-        return self._given.merged()
+        return self.given.merged()
 
 
 class Chained(_Irregular):
     """Several layouts one after another."""
 
-    def __init__(self, parts: tuple[Layout, ...]) -> None:
-        self._parts = parts
+    def __init__(self, layouts: tuple[Layout, ...]) -> None:
+        self.layouts = layouts
 
     def _count_blocks(self) -> int:
-        return sum(part.most_blocks for part in self._parts)
+        return sum(layout.most_blocks for layout in self.layouts)
 
     def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
         found: list[Part] = []
         packed = 0
-        for layout in self._parts:
+        for layout in self.layouts:
             parts = layout.parts(limit)
             if parts is None or len(found) + len(parts) > limit:
                 return None
@@ -407,14 +411,14 @@ class Chained(_Irregular):
         return tuple(found)
 
     def _expand(self) -> BlockList:
-        lists = [part.block_list() for part in self._parts]
+        lists = [layout.block_list() for layout in self.layouts]
         return BlockList(
             np.concatenate([blocks.offsets for blocks in lists]),
             np.concatenate([blocks.lengths for blocks in lists]),
         ).merged()
 
 
-class _Indexed(_Irregular):
+class Indexed(_Irregular):
     """Copies of a layout, ``lengths[i]`` of them from each displacement on.
 
     An irregular sequence of blocks does not become regular by being repeated: the first change of
@@ -426,49 +430,49 @@ class _Indexed(_Irregular):
         self, part: Layout, displacements: Int64Array, lengths: Int64Array, stride: int
     ) -> None:
         used = lengths != 0
-        self._part, self._stride = part, stride
-        self._displacements, self._lengths = displacements[used], lengths[used]
+        self.part, self.stride = part, stride
+        self.displacements, self.lengths = displacements[used], lengths[used]
 
     def _find_strided(self) -> StridedBlocks | None:
-        if not self._lengths.size:
+        if not self.lengths.size:
             return EMPTY
-        part = self._part.strided
+        part = self.part.strided
         if part is None:
             return None
-        length = int(self._lengths[0])
-        if (self._lengths == length).all():
-            levels = _regular_levels(self._displacements)
+        length = int(self.lengths[0])
+        if (self.lengths == length).all():
+            levels = _regular_levels(self.displacements)
             if levels is not None:
-                form = part.repeated(length, self._stride).shifted(int(self._displacements[0]))
+                form = part.repeated(length, self.stride).shifted(int(self.displacements[0]))
                 for count, stride in zip(reversed(levels[0]), reversed(levels[1]), strict=True):
                     form = form.repeated(count, stride)
                 return form
         return self._blocks.strided()
 
     def _count_blocks(self) -> int:
-        return int(self._lengths.sum()) * self._part.most_blocks
+        return int(self.lengths.sum()) * self.part.most_blocks
 
     def _irregular_parts(self, limit: int) -> tuple[Part, ...] | None:
-        if self._lengths.size > limit:
+        if self.lengths.size > limit:
             return None
-        parts = self._part.parts(limit)
+        parts = self.part.parts(limit)
         if parts is None:
             return None
         nbytes = _nbytes(parts)
         found: list[Part] = []
         packed = 0
         for displacement, length in zip(
-            self._displacements.tolist(), self._lengths.tolist(), strict=True
+            self.displacements.tolist(), self.lengths.tolist(), strict=True
         ):
             found += [
-                part.repeated(length, self._stride, nbytes).shifted(displacement, packed)
+                part.repeated(length, self.stride, nbytes).shifted(displacement, packed)
                 for part in parts
             ]
             packed += length * nbytes
         return tuple(found)
 
     def _expand(self) -> BlockList:
-        return self._part.block_list().at(spread(self._displacements, self._lengths, self._stride))
+        return self.part.block_list().at(spread(self.displacements, self.lengths, self.stride))
 
 
 MOST_LISTED = 1 << 32

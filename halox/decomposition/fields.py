@@ -380,17 +380,9 @@ def infer_spec(
     """Infer from an array's shape alone which of its axes are the grid's.
 
     An array may have component axes before or after the grid axes. It is never read as staggered, since
-    an array of the wrong shape could then pass for one.
-
-    Raises
-    ------
-    FieldError
-        If no reading fits; gives the ``padded_shape`` expected. If more than one fits; lists them.
-
-    Notes
-    -----
-    With blocks of different sizes one rank may raise alone, or read its shape differently. A caller that
-    goes on collectively compares outcomes first.
+    an array of the wrong shape could then pass for one. Raises `FieldError`, with the shapes expected,
+    unless exactly one reading fits. With blocks of different sizes one rank may raise alone, or read its
+    shape differently: a caller that continues collectively compares outcomes first.
 
     Examples
     --------

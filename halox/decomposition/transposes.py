@@ -30,9 +30,9 @@ from halox.values import as_int, as_list, shown
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Cells, never none, that this rank owns in one division and ``peer``, maybe itself, in the other.
+    """Cells that this rank owns in one division and ``peer``, possibly itself, in the other.
 
-    ``box`` is their place in this rank's array, component axes in full.
+    ``box``, never empty, is their place in this rank's array, component axes in full.
     """
 
     peer: int

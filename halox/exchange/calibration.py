@@ -1,4 +1,4 @@
-"""The user's file of measured path constants, and how all ranks come to hold the same ones.
+"""The user's file of measured path constants, and the agreement of all ranks on them.
 
 ``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each set-up that was
 measured. What a set-up is stands in `Fingerprint`; a new driver or another MPI makes another one, so that stale
@@ -37,7 +37,7 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What measured constants hold for.
+    """Set-up for which measured constants hold.
 
     Attributes
     ----------

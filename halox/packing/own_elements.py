@@ -41,26 +41,22 @@ class _Elements:
         """Bytes from the lowest one to the highest."""
         return self.run + sum((n - 1) * step for n, step in self.axes)
 
-    def places(self, offset: Int64 | int) -> tuple[list[Int64], Int64]:
-        """Return for bytes from the first element the run's number along each axis, and the byte in it."""
-        rest, numbers = np.asarray(offset + self.first), []
-        for n, step in self.axes:
-            number = np.clip(rest // step, 0, n - 1)
-            numbers.append(number)
-            rest = rest - number * step
-        return numbers, rest
-
     def hold(self, offsets: Int64, lengths: Int64 | int) -> bool:
         """Whether each block is in one run."""
-        _, rest = self.places(offsets)
+        rest = offsets + self.first
+        for n, step in self.axes:
+            rest = rest - np.clip(rest // step, 0, n - 1) * step
         return bool(((rest >= 0) & (rest + lengths <= self.run)).all())
 
     def hold_box(self, blocks: StridedBlocks) -> bool:
         """Whether strided blocks are in runs; a False is not certain, and no block is listed."""
-        numbers, rest = self.places(blocks.offset)
-        axes = (*self.axes, (self.run - blocks.block_bytes + 1, 1))
-        low = [int(number) for number in (*numbers, rest)]
+        low, rest = [], blocks.offset + self.first
+        for n, step in self.axes:
+            low.append(min(max(rest // step, 0), n - 1))
+            rest -= low[-1] * step
+        low.append(rest)
         high = list(low)
+        axes = (*self.axes, (self.run - blocks.block_bytes + 1, 1))
         for count, stride in zip(blocks.counts, blocks.strides, strict=True):
             if not stride:
                 continue

@@ -93,7 +93,7 @@ class StridedPacker(DevicePacker):
 class StridedCopy:
     """Strided copies, all performed by one kernel launch.
 
-    Addresses must be valid on ``device``, whose own memory they name, a peer's, or mapped host memory.
+    Addresses must be valid on ``device``: of its own memory, a peer's, or mapped host memory.
     Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. Making
     one allocates and uploads a table if it is too large for the launch's parameters, and waits for
     that; do it while no stream is being captured. Memory at the addresses is the caller's to keep alive.
@@ -107,9 +107,12 @@ class StridedCopy:
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
-        self._launch.at(stream_pointer(stream), 0, 0)
+    def launch(self, stream: StreamLike = None, shift: int = 0) -> None:
+        """Enqueue the copies on a stream of the current device, CuPy's current one by default.
+
+        All addresses may be shifted, modulo 2**64, by a multiple of the longest word, 16 bytes.
+        """
+        self._launch.at(stream_pointer(stream), shift, shift)
 
 
 class StridedAdd:

@@ -267,8 +267,7 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
     for position, level in enumerate(reversed(row.levels)):
         last = position == len(row.levels) - 1
         magic, shift = (0, 0) if last else divisor(level.steps)
-        steps, *strides = level
-        region["level"][position] = (*strides, steps, magic, shift, 0)
+        region["level"][position] = (*level[1:], level.steps, magic, shift, 0)
 
 
 def rows_of(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> Iterator[Row]:

@@ -1,18 +1,26 @@
-"""Simplified trees of datatype constructors, to be walked from the root to a byte.
+"""Simplified trees of datatypes' layouts, to be walked from the root to a byte.
 
-Regular subtrees become :class:`Regular` leaves, however they were built; bounds disappear, because
-only distances remain. Lists lose their empty entries. Equal subtrees are one object.
+Regular subtrees become :class:`Regular` leaves, however they were built. Lists lose their empty
+entries. Equal subtrees are one object.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from halox.datatypes.layout import BlockList, StridedBlocks, spread
+from halox.datatypes.layout import (
+    BlockList,
+    Chained,
+    Indexed,
+    Layout,
+    Listed,
+    StridedBlocks,
+    spread,
+)
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -137,7 +145,7 @@ def simplified(
     if count == 0 or datatype.size == 0:
         return None
     building = _Building(flat_blocks, few_units)
-    placed = building.place(datatype)
+    placed = building.place(datatype.layout)
     return None if placed is None else building.repeat(placed, count, datatype.extent)
 
 
@@ -208,49 +216,27 @@ class _Building:
         self._leaves: dict[StridedBlocks, Regular] = {}
         self._repeats: dict[tuple[int, int, int], Repeat] = {}
 
-    def place(self, datatype: Datatype) -> Placed | None:
-        if id(datatype) not in self._placed:
-            self._placed[id(datatype)] = self._place(datatype)
-        return self._placed[id(datatype)]
+    def place(self, layout: Layout) -> Placed | None:
+        """Tree of a layout and the displacement of its origin; None if it has no bytes."""
+        if id(layout) not in self._placed:
+            self._placed[id(layout)] = self._place(layout)
+        return self._placed[id(layout)]
 
-    def _place(self, datatype: Datatype) -> Placed | None:
-        if not datatype.size:
-            return None
-        if _is_regular(datatype) or self._worth_expanding(datatype):
-            strided = datatype.strided
+    def _place(self, layout: Layout) -> Placed | None:
+        n_blocks = self._count_blocks(layout)
+        # Finding the strided form of more blocks would cost more than reading the lists.
+        if isinstance(layout, (StridedBlocks, Listed)) or n_blocks <= MOST_BLOCKS:
+            strided = layout.strided
             if strided is not None:
-                return strided.offset, self._leaf(strided)
-        if self._count_blocks(datatype) <= self._flat_blocks:
-            return self._flat(datatype.blocks())
-        name, arguments, olds = datatype.constructor, datatype.arguments, datatype.olds
-        if name == "struct":
-            return self._struct(datatype)
-        if name in _LISTS:
-            return self._list(datatype)
-        placed, extent = self.place(olds[0]), olds[0].extent
-        if placed is None:  # pragma: no cover - then the type itself would have no bytes
-            return None
-        if name in ("dup", "resized"):
-            return placed
-        if name == "contiguous":
-            return self.repeat(placed, arguments[0], extent)
-        if name in ("vector", "hvector"):
-            count, blocklength, stride = arguments
-            step = stride * extent if name == "vector" else stride
-            return self.repeat(self.repeat(placed, blocklength, extent), count, step)
-        if name == "subarray":
-            return self._subarray(arguments, placed, extent)
-        return self._flat(datatype.blocks())  # pragma: no cover - there are no other constructors
-
-    def _subarray(self, arguments: tuple[Any, ...], placed: Placed, extent: int) -> Placed:
-        sizes, subsizes, starts, order = arguments
-        axes = list(zip(sizes, subsizes, starts, strict=True))
-        step = extent
-        for size, subsize, start in axes if order == "F" else axes[::-1]:
-            offset, tree = self.repeat(placed, subsize, step)
-            placed = offset + start * step, tree
-            step *= size
-        return placed
+                return (strided.offset, self._leaf(strided)) if strided.nbytes else None
+        if isinstance(layout, Indexed) and n_blocks > self._flat_blocks:
+            placed = self.place(layout.part)
+            if placed is None:  # pragma: no cover - then the layout itself would have no bytes
+                return None
+            return self._listed(layout.displacements, layout.lengths, placed, layout.stride)
+        if isinstance(layout, Chained) and n_blocks > self._flat_blocks:
+            return self._chained(layout)
+        return self._flat(layout.block_list())
 
     def repeat(self, placed: Placed, count: int, stride: int) -> Placed:
         """``count >= 1`` copies, ``stride`` bytes apart."""
@@ -265,15 +251,6 @@ class _Building:
         if key not in self._repeats:
             self._repeats[key] = Repeat(count, stride, tree)
         return offset, self._repeats[key]
-
-    def _list(self, datatype: Datatype) -> Placed | None:
-        (old,) = datatype.olds
-        if _is_one_run(old):
-            return self._flat(datatype.blocks())
-        placed = self.place(old)
-        if placed is None:  # pragma: no cover - then the type itself would have no bytes
-            return None
-        return self._listed(*_list_of(datatype), placed, old.extent)
 
     def _flat(self, blocks: BlockList) -> Placed:
         """List of blocks of bytes."""
@@ -306,14 +283,9 @@ class _Building:
             return self.repeat((offset + first, child), displacements.size, step)
         return offset, Gather(displacements, child)
 
-    def _struct(self, datatype: Datatype) -> Placed | None:
-        lengths, displacements = datatype.arguments
-        parts: list[tuple[int, Tree]] = []
-        for length, start, old in zip(lengths, displacements, datatype.olds, strict=True):
-            placed = self.place(old) if length else None
-            if placed is not None:
-                offset, tree = self.repeat(placed, int(length), old.extent)
-                parts.append((int(start) + offset, tree))
+    def _chained(self, layout: Chained) -> Placed:
+        placed = [self.place(each) for each in layout.layouts]
+        parts = [part for part in placed if part is not None]
         starts = np.array([start for start, _ in parts], dtype=np.int64)
         trees = tuple(tree for _, tree in parts)
         if all(tree is trees[0] for tree in trees):
@@ -327,58 +299,25 @@ class _Building:
         key = blocks.shifted(-blocks.offset)
         return self._leaves.setdefault(key, Regular(key))
 
-    def _worth_expanding(self, datatype: Datatype) -> bool:
-        """Whether finding the strided form costs little."""
-        lists_runs = datatype.constructor in _LISTS and _is_one_run(datatype.olds[0])
-        return lists_runs or self._count_blocks(datatype) <= MOST_BLOCKS
-
-    def _count_blocks(self, datatype: Datatype) -> int:
-        if id(datatype) not in self._blocks:
-            self._blocks[id(datatype)] = self._count(datatype)
-        return self._blocks[id(datatype)]
-
-    def _count(self, datatype: Datatype) -> int:
-        """Count the blocks of an expansion, before merging."""
-        if isinstance(datatype.layout, StridedBlocks):
-            return datatype.layout.n_blocks
-        lengths = [datatype.size // max(1, datatype.olds[0].size)]
-        if datatype.constructor in _LISTS:
-            lengths = [int(_list_of(datatype)[1].sum())]
-            if _is_one_run(datatype.olds[0]):
-                return len(datatype.arguments[1])
-        elif datatype.constructor == "struct":
-            lengths = datatype.arguments[0].tolist()
-        return sum(
-            1 if _is_one_run(old) else length * self._count_blocks(old)
-            for length, old in zip(lengths, datatype.olds, strict=True)
-            if length
-        )
-
-
-_LISTS = ("indexed", "hindexed", "indexed_block", "hindexed_block")
-
-
-def _list_of(datatype: Datatype) -> tuple[Int64Array, Int64Array]:
-    """Byte displacements and lengths in items of an indexed type of any kind."""
-    lengths, displacements = datatype.arguments
-    if datatype.constructor.endswith("_block"):
-        lengths = np.full(displacements.size, lengths, dtype=np.int64)
-    if not datatype.constructor.startswith("h"):
-        displacements = displacements * datatype.olds[0].extent
-    return displacements, lengths
+    def _count_blocks(self, layout: Layout) -> int:
+        """Count the blocks of an expansion, before merging; no strided form is searched for."""
+        if id(layout) not in self._blocks:
+            match layout:
+                case Listed():
+                    found = layout.given.n_blocks
+                case Chained():
+                    found = sum(map(self._count_blocks, layout.layouts))
+                case Indexed():
+                    found = int(layout.lengths.sum()) * self._count_blocks(layout.part)
+                case _:
+                    found = layout.most_blocks
+            self._blocks[id(layout)] = found
+        return self._blocks[id(layout)]
 
 
 def _is_regular(datatype: Datatype) -> bool:
     """Whether the strided form is known without a search."""
     return isinstance(datatype.layout, StridedBlocks)
-
-
-def _is_one_run(datatype: Datatype) -> bool:
-    """Whether consecutive items are one run of bytes."""
-    layout = datatype.layout
-    if not isinstance(layout, StridedBlocks):
-        return False
-    return not layout.counts and layout.block_bytes == datatype.extent
 
 
 def _any_bit(numbers: Int64Array) -> int:

@@ -40,8 +40,8 @@ _digests: WeakKeyDictionary[Layout, bytes] = WeakKeyDictionary()
 class UnitList:
     """A converted datatype: its rows of units and, once needed, its list on the device.
 
-    ``list`` of the rows counts words of the list, which ``words`` is only where it is small enough for
-    a kernel's parameter.
+    The field ``list`` of the rows counts words of the list; ``words`` is None if the list is too large
+    for a kernel's parameter.
     """
 
     def __init__(self, units: Units, device: int, memory: DeviceBytes | None = None) -> None:

@@ -12,7 +12,7 @@ A path answers five questions, and nothing outside `halox.paths` asks for it by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -41,8 +41,8 @@ class Job:
 
     Attributes
     ----------
-    arrays : sequence of array
-        The plan's arrays, on the host or on this rank's GPU.
+    arrays : sequence of HostArray or Described
+        The plan's arrays, borrowed: on the host or on this rank's GPU.
     sends, receives : tuple of Message
         Messages of this path, in the order of (peer, tag).
     operation : {"copy", "add"}
@@ -91,6 +91,8 @@ class Channel(ABC):
     ----------
     needs_host : bool
         Whether the host takes part in an exchange, beyond launching kernels.
+    is_movable : bool
+        Whether the channel can work on other arrays of the same layouts, by `views` and `bind`.
     has_ended : bool
         Whether nothing that this rank has begun is under way any more. Asked once it is closed.
     has_failed : bool
@@ -98,6 +100,7 @@ class Channel(ABC):
     """
 
     needs_host = True
+    is_movable = False
     has_ended = True
     has_failed = False
 
@@ -115,11 +118,20 @@ class Channel(ABC):
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End it: everything received is in place."""
 
+    def views(self, memories: Sequence[Any]) -> Any:  # noqa: B027
+        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone.
+
+        The arrays are given as their bytes on the host, and by their addresses on a GPU.
+        """
+
+    def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
+        """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
+
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
-        """End it, and give back what no other rank reaches; local."""
+        """End it, and release what no other rank reaches; local."""
 
     def free(self) -> None:  # noqa: B027 - most paths share nothing
-        """Give back what other ranks reached, when all have closed it; local."""
+        """Release what other ranks reached, when all have closed it; local."""
 
 
 class Carried(NamedTuple):
@@ -286,7 +298,7 @@ class Path(ABC):
         """
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
-        """Whether a grid's field on the host should lie in shared memory; alike on all ranks."""
+        """Whether a grid's field on the host should be in shared memory; alike on all ranks."""
         return False
 
     def negotiate(self, build: Build) -> Any:
@@ -316,6 +328,21 @@ class Path(ABC):
     def offer(self, protocol: str, reason: str) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason)
+
+
+def why_not_gpus(
+    sender: EndpointInfo,
+    receiver: EndpointInfo,
+    selection: SelectionContext,
+    why: Callable[[Topology, int, int], str | None],
+) -> str | None:
+    """Return why a message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
+    on_host, topology = numpy_ends(sender, receiver), selection.topology
+    if on_host is not None:
+        return on_host
+    if topology is None:
+        return "the ranks' GPUs are not known"
+    return why(topology, sender.rank, receiver.rank)
 
 
 def numpy_ends(sender: EndpointInfo, receiver: EndpointInfo) -> str | None:

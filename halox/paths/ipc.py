@@ -55,17 +55,19 @@ from halox.paths.base import (
     Path,
     Protocol,
     SelectionContext,
-    numpy_ends,
+    why_not_gpus,
 )
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
-from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, shares_of, whole
-from halox.paths.messages import Message
+from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
+from halox.paths.launches import clearing_of, fragmented, moves_of
+from halox.paths.messages import Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.handshake import handshake
+from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -126,12 +128,7 @@ class IpcPath(Path):
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
         """Offer to go by staging memory, or straight to or from a contiguous array."""
-        topology = selection.topology
-        why = numpy_ends(sender, receiver)
-        if why is None and topology is None:
-            why = "the ranks' GPUs are not known"
-        elif why is None and topology is not None:
-            why = topology.why_no_events(sender.rank, receiver.rank)
+        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
         if why is not None:
             return why
         found = [self.offer("staging", "mapped memory, streams ordered by events")]
@@ -165,22 +162,15 @@ def _packed(fragment: int) -> SignalKey:
 def contiguous_places(
     message: Message, arrays: Sequence[Any], arena: DeviceArena
 ) -> tuple[DevicePlace, ...] | None:
-    """Return where the parts of a message lie, None unless each is contiguous and in the arena.
+    """Return the addresses of a message's parts, None unless each is contiguous and in the arena.
 
-    Not collective. Where the receiver has places a message may go "put" them, where the sender has, "get" them;
-    not in accumulations.
+    Where the receiver has places a message may be put there, where the sender has, it may be got from there; not in
+    accumulations.
     """
-    places = []
-    for part in message.parts:
-        strided = part.datatype.items(part.count).strided
-        if strided is None or strided.counts:
-            return None
-        start = arrays[part.array].pointer + strided.offset
-        place = arena.locate(start, start + strided.nbytes)
-        if place is None:
-            return None
-        places.append(place)
-    return tuple(places)
+    found = located(message, arrays, arena.locate)
+    if found is None or any(layout.counts for layout in found[1]):
+        return None
+    return tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
 
 
 def one_way_cutter(
@@ -204,7 +194,7 @@ class IpcRecord:
     Attributes
     ----------
     places : mapping
-        For each message whose packed bytes lie in this rank's memory, by slot, where those of each part do.
+        For each message whose packed bytes are in this rank's memory, by slot, where those of each part do.
     segments : mapping
         Handles of the memory named there.
     events : mapping
@@ -309,7 +299,7 @@ class IpcMemory:
         if self._block is not None:
             self.arena.release(self._block)
             self._block = None
-        self.events.give_back(self._numbers)
+        self.events.release(self._numbers)
         self._numbers = []
 
 
@@ -397,40 +387,41 @@ class IpcChannel(Channel):
         return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
-        from halox.packing.device import Zeroing, fragment_launches, launch_add, launch_pack
+        from halox.packing.device import launch_add, launch_pack
 
         memory, job, device = self._memory, self._memory.job, self._memory.arena.device
+        staging, put = memory.sends["staging"], memory.sends["put"]
         incoming = (*memory.receives["staging"], *memory.receives["get"])
         stages = max(len(self._come), 1) if incoming else 0
-
-        def fragmented(messages: Sequence[Message], slot: int, count: int, unpack: bool) -> Any:
-            shares = shares_of(messages, [*map(memory.cut, messages)], count)
-            moves = zip(self._moves(messages, slot), shares, strict=True)
-            return fragment_launches(
-                [(*move, share) for move, share in moves], count, device, unpack=unpack
+        self._packs, self._unpacks = (
+            [
+                fragmented(
+                    self._moves(messages, slot),
+                    messages,
+                    [*map(memory.cut, messages)],
+                    count,
+                    device,
+                    unpack=unpack,
+                )
+                for slot in range(_SLOTS)
+            ]
+            for messages, count, unpack in (
+                (staging, memory.fragments, False),
+                (() if job.operation == "add" else incoming, stages, True),
             )
-
-        slots = range(_SLOTS)
-        self._packs = [
-            fragmented(memory.sends["staging"], slot, memory.fragments, False) for slot in slots
-        ]
+        )
         if job.operation == "add" and incoming:
-            self._unpacks = [[launch_add(self._moves(incoming, slot), device)] for slot in slots]
-        else:
-            self._unpacks = [fragmented(incoming, slot, stages, True) for slot in slots]
-        put = memory.sends["put"]
+            self._unpacks = [
+                [launch_add(self._moves(incoming, slot), device)] for slot in range(_SLOTS)
+            ]
         self._put = launch_pack(self._moves(put, 0), device) if put else None
-        cleared = [job.endpoint(part) for part in job.cleared]
-        self._clear = Zeroing(cleared, device) if cleared else None
+        self._clear = clearing_of(job, device)
 
     def _moves(self, messages: Sequence[Message], slot: int) -> list[Move]:
         """Return each part's endpoint and the address here of its packed bytes."""
-        job, pointer = self._memory.job, self._memory.arena.pointer
-        return [
-            (job.endpoint(part), pointer(place))
-            for message in messages
-            for part, place in zip(message.parts, self._places(message)[slot], strict=True)
-        ]
+        pointer = self._memory.arena.pointer
+        addresses = [map(pointer, self._places(message)[slot]) for message in messages]
+        return moves_of(self._memory.job, messages, addresses)
 
     def _places(self, message: Message) -> tuple[tuple[DevicePlace, ...], ...]:
         """Return by slot where the packed bytes of a message lie, as one of its ends has said."""
@@ -466,8 +457,8 @@ class IpcChannel(Channel):
         for launch, packed in zip(packs, self._packed, strict=True):
             launch.launch(stream)
             packed.give(epoch, stream)
-        if self._clear is not None:
-            self._clear.launch(stream)
+        for clear in self._clear:
+            clear.launch(stream)
 
     def finish(self) -> None:
         """Put the unpacking on the current stream, and take the short cuts."""

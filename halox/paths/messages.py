@@ -6,12 +6,12 @@ packed one behind the other, so that all fields and all directions between two r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self, TypeVar
 
-from halox.datatypes import Datatype
+from halox.datatypes import Datatype, StridedBlocks, contiguous
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 
@@ -49,11 +49,11 @@ class Message:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the whole message once packed, without padding."""
-        return sum(part.nbytes for part in self.parts)
+        return sum([part.nbytes for part in self.parts])
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each part starts in the packed message; parts are aligned to 16 bytes."""
+        """Start of each part in the packed message; parts are aligned to 16 bytes."""
         offsets, end = [], 0
         for part in self.parts:
             offsets.append(end)
@@ -63,7 +63,7 @@ class Message:
     @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the packed message, the alignment of its parts included."""
-        return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts)
+        return sum([-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts])
 
     @cached_property
     def is_strided(self) -> bool:
@@ -73,7 +73,7 @@ class Message:
     @cached_property
     def signatures(self) -> tuple[tuple[Signature, int], ...]:
         """Signature and count of each part; their products are equal on both ends of a valid message."""
-        return tuple((part.datatype.signature, part.count) for part in self.parts)
+        return tuple([(part.datatype.signature, part.count) for part in self.parts])
 
     @cached_property
     def block_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Message:
     @cached_property
     def block_count(self) -> int:
         """Contiguous runs of all parts together."""
-        return sum(run_count(part.datatype) * part.count for part in self.parts)
+        return sum([run_count(part.datatype) * part.count for part in self.parts])
 
 
 ALIGNMENT = 16
@@ -128,3 +128,34 @@ def check_match(rank: int, peer: int, received: Sequence[Any], expected: Sequenc
 def _readable(part: Any) -> str:
     signature, count = part
     return f"{count} x ({signature})"
+
+
+class Locatable(Protocol):
+    """Place of memory, in terms that mean the same to all ranks of a node."""
+
+    def at(self, offset: int) -> Self:
+        """Return the place some bytes further on."""
+
+
+PlaceT = TypeVar("PlaceT", bound=Locatable)
+
+
+def located(
+    message: Message, arrays: Sequence[Any], locate: Callable[[int, int], PlaceT | None]
+) -> tuple[tuple[PlaceT, ...], tuple[StridedBlocks, ...]] | None:
+    """Return places of the parts' arrays, and the parts' layouts from there; None unless an arena locates them all.
+
+    None as well if a part is not strided as a whole.
+    """
+    places, layouts = [], []
+    for part in message.parts:
+        items = part.datatype if part.count == 1 else contiguous(part.count, part.datatype)
+        if items.strided is None:
+            return None
+        pointer = arrays[part.array].pointer
+        place = locate(pointer + items.true_lb, pointer + items.true_ub)
+        if place is None:
+            return None
+        places.append(place.at(-items.true_lb))
+        layouts.append(items.strided)
+    return tuple(places), tuple(layouts)

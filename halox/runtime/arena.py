@@ -1,6 +1,6 @@
 """Memory that the ranks of a node share, handed out in blocks and used again.
 
-Blocks lie in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
+Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
 a grid allocates and the staging memory of plans come from here. Releasing a block is a local act, which may happen at
 another time on every rank; so allocation asks all ranks of the node whether each has room, and only then do those that
 have none make a segment.
@@ -16,13 +16,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.runtime import shared_memory
+from halox.runtime.free_list import FreeList
 from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
 
@@ -35,11 +36,15 @@ _CLOSING = "the closing of a grid"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block lies, in terms that mean the same to every rank of the node."""
+    """Place of a block, in terms that mean the same to every rank of the node."""
 
     window: int
     node_rank: int
     offset: int = 0
+
+    def at(self, offset: int) -> Place:
+        """Return the place some bytes further on."""
+        return replace(self, offset=self.offset + offset)
 
 
 @dataclass(eq=False)
@@ -51,49 +56,14 @@ class Block:
     number: int = 0
 
 
-@dataclass(eq=False)
 class _Own:
-    """A segment that this rank has made.
+    """A segment that this rank has made; ``idle`` counts allocations since its last use."""
 
-    Attributes
-    ----------
-    free : list of (offset, bytes)
-        Free ranges in ascending order, none next to another.
-    idle : int
-        Allocations since it was last used.
-    is_trimmed : bool
-        Whether its pages were given back to the system.
-    """
-
-    segment: SharedSegment
-    free: list[tuple[int, int]] = field(default_factory=list)
-    idle: int = 0
-    is_trimmed: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        return self.free == [(0, self.segment.nbytes)]
-
-    def find(self, nbytes: int) -> int | None:
-        """Return the offset of the smallest free range that is large enough."""
-        fitting = [(length, offset) for offset, length in self.free if nbytes <= length]
-        return min(fitting)[1] if fitting else None
-
-    def take(self, offset: int, nbytes: int) -> None:
-        """Take a piece out of a free range that begins there."""
-        at = next(n for n, (start, _) in enumerate(self.free) if start == offset)
-        length = self.free[at][1]
-        self.free[at : at + 1] = [(offset + nbytes, length - nbytes)] if length > nbytes else []
-
-    def put(self, offset: int, nbytes: int) -> None:
-        """Put a piece back."""
-        merged: list[tuple[int, int]] = []
-        for start, length in sorted([*self.free, (offset, nbytes)]):
-            if merged and sum(merged[-1]) == start:
-                merged[-1] = merged[-1][0], merged[-1][1] + length
-            else:
-                merged.append((start, length))
-        self.free = merged
+    def __init__(self, segment: SharedSegment) -> None:
+        self.segment, self.free = segment, FreeList(segment.nbytes)
+        self.idle = 0
+        self.is_trimmed = False
+        """Whether its pages were returned to the system."""
 
 
 def arena_of(world: World) -> SharedArena:
@@ -163,10 +133,10 @@ class SharedArena:
             made = self._make(rounded if found is None else 0)
             if made is None:
                 if found is not None:
-                    self._own[found[0]].put(found[1], rounded)
+                    self._own[found[0]].free.put(found[1], rounded)
                 return None
             if found is None:
-                self._own[made].take(0, rounded)
+                self._own[made].free.take(rounded)
                 found = made, 0
         assert found is not None
         number, offset = found
@@ -179,22 +149,22 @@ class SharedArena:
         return block
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
-        """Take room in an own segment, the smallest that has it; pages that were given back are taken again."""
+        """Take room in an own segment, the smallest that has it; pages returned to the system are taken again."""
         by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
         for number, own in by_size:
             # Not one that is far too large: a plan's flags must not hold a field's memory.
-            if own.is_empty and own.segment.nbytes > 4 * max(nbytes, _LAST_CHUNK):
+            if own.free.is_whole and own.segment.nbytes > 4 * max(nbytes, _LAST_CHUNK):
                 continue
-            offset = own.find(nbytes)
+            offset = own.free.take(nbytes)
             if offset is None:
                 continue
             if own.is_trimmed:
                 try:
                     own.segment.fill()
                 except OSError:
+                    own.free.put(offset, nbytes)
                     continue
                 own.is_trimmed = False
-            own.take(offset, nbytes)
             return number, offset
         return None
 
@@ -205,7 +175,9 @@ class SharedArena:
         return [
             number
             for number, own in self._own.items()
-            if own.is_empty and own.idle > _IDLE_ALLOCATIONS and own.segment.nbytes > _LAST_CHUNK
+            if own.free.is_whole
+            and own.idle > _IDLE_ALLOCATIONS
+            and own.segment.nbytes > _LAST_CHUNK
         ]
 
     def _make(self, nbytes: int) -> int | None:
@@ -238,7 +210,7 @@ class SharedArena:
         for node_rank, one in mapped.items():
             self._segments[number, node_rank] = one
         if segment is not None:
-            self._own[number] = _Own(segment, [(0, segment.nbytes)])
+            self._own[number] = _Own(segment)
         return number
 
     def release(self, block: Block) -> None:
@@ -258,8 +230,8 @@ class SharedArena:
             own = self._own.get(number)
             if own is None:
                 continue
-            own.put(offset, length)
-            if own.is_empty and not self._is_open:
+            own.free.put(offset, length)
+            if own.free.is_whole and not self._is_open:
                 own.segment.trim()
                 own.is_trimmed = True
         self._is_sweeping = False
@@ -282,7 +254,7 @@ class SharedArena:
         return array
 
     def locate(self, start: int, end: int) -> Place | None:
-        """Return the place of memory [start, end) of this rank if it lies in the arena."""
+        """Return the place of memory [start, end) of this rank if it is in the arena."""
         for number, own in self._own.items():
             first = own.segment.start
             if first <= start and end <= first + own.segment.nbytes:
@@ -315,7 +287,7 @@ class SharedArena:
         self._gather(None, _CLOSING)  # until then ranks may read what others have packed for them
         self._is_open = False
         self._release_plans()
-        unused = [number for number, own in self._own.items() if own.is_empty]
+        unused = [number for number, own in self._own.items() if own.free.is_whole]
         for node_rank, dropped in enumerate(self._gather(unused, _CLOSING)):
             self._drop(node_rank, dropped)
 

@@ -39,7 +39,7 @@ _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
 
 UNFINISHED: list[Any] = []
-"""Collectives of MPI that have failed: requests hold their buffers, in which MPI may write at any time."""
+"""Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
 
 _ending: list[bool] = []
 """Not empty from the beginning of MPI's end on, when communicators are MPI's to free."""
@@ -146,7 +146,7 @@ class Communicator:
 
     @property
     def failed(self) -> str:
-        """Why no further call can be made, empty while all is well."""
+        """The failure after which no further call can be made, empty while all is well."""
         return self.watch.failed
 
     @failed.setter

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
+from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
 
 _GRANULE = 512
@@ -28,7 +29,7 @@ _LARGE_GRANULE = 2 << 20
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Where memory lies, in terms that mean the same to every rank of the node.
+    """Address of memory, in terms that mean the same to every rank of the node.
 
     Attributes
     ----------
@@ -58,14 +59,11 @@ class DeviceBlock:
     nbytes: int
 
 
-@dataclass
 class _Segment:
-    memory: Any
-    pointer: int
-    nbytes: int
-    free: list[tuple[int, int]] = field(default_factory=list)
-    """Free ranges (offset, bytes) in ascending order, none next to another."""
-    handle: bytes | None = None
+    def __init__(self, memory: Any, nbytes: int) -> None:
+        self.memory, self.nbytes, self.pointer = memory, nbytes, int(memory.ptr)
+        self.free = FreeList(nbytes)
+        self.handle: bytes | None = None
 
 
 Allocation = tuple[str, int]
@@ -97,21 +95,19 @@ class DeviceArena:
 
         Local. May wait for the GPU; not for use while a stream is captured.
         """
-        rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+        rounded = _rounded(nbytes)
         for number, segment in self._segments.items():
-            for at, (offset, length) in enumerate(segment.free):
-                if rounded <= length:
-                    rest = [(offset + rounded, length - rounded)] if length > rounded else []
-                    segment.free[at : at + 1] = rest
-                    return self._block(number, offset, nbytes)
-        size = max(_SEGMENT_BYTES, -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE)
-        if nbytes > _SEGMENT_BYTES // 4:
-            size = -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE
+            offset = segment.free.take(rounded)
+            if offset is not None:
+                return self._block(number, offset, nbytes)
+        size = -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE
+        if nbytes <= _SEGMENT_BYTES // 4:
+            size = max(_SEGMENT_BYTES, size)
         with cupy().cuda.Device(self.device):
-            memory = cupy().cuda.Memory(size)
+            segment = _Segment(cupy().cuda.Memory(size), size)
         number, self._next = self._next, self._next + 1
-        free = [(rounded, size - rounded)] if size > rounded else []
-        self._segments[number] = _Segment(memory, int(memory.ptr), size, free)
+        segment.free.take(rounded)
+        self._segments[number] = segment
         return self._block(number, 0, nbytes)
 
     def release(self, block: DeviceBlock) -> None:
@@ -119,18 +115,8 @@ class DeviceArena:
         segment = self._segments.get(block.place.segment)
         if segment is None:  # after `close`
             return
-        start = block.place.offset
-        rounded = -(-max(block.nbytes, 1) // _GRANULE) * _GRANULE
-        ranges = sorted([*segment.free, (start, rounded)])
-        merged = ranges[:1]
-        for offset, length in ranges[1:]:
-            last, last_length = merged[-1]
-            if last + last_length == offset:
-                merged[-1] = (last, last_length + length)
-            else:
-                merged.append((offset, length))
-        segment.free = merged
-        if merged == [(0, segment.nbytes)] and segment.handle is None:
+        segment.free.put(block.place.offset, _rounded(block.nbytes))
+        if segment.free.is_whole and segment.handle is None:
             del self._segments[block.place.segment]  # nobody else knows of it
 
     def retire(self, block: DeviceBlock) -> None:
@@ -156,7 +142,7 @@ class DeviceArena:
         return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
-        """Return the place of memory [start, end) of this GPU if it lies in this arena, or another of the process."""
+        """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
         others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
         for arena in (self, *others):
             for number, segment in arena._segments.items():
@@ -206,8 +192,12 @@ class DeviceArena:
         return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
 
 
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+
+
 class _Root:
-    """What an array's memory belongs to: keeps the segment's memory, and is watched for its end."""
+    """Owner of an array's memory: keeps the segment's memory, and is watched for its end."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory

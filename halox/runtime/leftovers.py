@@ -27,7 +27,7 @@ from halox.runtime.world import World
 
 
 class Closable(Protocol):
-    """Memory that is given back by `close`."""
+    """Memory that `close` releases."""
 
     def close(self) -> None:
         """Give it back."""

@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 from contextlib import suppress
+from functools import cached_property
 from threading import Lock
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 FOLDER = "/dev/shm"
-"""Where the files are made."""
+"""Folder of the files."""
 
 PAGE = mmap.PAGESIZE
 
@@ -79,7 +80,7 @@ class SharedSegment:
         self.memory: Bytes = np.frombuffer(mapping, np.uint8)
         self.nbytes = len(mapping)
 
-    @property
+    @cached_property
     def start(self) -> int:
         """Its address in this process."""
         return int(self.memory.ctypes.data)

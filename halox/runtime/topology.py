@@ -1,4 +1,4 @@
-"""Which rank works on which GPU, and whose memory it can map: asked, and tried, once a communicator.
+"""GPUs of all ranks, and the memory that each of them can map: tried once a communicator.
 
 Ordinals say nothing here, since CUDA_VISIBLE_DEVICES renumbers and hides GPUs rank by rank; so GPUs are compared by
 their UUIDs, and memory is mapped to find out whether it can be.
@@ -49,7 +49,7 @@ class Topology:
         )
 
     def why_unmapped(self, a: int, b: int) -> str | None:
-        """Why two ranks cannot map one another's device memory, None if they can."""
+        """Return why two ranks cannot map one another's device memory, None if they can."""
         for rank in (a, b):
             if self.gpus[rank] is None:
                 return f"rank {rank} has no GPU"
@@ -58,12 +58,12 @@ class Topology:
         return self.unmapped.get((a, b)) or self.unmapped.get((b, a))
 
     def why_no_events(self, a: int, b: int) -> str | None:
-        """Why two ranks' streams cannot wait for one another, None if they can, and can map memory."""
+        """Return why two ranks' streams cannot wait for one another, None if they can, and can map memory."""
         why = self.why_unmapped(a, b)
         return why or self.no_events.get((a, b)) or self.no_events.get((b, a))
 
     def why_no_signals(self, a: int, b: int) -> str | None:
-        """Why two ranks' kernels cannot wait for one another, None if they can.
+        """Return why two ranks' kernels cannot wait for one another, None if they can.
 
         A kernel that waits for another rank must not keep that rank from running.
         """
@@ -112,7 +112,7 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
             )
     if arena is not None and block is not None and events is not None:
         arena.release(block)
-        events.give_back(numbers)
+        events.release(numbers)
     gathered = world.gather((own, failures, silent), _SURVEYING)
     unmapped = {pair: why for _, found, _ in gathered for pair, why in found.items()}
     no_events = {pair: why for _, _, found in gathered for pair, why in found.items()}

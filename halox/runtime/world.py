@@ -148,7 +148,7 @@ class World:
 
     @property
     def failed(self) -> str:
-        """Why no further call can be made, empty while all is well."""
+        """The failure after which no further call can be made, empty while all is well."""
         return self.ranks.failed
 
     @property

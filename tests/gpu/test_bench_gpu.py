@@ -11,10 +11,11 @@ import pytest
 
 from halox.cli import main
 from halox_bench.common import reference
-from halox_bench.common.rig import Placed, Rig
+from halox_bench.common.rig import Rig
 from halox_bench.pack import baselines, contention, on_device
 from halox_bench.pack.cases import select
 from halox_bench.pack.options import Options
+from halox_bench.pack.placed import Placed
 from tests.support import require
 
 pytestmark = pytest.mark.gpu

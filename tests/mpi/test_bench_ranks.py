@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from halox import paths
 from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox_bench.common.attempt import attempt
@@ -24,6 +25,7 @@ from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.rows import STREAM
 from tests.mpi.capturing import Capturing
+from tests.mpi.toy_path import ToyPath
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
 OPTIONS = Options("cpu", timing=BRIEF)
@@ -48,6 +50,18 @@ def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
         assert set(row.beside) == {MPI_TYPES, MPI_NEIGHBOUR}
         assert row.proc_shape == case.proc_shape(comm.size)
     assert len(set(comm.allgather(rows[0].us))) == 1, "one figure for all ranks"
+
+
+@pytest.mark.ranks(2, 3)
+def test_every_registered_path_is_measured(comm: MPI.Intracomm) -> None:
+    paths.register(ToyPath())
+    try:
+        rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 6), "x"))
+    finally:
+        del paths.PATHS["toy"]
+    assert [row.name for row in rows] == ["selected", "host", "toy", MPI_TYPES, MPI_NEIGHBOUR]
+    toy = rows[2]
+    assert toy.us and toy.checked and toy.kind == "path" and toy.path.startswith("toy/")
 
 
 def spoil_last(comm: MPI.Intracomm, array: np.ndarray) -> None:

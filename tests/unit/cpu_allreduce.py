@@ -28,6 +28,7 @@ from halox.collectives.device.kernel_reductions import (
     make_field_reduction,
 )
 from halox.runtime.arrays import describe
+from halox.runtime.gpu import failure_word
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
@@ -202,7 +203,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
 
     with (
         patch.object(allreduce, "cupy", lambda: fake),
-        patch.object(allreduce, "HOST_WORDS", Pool(word)),
+        patch.object(failure_word, "HOST_WORDS", Pool(word)),
         patch.object(allreduce, "StreamOrder", AtOnce),
         patch.object(allreduce, "is_capturing", lambda stream=None: False),
         patch.object(
@@ -244,7 +245,7 @@ class Rank:
     @property
     def failure(self) -> tuple[int, int]:
         """Rank that did not come + 1, 16 more if it cancelled, and epoch; zeros if all came."""
-        return tuple(self.reduction._failure.array[:8].view("u4").tolist())
+        return tuple(self.reduction._failure.words[:2].tolist())
 
 
 def at_once(n: int, work: Callable[[int], Any]) -> list[Any]:

@@ -476,6 +476,7 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
     [
         ("bench", kernels.defines("bench")),
         ("jacobi", ()),
+        ("seven_point", ()),
         *(
             ("byhand", kernels.defines("byhand", WORD_BYTES=word, UNPACK=unpack))
             for word in (1, 2, 4, 8, 16)
@@ -495,8 +496,8 @@ def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
         assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
         return values[0] if values else None
 
-    package = "halox_bench.allreduce" if name == "jacobi" else "halox_bench.common"
-    text = preamble(settings) + kernels.source(name, package)
+    room = {"jacobi": "allreduce", "seven_point": "exchange"}.get(name, "common")
+    text = preamble(settings) + kernels.source(name, f"halox_bench.{room}")
     program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
     options = [*(option.encode() for option in OPTIONS), f"-arch=compute_{architecture}".encode()]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

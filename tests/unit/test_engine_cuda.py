@@ -103,7 +103,8 @@ class TestWhyNoGpu:
     def test_the_bindings_are_not_installed(self, install, monkeypatch):
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
         install(fake_cupy())
-        assert "pip install 'cuda-bindings==13.*'" in cuda.why_no_gpu()
+        with pytest.warns(UserWarning, match="does not use the GPU: cuda.bindings"):
+            assert "pip install 'cuda-bindings==13.*'" in cuda.why_no_gpu()
 
     def test_memory_says_why(self, install):
         install(fake_cupy(driver=0))

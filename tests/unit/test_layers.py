@@ -205,3 +205,42 @@ def test_the_checks_see_what_they_look_for() -> None:
     assert place("halox.grid.Grid") == place("halox.xarray") < place("halox.Grid") == place("halox")
     with pytest.raises(AssertionError, match="has no room"):
         place("halox.__init__")
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Cycles of a graph, one for each edge that closes one in a depth-first search."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> None:
+        if node in path:
+            found.append([*path[path.index(node) :], node])
+        elif node not in done:
+            for following in sorted(graph.get(node, ())):
+                visit(following, [*path, node])
+            done.add(node)
+
+    for node in sorted(graph):
+        visit(node, [])
+    return found
+
+
+def graph_of(folder: str) -> dict[str, set[str]]:
+    """Modules of a folder with the modules of it that each one imports, inside functions too."""
+    modules = {module_name(path): path for path in files_under(folder)}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = {name for _, name in imports_of(path)}
+        wanted = {name if name in modules else name.rpartition(".")[0] for name in names}
+        graph[module] = wanted & set(modules)
+    return graph
+
+
+@pytest.mark.parametrize("folder", ["halox/datatypes", "halox/decomposition", "halox/packing"])
+def test_no_import_cycles_in_a_room(folder: str) -> None:
+    assert cycles(graph_of(folder)) == []
+
+
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "a"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

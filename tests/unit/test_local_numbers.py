@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halox.collectives.host.cell_sums import BLOCK, blocks, dot, sum_of_squares
-from halox.collectives.reductions import wide_dtype
+from halox.collectives.operations import wide_dtype
 
 SHAPES = [
     (),

@@ -49,12 +49,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     event = SimpleNamespace(ptr=3)
     side = SimpleNamespace(stream=stream_of(said), before=event, after=event)
     streams = SimpleNamespace(
-        take=lambda device: side, give_back=lambda device, found: said.append("stream given back")
+        take=lambda device: side, release=lambda device, found: said.append("stream given back")
     )
     monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
     word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
-    words = SimpleNamespace(take=lambda device: word, give_back=lambda device, found: None)
+    words = SimpleNamespace(take=lambda device: word, release=lambda device, found: None)
     monkeypatch.setattr("halox.runtime.gpu.failure_word.HOST_WORDS", words)
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream: False)
     return said

@@ -12,7 +12,7 @@ def test_one_is_made_where_none_is_free():
     pool = Pool(lambda device: (device, next(numbers)))
     first, second = pool.take(0), pool.take(0)
     assert first != second
-    pool.give_back(0, first)
+    pool.release(0, first)
     assert pool.take(1) == (1, 2)
     assert pool.take(0) is first
     assert pool.take(0) == (0, 3)

@@ -20,6 +20,7 @@ from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
 from halox.exchange.fitting import Sample
+from halox.paths.base import Route
 from halox.paths.costs import ProtocolCost
 from halox.runtime.topology import Topology
 from tests import support
@@ -184,10 +185,10 @@ def test_ranks_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 HOPS = [
-    paths.Hop(0, 0, "local", "copy", "itself"),
-    paths.Hop(1, 1, "local", "copy", "itself"),
-    paths.Hop(0, 1, "peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot", "host": "GPU"}),
-    paths.Hop(1, 0, "peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot"}),
+    (0, 0, Route("local", "copy", "itself")),
+    (1, 1, Route("local", "copy", "itself")),
+    (0, 1, Route("peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot", "host": "GPU"})),
+    (1, 0, Route("peer", "ll", "a GPU each", 4.9, {"cuda_aware": "MPI cannot"})),
 ]
 
 
@@ -213,7 +214,7 @@ def test_matrix_of_paths() -> None:
 
 
 def test_matrix_of_many_ranks_stays_short() -> None:
-    hops = [paths.Hop(a, b, "peer", "ll", "why") for a in range(8) for b in range(8)]
+    hops = [(a, b, Route("peer", "ll", "why")) for a in range(8) for b in range(8)]
     text = paths.as_text(paths.figures_of(8, hops))
     assert "and 58 more)" in text and len(text.splitlines()) == 15
 

@@ -29,11 +29,18 @@ CLEAN = [
     "asv_bench",
     "examples",
     "halox/__init__.py",
+    "halox/cli",
     "halox/datatypes",
     "halox/decomposition",
     "halox/division.py",
     "halox/errors.py",
     "halox/packing",
+    *(
+        f"halox/runtime/{name}.py"
+        for name in ("call_guard", "communicator", "pool", "shared_memory", "status")
+    ),
+    *(f"halox/runtime/{name}.py" for name in ("user_files", "waiting", "world")),
+    "halox/runtime/gpu",
     "halox/tables.py",
     "halox/values.py",
     "halox/xarray.py",

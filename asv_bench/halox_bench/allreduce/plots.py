@@ -13,7 +13,7 @@ from halox_bench.ranks.rows import BASELINE, STREAM
 def draw(rows: Sequence[AllreduceRow], folder: Path, against: str) -> list[Path]:
     """Draw figures 2 and 3 of Faraji and Afsahi 2014 for each dtype and operation that has several sizes.
 
-    The set-up is held against one baseline; returns and errors as of `figure`.
+    The set-up is held against one baseline; returns and errors the same as for `figure`.
     """
     make(folder)
     drawn: list[Path] = []

@@ -11,7 +11,7 @@ from halox_bench.ranks.rows import chosen_over_best
 
 
 def draw(rows: Sequence[ExchangeRow], folder: Path) -> list[Path]:
-    """Draw every figure for which there are rows; returns and errors as of `figure`."""
+    """Draw every figure for which there are rows; returns and errors the same as for `figure`."""
     make(folder)
     drawn: list[Path] = []
     timed = [row for row in rows if row.us is not None]

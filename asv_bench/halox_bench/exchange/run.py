@@ -127,9 +127,6 @@ class Prepared(Methods[ExchangeRow]):
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan the exchange by a path."""
-        if chosen == "cuda_aware":
-            # Known once for the run; a grid of its own would have to find out again.
-            self.bench.need_gpu_aware()
         path: Any = {} if chosen is None else {"path": chosen}
         plan = self._grid.plan(*self.fields, corners=self.case.corners, **path)
         taken = paths_taken(plan.explain().rows, without=self.comm.rank)

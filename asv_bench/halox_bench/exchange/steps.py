@@ -10,28 +10,13 @@ import numpy as np
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox.transpose import Transpose
+from halox_bench.common.kernels import source
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.methods import paths_taken
 
 PENCIL_SHAPE = (1024, 1024, 512)
 STEP_CELLS = 512
 _TIMING = Timing(batches=9, batch_s=5e-2)
-
-_SEVEN_POINT = r"""
-extern "C" __global__ void seven_point(
-    const double* u, double* v, int pitch_y, int pitch_x, int x0, int x1, int y0, int y1, int z0, int z1)
-{
-    const int x = x0 + blockIdx.x * blockDim.x + threadIdx.x;
-    const int y = y0 + blockIdx.y * blockDim.y + threadIdx.y;
-    if (x >= x1 || y >= y1)
-        return;
-    const long long row = pitch_x, slice = (long long)pitch_y * pitch_x;
-    for (int z = z0 + blockIdx.z; z < z1; z += gridDim.z) {
-        const long long at = z * slice + y * row + x;
-        v[at] = (u[at - 1] + u[at + 1] + u[at - row] + u[at + row] + u[at - slice] + u[at + slice]) / 6;
-    }
-}
-"""
 
 
 def transpose_us(comm: Any, stage: Stage, shape: tuple[int, ...] = PENCIL_SHAPE) -> dict[str, Any]:
@@ -146,7 +131,7 @@ def _boxes(cells: int) -> list[Box]:
 
 
 def _computing(stage: Stage, u: Any, v: Any) -> Callable[[Box], None]:
-    kernel = stage.xp.RawKernel(_SEVEN_POINT, "seven_point")
+    kernel = stage.xp.RawKernel(source("seven_point", __package__), "seven_point")
     pitches = [np.int32(n) for n in u.shape[1:]]
 
     def compute(box: Box) -> None:

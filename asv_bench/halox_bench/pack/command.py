@@ -26,7 +26,7 @@ add_arguments = settings.add_arguments
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run what the command line asks for; as of `halox_bench.command.run`, on this process alone."""
+    """Run what the command line asks for; the same as for `halox_bench.command.run`, on this process alone."""
     if args.list:
         show_list()
         return 0

@@ -14,7 +14,7 @@ _BLOCKS = (8, 128, 4096)
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw every figure for which there are rows; returns and errors as of `figure`."""
+    """Draw every figure for which there are rows; returns and errors the same as for `figure`."""
     make(folder)
     usable = [row for row in rows if row.us and row.direction == "pack"]
     drawn = (_bandwidth, _against_memcpy_2d, _destinations, _methods)

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run what the command line asks for; as of `halox_bench.command.run`, on two ranks.
+    """Run what the command line asks for; the same as for `halox_bench.command.run`, on two ranks.
 
     Notes
     -----

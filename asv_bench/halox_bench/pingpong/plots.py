@@ -12,7 +12,7 @@ from halox_bench.pingpong.rows import PingPongRow
 def draw(rows: Sequence[PingPongRow], folder: Path) -> list[Path]:
     """Draw half a round trip over the matrix's order for each pattern and place: Wu et al. figures 10 to 12.
 
-    Returns and errors as of `figure`.
+    Returns and errors the same as for `figure`.
     """
     make(folder)
     timed = [row for row in rows if row.us is not None]

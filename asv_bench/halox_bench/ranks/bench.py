@@ -11,11 +11,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from halox.errors import PathError
 from halox.grid import Grid
+from halox.paths import PATHS
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.nccl import Nccl, nccl_between
-
-PATHS = {"cpu": ("host",), "gpu": ("peer", "ipc", "staged", "cuda_aware")}
-"""Paths that may carry messages to other ranks, by the arrays' memory."""
 
 Row = TypeVar("Row", bound=Any)
 
@@ -111,8 +109,11 @@ class RanksBench(ABC, Generic[Row]):
         return self.known() if self.options.named is None else self.options.named
 
     def known(self) -> tuple[str, ...]:
-        """Return all that can be named one by one."""
-        return PATHS[self.options.device]
+        """Return all that can be named one by one: here paths to other ranks, for the arrays' memory."""
+        memory = "gpu" if self.options.device == "gpu" else "host"
+        return tuple(
+            name for name, path in PATHS.items() if path.memory == memory and not path.to_self
+        )
 
     def _place(self) -> Any:
         """Return what tells this rank's GPU from those of others."""

@@ -64,7 +64,7 @@ class Stage:
             self.stream = self.xp.cuda.Stream(non_blocking=True, priority=-5 if urgent else 0)
 
     def current(self) -> Any:
-        """Context in which CuPy's current stream is the stage's."""
+        """Return a context manager in which CuPy's current stream is the stage's."""
         return nullcontext() if self.stream is None else self.stream
 
     def synchronize(self) -> None:

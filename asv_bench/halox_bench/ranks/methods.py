@@ -240,4 +240,4 @@ class Methods(ABC, Generic[Row]):
 
 def paths_taken(rows: Iterable[Any], without: int | None = None) -> str:
     """Return the paths and protocols in rows of ``explain()``, those to one rank left out."""
-    return ", ".join(sorted({f"{row.path}/{row.way}" for row in rows if row.peer != without}))
+    return ", ".join(sorted({f"{row.path}/{row.protocol}" for row in rows if row.peer != without}))

@@ -1,23 +1,24 @@
-"""The numbers of a GPU grid's fields, and its allreduces of arrays: made at their first call and kept.
+"""Reductions of a grid on GPUs: made at their first call and kept.
 
-Where all ranks' kernels can signal to one another, a number is one launch: the rank's cells, and then the ranks. Where
-they cannot, one launch combines the rank's cells, and the fastest allreduce of one element the ranks. Cells that no
-kernel walks are combined by CuPy first.
+Where all ranks' kernels can signal to one another, a field reduction is one launch: the rank's cells, and then the
+ranks. Where they cannot, one launch combines the rank's cells, and the fastest allreduce of one element the ranks.
+Cells that no kernel walks are combined by CuPy first.
 
-All that ranks decide together follows from the number and the dtypes, which they compare when it is made.
+All that ranks decide together follows from the reduction's name and the dtypes, which they compare when it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from halox.collectives.cells import Cells, FindLayout, cells_of
 from halox.collectives.device.device_algorithms import (
     DeviceAlgorithm,
+    begin_making,
     make_algorithm,
     why_no_kernels,
 )
@@ -29,234 +30,142 @@ from halox.collectives.device.kernel_reductions import (
     make_field_reduction,
     make_local_reduction,
 )
-from halox.collectives.operations import ELEMENTS, find_operation
-from halox.collectives.reductions import check_numeric, check_ordered, check_out, wide_dtype
+from halox.collectives.host.host_fields import HostReductions
+from halox.collectives.operations import (
+    ELEMENTS,
+    check_out,
+    find_operation,
+    result_dtype,
+    wide_dtype,
+)
+from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
-from halox.runtime.array_cache import Seen
 from halox.runtime.arrays import Described, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
-from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array
 
 _DOING = "a reduction"
-_MOST_ARRAYS = 32
-"""Allreduces of arrays that are kept."""
-
-Prepared = tuple[Callable[[], Any], tuple[int, ...]]
-"""A launch, which returns the result's array if it makes one, and the shape that the arrays of a call must have."""
 
 
-@dataclass(frozen=True)
-class Cells:
-    """A field's cells on this rank, halo left out: where they lie, and as an array."""
-
-    described: Described
-    view: Callable[[], Any]
-
-
-class Number(Protocol):
-    """A number of fields of one dtype; collective to make, to call and to close."""
-
-    def __call__(self, cells: Sequence[Cells], out: Any) -> Any:
-        """Return ``out``, an array of one element, with the number of some cells."""
-
-    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
-        """Prepare calls with these cells; None if a call is more than a launch."""
-
-    def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, on the other ranks too."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
-def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the dtype of a number.
-
-    Raises
-    ------
-    FieldError
-        If it has no meaning for the fields' dtypes.
-
-    Examples
-    --------
-    >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
-    dtype('complex128')
-    """
-    for dtype in dtypes:
-        check_numeric(dtype, name)
-    check_ordered(dtypes[0], name)
-    if name == "norm":
-        return np.dtype("f8")
-    if name in ("min", "max"):
-        return dtypes[0]
-    return wide_dtype(np.result_type(*dtypes))
-
-
-class DeviceNumbers:
-    """What a grid reduces on GPUs.
-
-    Parameters
-    ----------
-    ground : Context
-        The ranks.
-    device : int
-        This rank's GPU.
+class DeviceReductions:
+    """A grid's reductions on GPUs.
 
     Attributes
     ----------
-    numbers_seen : Seen
-        Launches by a number's name, its field, a second one or None, and ``out``.
-    arrays_seen : Seen
-        Launches by an allreduce's operation, its array, and ``out``.
+    fields : PreparedReductions
+        By name and dtypes.
+    arrays : PreparedReductions
+        By operation, shape and dtype.
     """
 
-    def __init__(self, ground: Context, device: int) -> None:
-        self._ground, self._world, self._device = ground, ground.world, device
-        self._numbers: dict[tuple[str, ...], Number] = {}
-        self._arrays: dict[tuple[Any, ...], DeviceAllreduce] = {}
-        self.numbers_seen: Seen[Prepared] = Seen()
-        self.arrays_seen: Seen[Prepared] = Seen()
+    def __init__(self, context: Context, device: int, find_layout: FindLayout) -> None:
+        self._context, self._world, self._device = context, context.world, device
+        self._find_layout = find_layout
+        self._of_host = HostReductions(context, device, find_layout)
+        self.fields: PreparedReductions[InOneLaunch | InTwoSteps] = PreparedReductions()
+        self.arrays: PreparedReductions[DeviceAllreduce] = PreparedReductions(MOST_ARRAYS)
 
-    def number(
-        self, name: str, fields: Sequence[Any], find: Callable[[], Sequence[Cells]], out: Any
-    ) -> Any:
-        """Return a number of all ranks' cells.
-
-        Parameters
-        ----------
-        name : {"sum", "min", "max", "norm", "dot"}
-        fields : sequence of arrays
-            One, or two for "dot".
-        find : callable
-            Returns this rank's cells of them; may raise a `HaloxError`.
-        out : array or None
-            Of one element of the number's dtype, on this rank's GPU.
-
-        Returns
-        -------
-        array
-            ``out``, or a new CuPy array of shape ().
-
-        Notes
-        -----
-        Collective.
-        """
-        number: Number | None = None
-        try:
-            cells = find()
-            dtypes = [one.described.dtype for one in cells]
-            key = (name, *(one.str for one in dtypes))
-            number = self._numbers.get(key)
-            dtype = result_dtype(name, dtypes)
-            new = partial(cupy().empty, (), dtype)
-            target = new() if out is None else self._target(out, dtype)
-        except HaloxError as error:
-            known = [one for of, one in self._numbers.items() if of[0] == name]
-            self._refuse(name, known if number is None else [number], error)
-            raise
-        if number is None:
-            number = self._numbers[key] = self._make(name, dtypes)
-        number(cells, target)
-        if out is not None or self.numbers_seen.again(fields):
-            launch = number.bound(cells, new if out is None else target.data.ptr)
-            first, other = fields if len(fields) > 1 else (fields[0], None)
-            if launch is not None and hasattr(first, "shape"):
-                self.numbers_seen.keep(name, (first, other, out), (launch, first.shape))
-        return target if out is None else out
-
-    def forget(self) -> None:
-        """Look at all fields again at their next calls, since what belongs to them has changed; local."""
-        self.numbers_seen.clear()
+    def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
+        """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
+        with self._world.guard:
+            self._world.check_open()
+            reduction: InOneLaunch | InTwoSteps | None = None
+            try:
+                cells = cells_of(name, fields, self._find_layout)
+                dtypes = [one.dtype for one in cells]
+                signature = (name, *(dtype.str for dtype in dtypes))
+                reduction = self.fields.find(signature)
+                dtype = result_dtype(name, dtypes)
+                new = partial(cupy().empty, (), dtype)
+                target = new() if out is None else self._target(out, dtype)
+            except HaloxError as error:
+                if reduction is not None:
+                    reduction.refuse(error)
+                elif not self.fields.refuse(error, name):
+                    self._refuse_making(name, error)
+                raise
+            if reduction is None:
+                reduction = self.fields.add(signature, self._make(name, dtypes))
+            reduction(cells, target)
+            bind, address = reduction.bind, new if out is None else target.data.ptr
+            arrays = (*fields, None)[:2]
+            self.fields.prepare(name, arrays, out, lambda: bind(cells, address))
+            return target if out is None else out
 
     def _target(self, out: Any, dtype: np.dtype[Any]) -> Any:
         found = describe(out, "out")
         if found.device != self._device:
             where = "the host" if found.device is None else f"GPU {found.device}"
             raise DeviceError(
-                f"out lies on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
+                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
         check_out(found, None, dtype)
         return as_device_array(out)
 
-    def _refuse(
-        self, name: str, known: Sequence[Number | DeviceAllreduce], error: Exception
-    ) -> None:
-        """Raise an error of this rank's arguments, on the other ranks too if it is clear what they call."""
-        if len(known) == 1:
-            known[0].refuse(error)
-        if not known:
-            self._world.begin(name)  # they are making it
-            self._world.agree(error, _DOING)
+    def _refuse_making(self, name: str, error: Exception) -> None:
+        """Raise an error on all ranks, which are making a reduction."""
+        self._world.begin(name)
+        self._world.agree(error, _DOING)
 
-    def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> Number:
-        world, ground = self._world, self._ground
-
-        def begin() -> None:
-            if is_capturing():
-                raise StateError(
-                    f"the current stream is being captured, and this is the first {name} of a field of {dtypes[0]}; "
-                    "take it once before the capture"
-                )
-            ground.use_device(self._device)
-            cupy().cuda.Device(self._device).synchronize()
-
+    def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> InOneLaunch | InTwoSteps:
+        world, context = self._world, self._context
         world.begin(name)
-        world.guarded(begin, _DOING)
+        topology = begin_making(
+            context,
+            self._device,
+            _DOING,
+            f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
+        )
         mine = {"reduction": name, "dtype": ", ".join(map(str, dtypes))}
         world.compare(mine, _DOING)
-        assert ground.device_arena is not None
-        # All ranks' GPUs have been idle since the first of them came here.
-        ground.device_arena.reclaim()
-        topology = ground.find_gpus()
         reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:
             reason = f"{world.size} ranks are more than a kernel serves"
         is_known = f"{dtypes[0].kind}{dtypes[0].itemsize}" in ELEMENTS and len(set(dtypes)) == 1
         if is_known and reason is None:
-            made = make_field_reduction(world, ground.device_arena, name, dtypes[0])
+            assert context.device_arena is not None
+            made = make_field_reduction(world, context.device_arena, name, dtypes[0])
             return InOneLaunch(name, made)
-        return InTwoSteps(ground, self._device, name, dtypes, is_known)
+        return InTwoSteps(context, self._device, name, dtypes, is_known)
 
-    def array(self, array: Any, op: str, out: Any) -> Any:
-        """Return the combination of all ranks' arrays on GPUs; collective."""
-        key: tuple[Any, ...] = ()
-        try:
-            found = describe(array)
-            find_operation(op, found.dtype)
-            key = tuple(found.shape), found.dtype.str, op
-            reduce = self._arrays.get(key)
-        except HaloxError as error:
-            self._refuse("allreduce", list(self._arrays.values()), error)
-            raise
-        if reduce is None:
-            self._world.begin("allreduce")
-            self._world.agree(None, _DOING)
-            mine = {"shape": key[0], "dtype": str(found.dtype), "op": op}
-            self._world.compare(mine, _DOING)
-            reduce = DeviceAllreduce(self._ground, self._device, key[0], found.dtype, op)
-            self._arrays[key] = reduce
-            if len(self._arrays) > _MOST_ARRAYS:
-                # By age and not by use, which a rank's own errors may change, so that all ranks close the same one.
-                self.arrays_seen.clear()
-                self._arrays.pop(next(iter(self._arrays))).close()
-        result = reduce(array, out)
-        launch = reduce.seen.found.get(("", id(array), id(out)))
-        if launch is not None:
-            self.arrays_seen.keep(op, (array, out), (launch, array.shape))
-        return result
+    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
+        """Combine an array of each rank, element by element; collective."""
+        array = arrays[0]
+        if not is_device_array(array):
+            return self._of_host.array(op, arrays, out)
+        with self._world.guard:
+            self._world.check_open()
+            try:
+                found = describe(array)
+                find_operation(op, found.dtype)
+                signature = op, tuple(found.shape), found.dtype.str
+            except HaloxError as error:
+                if not self.arrays.refuse(error):
+                    self._refuse_making("allreduce", error)
+                raise
+            reduction = self.arrays.find(signature)
+            if reduction is None:
+                self._world.begin("allreduce")
+                self._world.agree(None, _DOING)
+                mine = {"shape": signature[1], "dtype": str(found.dtype), "op": op}
+                self._world.compare(mine, _DOING)
+                made = DeviceAllreduce(self._context, self._device, signature[1], found.dtype, op)
+                reduction = self.arrays.add(signature, made)
+            result, bind = reduction(array, out), reduction.bind
+            self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
+            return result
+
+    def forget(self) -> None:
+        """Look at all fields again, since a declaration has changed; local."""
+        self.fields.forget()
 
     def close(self) -> None:
-        """Give back what all of them hold; collective."""
-        self.numbers_seen.clear()
-        self.arrays_seen.clear()
-        for number in self._numbers.values():
-            number.close()
-        for reduce in self._arrays.values():
-            reduce.close()
-        self._numbers.clear()
-        self._arrays.clear()
+        """Free what reductions hold; collective."""
+        self.fields.close()
+        self.arrays.close()
+        self._of_host.close()
 
 
 class InOneLaunch:
@@ -266,10 +175,9 @@ class InOneLaunch:
         self._name, self._reduction = name, reduction
         self._current_stream = cupy().cuda.get_current_stream
 
-    def __call__(self, cells: Sequence[Cells], out: Any) -> Any:
+    def __call__(self, cells: Sequence[Cells], out: Any) -> None:
         """Launch; does not block."""
-        first = cells[0].described
-        other = cells[1].described if len(cells) > 1 else None
+        first, other = _described(cells)
         stream = self._current_stream()
         try:
             if self._reduction.walks(first, other):
@@ -279,15 +187,13 @@ class InOneLaunch:
                 self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
         except HaloxError as error:
             self.refuse(error)
-        return out
 
-    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
+    def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
-        first = cells[0].described
-        other = cells[1].described if len(cells) > 1 else None
+        first, other = _described(cells)
         if not self._reduction.walks(first, other):
             return None
-        return self._reduction.bound(first, other, target)
+        return self._reduction.bind(first, other, target)
 
     def refuse(self, error: Exception) -> None:
         """Cancel the reduction, and raise."""
@@ -302,20 +208,18 @@ class InOneLaunch:
 class InTwoSteps:
     """By a launch for the rank's cells, or by CuPy, and an allreduce of one element; collective to make.
 
-    Notes
-    -----
     What goes wrong on one rank is told to the others where the host takes part in the allreduce.
     """
 
     def __init__(
         self,
-        ground: Context,
+        context: Context,
         device: int,
         name: str,
         dtypes: Sequence[np.dtype[Any]],
         is_known: bool,
     ) -> None:
-        assert ground.device_arena is not None
+        assert context.device_arena is not None
         self._name = name
         self._local = "squares" if name == "norm" else name
         self._dtype = result_dtype(name, dtypes)
@@ -323,15 +227,15 @@ class InTwoSteps:
             self._dtype = np.dtype("f4")  # of float16, exactly
         op = FIELD_REDUCTIONS[name].op
         self._all: DeviceAlgorithm
-        self._all, self.algorithm, _ = make_algorithm(ground, device, (op, self._dtype, 1))
+        self._all, self.algorithm, _ = make_algorithm(context, device, (op, self._dtype, 1))
         self._cells: FieldReduction | None = None
         if is_known:
-            arena, world = ground.device_arena, ground.world
+            arena, world = context.device_arena, context.world
             self._cells = world.guarded(
                 lambda: make_local_reduction(world, arena, self._local, dtypes[0]), _DOING
             )
 
-    def __call__(self, cells: Sequence[Cells], out: Any) -> Any:
+    def __call__(self, cells: Sequence[Cells], out: Any) -> None:
         """Launch, and combine; blocks as the allreduce does."""
         cp = cupy()
         stream = cp.cuda.get_current_stream()
@@ -355,9 +259,8 @@ class InTwoSteps:
             cp.sqrt(total.reshape(out.shape), out=out)
         elif not is_direct:
             out[...] = total.reshape(out.shape)
-        return out
 
-    def bound(self, cells: Sequence[Cells], target: Target) -> Callable[[], Any] | None:
+    def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return None: it takes two steps."""
         return None
 
@@ -366,8 +269,7 @@ class InTwoSteps:
         self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Any) -> Any:
-        first = cells[0].described
-        other = cells[1].described if len(cells) > 1 else None
+        first, other = _described(cells)
         if self._cells is None or not self._cells.walks(first, other):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         value = cupy().empty((), self._dtype)
@@ -381,8 +283,12 @@ class InTwoSteps:
         self._all.close()
 
 
+def _described(cells: Sequence[Cells]) -> tuple[Described, Described | None]:
+    return cells[0].described, cells[1].described if len(cells) > 1 else None
+
+
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:
-    """Return a number of this rank's cells, an array of shape ()."""
+    """Reduce this rank's cells to an array of shape ()."""
     cp = cupy()
     for one in cells:
         check_aligned(one.described)

@@ -11,10 +11,9 @@ captured in a graph::
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from halox.collectives.device.kernel_plans import (
     check_aligned,
     field_row,
     plan_field,
-    plan_number,
+    plan_meeting,
     plan_value,
 )
 from halox.errors import (
@@ -46,10 +45,10 @@ from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, Dev
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
+from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.memory import PinnedBuffer
-from halox.runtime.gpu.pools import HOST_WORDS
 from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 _MAKING = "the making of a reduction"
@@ -58,13 +57,17 @@ _MEETING = "a reduction after one that was cancelled"
 Target = int | Callable[[], Any]
 """Address of a result, or what makes a CuPy array for it at each call."""
 
-_Laid = tuple[Any, Any, PreparedLaunch]
+Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
+Address = ctypes.c_uint64
+"""A place for an address in a launch's argument."""
+
+_Layout = tuple[Address, Address, PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and how it planned."""
+    """Offer of a rank to the others: its memory, and how it planned."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -83,9 +86,8 @@ class _Meeting:
         self.plan = plan
         self._world, self._arena = world, arena
         self._order = StreamOrder()
-        self._is_told = False
         self._laid_for: Callable[[], None] | None = None  # whose addresses are set
-        self._failure: PinnedBuffer | None = None
+        self._failure: FailureWord | None = None
         self._block: DeviceBlock | None = arena.allocate(plan.memory_bytes)
         runtime = cupy().cuda.runtime
         with cupy().cuda.Device(arena.device):
@@ -99,13 +101,7 @@ class _Meeting:
         return _Offer(self._arena.handles([place]), place, self.plan.signature)
 
     def open(self, offers: list[_Offer]) -> None:
-        """Map the other ranks' memory and lay out the launch.
-
-        Raises
-        ------
-        MismatchError
-            If another rank has planned otherwise.
-        """
+        """Map the other ranks' memory and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
         for other, offer in enumerate(offers):
@@ -124,16 +120,15 @@ class _Meeting:
         self._meet(0, [self._block.pointer])
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
-        self._failure = HOST_WORDS.take(self._arena.device)
-        self._failure.array[:] = 0
-        self._failed = self._failure.array.data.cast("I")
+        self._failure = FailureWord(self._arena.device)
+        self._failed = self._failure.words
         limit_ns = int(self._world.limit_s * 1e9)
-        parameter = self.plan.parameter(place, memory, self._failure.device_pointer, limit_ns)
+        parameter = self.plan.parameter(place, memory, self._failure.pointer, limit_ns)
         self._argument = _argument(parameter)
         self._source, self._target = _addresses(self._argument, parameter.dtype)
         self._partials = memory[place] + self.plan.partials_offset
 
-    def _prepared(self, plan: ReductionPlan, leading: Sequence[Any]) -> PreparedLaunch:
+    def _prepared(self, plan: ReductionPlan, leading: Sequence[Argument]) -> PreparedLaunch:
         return PreparedLaunch(
             kernel(plan.function, plan.function, self._arena.device, plan.defines),
             plan.blocks,
@@ -146,22 +141,23 @@ class _Meeting:
     def _enter(self, stream: Any) -> None:
         """Raise if an earlier call has failed, and keep the order of calls; who enters sets its own addresses."""
         if self._failed[0]:
-            if not (self._is_told and self._failed[0] > MOST_RANKS):
-                self._is_told = True
+            assert self._failure is not None
+            if not (self._failure.is_told and self._failed[0] > MOST_RANKS):
+                self._failure.is_told = True
                 raise self._error()
             self._meet_again()
         self._laid_for = None
         self._order.follow(stream)
 
-    def _bound(
-        self, launch: PreparedLaunch, sources: Sequence[tuple[Any, int]], target: Target
+    def _bind(
+        self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
     ) -> Callable[[], Any]:
         """Launch with fixed addresses on CuPy's current stream; returns the array if the target is a new one."""
         if callable(target):
-            return self._bound_to_new(self._bound_at(launch, sources), target)
-        return self._bound_at(launch, (*sources, (self._target, target)))
+            return self._bind_to_new(self._bind_at(launch, sources), target)
+        return self._bind_at(launch, (*sources, (self._target, target)))
 
-    def _bound_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
+    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
         target, current_stream = self._target, cupy().cuda.get_current_stream
 
         def call() -> Any:
@@ -177,8 +173,8 @@ class _Meeting:
 
         return call
 
-    def _bound_at(
-        self, launch: PreparedLaunch, values: Sequence[tuple[Any, int]]
+    def _bind_at(
+        self, launch: PreparedLaunch, values: Sequence[tuple[Address, int]]
     ) -> Callable[[], None]:
         """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
         current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
@@ -203,17 +199,10 @@ class _Meeting:
     def cancel(self, stream: Any) -> None:
         """Tell all ranks that this one does not take part in its next call, so that none waits for it.
 
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream
-            Earlier calls are left alone. In a capture nothing is done.
-
-        Notes
-        -----
         Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
         own account or for another, the next call of all is as good as any.
         """
-        if self._failed[0] or is_capturing(stream):
+        if self._failure is None or self._failed[0] or is_capturing(stream):
             return
         self._order.follow(stream)
         name, device = "allreduce_cancel", self._arena.device
@@ -223,7 +212,7 @@ class _Meeting:
         )
         launch.launch(stream.ptr)
         self._failed[0] = MOST_RANKS + self._world.rank + 1
-        self._is_told = True
+        self._failure.is_told = True
 
     def _meet_again(self) -> None:
         """Go on after a reduction that was cancelled, once all ranks have noticed; collective, waits for the GPU."""
@@ -245,7 +234,8 @@ class _Meeting:
             state[:] = (max(epochs) + 1) << EPOCH_SHIFT, 0
             runtime.memcpy(at, state.ctypes.data, nbytes, runtime.memcpyDefault)
             runtime.deviceSynchronize()
-            self._failed[0], self._is_told = 0, False
+            assert self._failure is not None
+            self._failure.clear()
 
         epochs: list[int] = self._world.gather_result(ended, _MEETING)
         self._world.guarded(begun, _MEETING)
@@ -269,57 +259,47 @@ class _Meeting:
         self._order.synchronize()
         self._laid_for = None
         if self._failure is not None:
-            if self._failed[0] and not self._is_told:
-                warnings.warn(str(self._error()), stacklevel=2)
-            self._failed.release()
-            HOST_WORDS.give_back(self._arena.device, self._failure)
+            self._failure.close(self._error)
             self._failure = None
         if self._block is not None:
             # A peer that is behind may still store into it.
             self._arena.retire(self._block)
             self._block = None
 
+    abandon = close
+
 
 class KernelReduction(_Meeting):
-    """A reduction of arrays that is launched again and again; made by :func:`make_array_reduction`."""
+    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`make_array_reduction`."""
+
+    captures = True
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
         super()._meet(place, memory)
         self._launch = self._prepared(self.plan, [])
 
     def __call__(self, source: int, target: int, stream: Any) -> None:
-        """Launch on a stream.
-
-        Parameters
-        ----------
-        source, target : int
-            Addresses of arrays of ``plan.elements`` elements, the same or disjoint.
-        stream : cupy.cuda.Stream
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If an earlier call has waited too long for a rank; names it.
-        MismatchError
-            If a rank has cancelled an earlier call; names it.
-
-        Notes
-        -----
-        Collective; does not block. Calls on different streams keep their order, but in captures.
-        """
+        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         self._enter(stream)
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
-    def bound(self, source: int, target: Target) -> Callable[[], Any]:
+    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+        """Launch, or cancel and raise."""
+        if error is not None:
+            self.cancel(stream)
+            raise error
+        self(source, target, stream)
+
+    def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
-        return self._bound(self._launch, ((self._source, source),), target)
+        return self._bind(self._launch, ((self._source, source),), target)
 
 
 class FieldReduction(_Meeting):
-    """A number of fields, launched again and again; made by :func:`make_field_reduction`.
+    """A reduction of fields to one value; made by :func:`make_field_reduction`.
 
-    Ranks meet by the number and the dtype alone. How a rank's cells lie in memory is its own affair, so that a launch
+    Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
     for cells of other strides is laid out without the other ranks.
     """
 
@@ -328,8 +308,8 @@ class FieldReduction(_Meeting):
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
-        super().__init__(world, arena, plan_number(name, dtype, ranks, sms=self._sms))
-        self._launches: dict[object, _Laid] = {}
+        super().__init__(world, arena, plan_meeting(name, dtype, ranks, sms=self._sms))
+        self._launches: dict[object, _Layout] = {}
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
         super()._meet(place, memory)
@@ -339,13 +319,7 @@ class FieldReduction(_Meeting):
         self._kept = _argument(kept)
 
     def walks(self, cells: Described, other: Described | None = None) -> bool:
-        """Whether a launch can be laid out for cells, or has been.
-
-        Raises
-        ------
-        FieldError
-            If their addresses or strides are no multiples of what a GPU loads.
-        """
+        """Whether a launch can be laid out for cells, or has been."""
         pointers = cells.pointer | (other.pointer if other is not None else 0)
         if self._key(cells, other) in self._launches and not pointers % self._dtype.itemsize:
             return True
@@ -358,7 +332,7 @@ class FieldReduction(_Meeting):
     def _key(cells: Described, other: Described | None) -> object:
         return cells.shape, cells.strides, None if other is None else other.strides
 
-    def _find(self, cells: Described, other: Described | None) -> _Laid:
+    def _find(self, cells: Described, other: Described | None) -> _Layout:
         key = self._key(cells, other)
         found = self._launches.get(key)
         if found is None:
@@ -367,7 +341,7 @@ class FieldReduction(_Meeting):
             found = self._launches[key] = self._laid_out(plan, row)
         return found
 
-    def _laid_out(self, plan: ReductionPlan, row: Row) -> _Laid:
+    def _laid_out(self, plan: ReductionPlan, row: Row) -> _Layout:
         if is_capturing():
             raise StateError(
                 f"the current stream is being captured, and this is the first {self._name} of a field of this shape "
@@ -381,40 +355,15 @@ class FieldReduction(_Meeting):
         return (*_addresses(argument, region.dtype), launch)
 
     def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
-        """Launch on a stream.
-
-        Parameters
-        ----------
-        cells, other : Described
-            This rank's cells, halo left out; the second field's of "dot".
-        target : int
-            Address of a number of the accumulator's dtype.
-        stream : cupy.cuda.Stream
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If an earlier call has waited too long for a rank; names it.
-        MismatchError
-            If a rank has cancelled an earlier call; names it.
-        FieldError
-            On this rank, before the launch: if these are cells that the kernel cannot walk, or two fields' cells are
-            not alike.
-        StateError
-            Likewise, if the launch is to be laid out for their shape and strides while the current stream is captured.
-
-        Notes
-        -----
-        Collective; does not block. Calls on different streams keep their order, but in captures.
-        """
+        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         found = self._find(cells, other)
         self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
 
-    def bound(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
+    def bind(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
         """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
         first, second, launch = self._find(cells, other)
         sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
-        return self._bound(launch, sources, target)
+        return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Any) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
@@ -424,7 +373,7 @@ class FieldReduction(_Meeting):
             found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
         self._go(found, value, 0, target, stream)
 
-    def _go(self, found: _Laid, source: int, other: int, target: int, stream: Any) -> None:
+    def _go(self, found: _Layout, source: int, other: int, target: int, stream: Any) -> None:
         first, second, launch = found
         self._enter(stream)
         first.value, second.value, self._target.value = source, other, target
@@ -432,72 +381,35 @@ class FieldReduction(_Meeting):
 
 
 def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) -> KernelReduction:
-    """Make the reduction of arrays of one shape.
-
-    Parameters
-    ----------
-    world : World
-        All ranks; each has a GPU of its own, and all map one another's memory.
-    arena : DeviceArena
-        This rank's device memory.
-    plan : ReductionPlan
-        The same on all ranks.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part, or has planned otherwise.
-
-    Notes
-    -----
-    Collective over the world.
-    """
+    """Make the reduction of arrays of one shape; collective."""
     return _made(world, lambda: KernelReduction(world, arena, plan))
 
 
 def make_field_reduction(
     world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
 ) -> FieldReduction:
-    """Make the reduction of fields' cells to a number.
-
-    Parameters
-    ----------
-    world, arena
-        As of :func:`make_array_reduction`.
-    name : {"sum", "min", "max", "norm", "dot"}
-    dtype : numpy.dtype
-        Of the field; both fields of a dot product have the same.
-
-    Raises
-    ------
-    FieldError
-        On all ranks, if the number has no meaning for the dtype.
-
-    Notes
-    -----
-    Collective over the world.
-    """
+    """Make the reduction of fields' cells to one value; collective."""
     return _made(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
 
 
 def make_local_reduction(
     world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
 ) -> FieldReduction:
-    """Make the same for this rank's cells alone; local, parameters as of :func:`make_field_reduction`."""
+    """Make the same for this rank's cells alone; local."""
     made = FieldReduction(world, arena, name, dtype, 1)
     made.open_alone()
     return made
 
 
-def _addresses(argument: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+def _addresses(argument: Argument, dtype: np.dtype[Any]) -> tuple[Address, Address]:
     """Return the source and the target in a launch's argument; what is set there holds from the next launch on."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
-    source, target = (ctypes.c_uint64.from_buffer(argument, offset) for offset in at)
+    source, target = (Address.from_buffer(argument, offset) for offset in at)
     return source, target
 
 
-def _argument(data: npt.NDArray[Any]) -> Any:
+def _argument(data: npt.NDArray[Any]) -> Argument:
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
 
 
@@ -520,23 +432,11 @@ _Kind = TypeVar("_Kind", bound=_Meeting)
 
 
 def _made(world: World, draft: Callable[[], _Kind]) -> _Kind:
-    made: _Kind | None = None
+    """Make a reduction whose launches meet those of the other ranks; collective."""
 
-    def begun() -> _Offer:
-        nonlocal made
-        made = draft()
-        return made.offer()
-
-    def opened() -> _Kind:
-        assert made is not None
+    def opened(made: _Kind, offers: list[_Offer]) -> _Kind:
         made.open(offers)
         return made
 
-    try:
-        offers: list[_Offer] = world.gather_result(begun, _MAKING)
-        found: _Kind = world.guarded(opened, _MAKING)
-    except HaloxError:
-        if made is not None:
-            made.close()
-        raise
+    found: _Kind = handshake(world, draft, [lambda made, _: made.offer(), opened], _MAKING)
     return found

@@ -3,24 +3,24 @@
 For ranks whose kernels cannot wait for one another, such as those that share a GPU: as on the ``ipc`` path, the host
 never waits for the GPU, but only for flags which say that an event *has been recorded* (`halox.paths.ipc`). After
 Faraji and Afsahi 2014: the star is their shared buffer (3.1), in which rank 0 combines all; the binomial tree is their
-binomial reduce and broadcast (3.2). The directory of flags lies in the node's host memory, as theirs does.
+binomial reduce and broadcast (3.2). The directory of flags is in the node's host memory, as theirs does.
 
 Every rank has in its own memory a buffer for each of its children, and two for totals. In call e, rank r::
 
     source -> total[e % 2]
     for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
     has a parent:                        total -> its buffer for r; records and raises "packed"
-                                         waits for "drained" of rank 0;     total of rank 0 -> target
-    is rank 0:                           records and raises "drained";      total -> target
+                                         waits for "consumed" of rank 0;     total of rank 0 -> target
+    is rank 0:                           records and raises "consumed";      total -> target
 
 The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
 
 No rank has to tell another that a buffer is free, since each call goes up and down the whole tree. A rank stores its
-next total into its parent's buffer behind its wait for "drained", which rank 0 recorded behind all that was combined.
+next total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all that was combined.
 Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
 recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
 rank records it again only when its host has seen a flag that other hosts raised after they had made their streams wait
-for the last record. For "packed" that is "drained" of the same call, for "drained" it is "packed" of the next one.
+for the last record. For "packed" that is "consumed" of the same call, for "consumed" it is "packed" of the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,11 +43,13 @@ from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 Shape = Literal["shared_buffer", "binomial"]
 
 _MAKING = "the making of a reduction"
+_REDUCING = "an allreduce"
 _ALIGNMENT = 256
 _THREADS = 256
 _TOTALS = 2
@@ -72,21 +74,8 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Moves(Protocol):
-    """What the GPU does with arrays of the reduction's length; addresses, and the stream's."""
-
-    def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to what the first array counts for."""
-
-    def combine(self, total: int, value: int, stream: int) -> None:
-        """Combine the next array into a total."""
-
-    def copy(self, target: int, source: int, stream: int) -> None:
-        """Copy an array, perhaps to or from another GPU."""
-
-
 class DeviceMoves:
-    """`Moves` by a kernel and by the copy engines."""
+    """Steps on arrays of the reduction's length, by a kernel and by the copy engines; addresses, and the stream's."""
 
     def __init__(self, dtype: np.dtype[Any], op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
@@ -128,7 +117,7 @@ class DeviceMoves:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and the two events that it records."""
+    """Offer of a rank to the others: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -139,12 +128,14 @@ class _Offer:
 class TreeReduction:
     """A reduction that is called again and again; made by :func:`make_tree_reduction`."""
 
+    captures = False
+
     def __init__(
         self,
         world: World,
         memory: tuple[DeviceArena, EventPool],
         link: NodeLink,
-        moves: Moves,
+        moves: DeviceMoves,
         shape: Shape,
         nbytes: int,
     ) -> None:
@@ -198,25 +189,16 @@ class TreeReduction:
         }
         self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
         self._own_packed = self._link.flag("packed", [])
-        self._drained = self._link.flag("consumed", [0] if rank else [])
+        self._consumed = self._link.flag("consumed", [0] if rank else [])
+
+    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+        """Agree that all ranks take part, and put a call on the current stream."""
+        self._world.agree(error, _REDUCING)
+        self(source, target)
 
     def __call__(self, source: int, target: int) -> None:
         """Put a call on the current stream.
 
-        Parameters
-        ----------
-        source, target : int
-            Addresses of arrays, the same or disjoint.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come.
-        StateError
-            If the stream is captured: this needs the host.
-
-        Notes
-        -----
         Collective. Waits for the other ranks' hosts, not for GPUs.
         """
         stream = self._current_stream()
@@ -228,18 +210,18 @@ class TreeReduction:
         slot = self._epoch % _TOTALS * self._slot
         total, result = self._own + slot, self._first + slot
         moves.begin(total, source, at)
-        for (child, gate), buffer in zip(self._packed.items(), self._incoming, strict=True):
-            gate.wait(self._epoch)
+        for (child, packed), buffer in zip(self._packed.items(), self._incoming, strict=True):
+            packed.wait(self._epoch)
             wait(at, self._event_of[child])
             moves.combine(total, buffer, at)
         if self._to_parent is None:
             record(self._event, at)
-            self._drained.signal(self._epoch)
+            self._consumed.signal(self._epoch)
         else:
             moves.copy(self._to_parent, total, at)
             record(self._event, at)
             self._own_packed.signal(self._epoch)
-            self._drained.wait(self._epoch)
+            self._consumed.wait(self._epoch)
             wait(at, self._event_of[0])
         moves.copy(target, result, at)
 
@@ -257,7 +239,7 @@ class TreeReduction:
         """Give memory and events back that no rank uses yet, or any more; local."""
         if self._block is not None:
             self._arena.release(self._block)
-            self._pool.give_back(self._numbers)
+            self._pool.release(self._numbers)
             self._block = None
 
 
@@ -266,53 +248,29 @@ def make_tree_reduction(
     memory: tuple[DeviceArena, EventPool, SharedArena],
     shape: Shape,
     nbytes: int,
-    moves: Callable[[], Moves],
+    moves: Callable[[], DeviceMoves],
 ) -> TreeReduction:
     """Make a reduction of arrays up a tree.
 
-    Parameters
-    ----------
-    world : World
-        All ranks, two or more on one node, which map one another's memory and wait for one another's events.
-    memory : (DeviceArena, EventPool, SharedArena)
-        This rank's.
-    shape : {"shared_buffer", "binomial"}
-    nbytes : int
-        Of each rank's array.
-    moves : callable
-        Makes what moves and combines, such as `DeviceMoves`.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if one of them cannot make its part.
-
-    Notes
-    -----
     Collective over the world.
     """
     arena, events, shared = memory
-    made: TreeReduction | None = None
     link = NodeLink(world, shared, [], [r for r in range(world.size) if r != world.rank])
 
-    def begun() -> _Offer:
-        nonlocal made
+    def begun() -> TreeReduction:
         if link.failed:
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
-        made = TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
-        return made.offer()
+        return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
 
-    def opened() -> TreeReduction:
-        assert made is not None
+    def opened(made: TreeReduction, offers: list[_Offer]) -> TreeReduction:
         made.open(offers)
         return made
 
     try:
-        offers: list[_Offer] = world.gather_result(begun, _MAKING)
-        found: TreeReduction = world.guarded(opened, _MAKING)
+        found: TreeReduction = handshake(
+            world, begun, [lambda made, _: made.offer(), opened], _MAKING
+        )
     except HaloxError:
-        if made is not None:
-            made.abandon()
         link.close()
         raise
     return found

@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,58 +27,35 @@ from halox.runtime.world import World
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Values = npt.NDArray[Any]
+
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class HostAlgorithm(Protocol):
-    """Combines one-dimensional arrays of one length over all ranks of a world."""
-
-    def reduce(
-        self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine, or raise on all ranks.
-
-        Parameters
-        ----------
-        source, target : ndarray or None
-            Contiguous; the same memory or disjoint. None with an error.
-        error : Exception or None
-            Why this rank cannot take part.
-
-        Notes
-        -----
-        Collective; blocks.
-        """
-
-    def close(self) -> None:
-        """Give communicators back; collective."""
-
-
 class InRankOrder:
-    """``host``: see the module. Collective to make."""
+    """``host``: see the module. Collective to make, to call and to close."""
 
     def __init__(
-        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        world = self._world = ground.world
+        world = self._world = context.world
         what = operation, dtype, elements
         is_one_node = world.node_size == world.size
-        self._shared = make_shared_reduction(world, ground.arena, *what) if is_one_node else None
-        self._all = (
-            None if self._shared else OrderedReduction(world.data_comm, world.wait_all, *what)
-        )
+        self._shared = make_shared_reduction(world, context.arena, *what) if is_one_node else None
+        self._all: OrderedReduction | None = None
+        if self._shared is None:
+            self._all = world.guarded(
+                lambda: OrderedReduction(world.data_comm, world.wait_all, *what), _MAKING
+            )
 
     def reduce(
         self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
+        source: Values | None,
+        target: Values | None,
         error: Exception | None,
     ) -> None:
-        """Combine: see `HostAlgorithm`."""
+        """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         if self._shared is not None:
             moves = None if source is None or target is None else HostMoves(source, target)
             self._shared.reduce(moves, error)
@@ -120,11 +97,9 @@ class Leaders:
         """Whether this rank is the first one of its node."""
         return self._between is not None
 
-    def combine(self, values: npt.NDArray[Any]) -> None:
+    def combine(self, values: Values) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
 
-        Notes
-        -----
         Collective; blocks.
         """
         if self._between is not None:
@@ -142,14 +117,14 @@ class Leaders:
 
 
 class Hierarchical:
-    """``hierarchical``: see the module. Collective to make."""
+    """``hierarchical``: see the module. Collective to make, to call and to close."""
 
     def __init__(
-        self, ground: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
     ) -> None:
-        world = self._world = ground.world
+        world = self._world = context.world
         what = operation, dtype, elements
-        self._shared = make_shared_reduction(world, ground.arena, *what)
+        self._shared = make_shared_reduction(world, context.arena, *what)
         self._node = (
             None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
         )
@@ -157,11 +132,11 @@ class Hierarchical:
 
     def reduce(
         self,
-        source: npt.NDArray[Any] | None,
-        target: npt.NDArray[Any] | None,
+        source: Values | None,
+        target: Values | None,
         error: Exception | None,
     ) -> None:
-        """Combine: see `HostAlgorithm`."""
+        """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         self._world.agree(error, _DOING)
         assert source is not None and target is not None
         if self._shared is not None:
@@ -177,6 +152,8 @@ class Hierarchical:
             self._shared.close()
         self._leaders.close()
 
+
+HostAlgorithm = InRankOrder | Hierarchical
 
 HOST: dict[str, type[InRankOrder] | type[Hierarchical]] = {
     "host": InRankOrder,

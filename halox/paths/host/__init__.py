@@ -55,7 +55,7 @@ class HostPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context
     ) -> Window | None:
-        """Return where the message lies in shared memory, if it does."""
+        """Return the window of the message in shared memory, if it has one."""
         if arrays[message.parts[0].array].device is not None:
             return None
         return window_of(message, arrays, context.arena)
@@ -85,16 +85,16 @@ class HostPath(Path):
         if selection.operation == "add":
             why = "same node, packed: accumulate needs a copy"
         elif run < DIRECT_BYTES:
-            why = f"same node, packed: runs of {run} B on average < {DIRECT_BYTES} B"
+            why = f"same node, packed: blocks of {run} B on average < {DIRECT_BYTES} B"
         elif not self._in_windows(sender, receiver):
             why = "same node, packed: arrays not in the grid's shared memory"
         else:
-            why = f"same node, read in place: runs of {run} B on average"
+            why = f"same node, read in place: blocks of {run} B on average"
             return [self.offer("direct", why)]
         return [self.offer("shared", why)]
 
     def _in_windows(self, sender: EndpointInfo, receiver: EndpointInfo) -> bool:
-        """Whether both ends lie in windows, block by block the same."""
+        """Whether both ends have windows, block by block the same."""
         windows: list[Window | None] = [end.paths.get(self.name) for end in (sender, receiver)]
         shapes = [
             window and [(w.counts, w.block_bytes) for w in window.layouts] for window in windows

@@ -22,10 +22,10 @@ import numpy as np
 
 from halox.datatypes import StridedBlocks
 from halox.paths.base import Channel, Job
-from halox.paths.messages import Message
+from halox.paths.messages import Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arena import Place, SharedArena
-from halox.runtime.arrays import WORDS, common_word, describe, strided_view
+from halox.runtime.arrays import WORDS, common_word, strided_view
 from halox.runtime.waiting import UNDER_WAY
 
 
@@ -36,21 +36,24 @@ class Window:
     places: tuple[Place, ...]
     layouts: tuple[StridedBlocks, ...]
 
+    @property
+    def blocks(self) -> list[tuple[Place, StridedBlocks]]:
+        """Each part's place with its layout."""
+        return [*zip(self.places, self.layouts, strict=True)]
+
 
 def window_of(message: Message, arrays: Any, arena: SharedArena) -> Window | None:
-    """Return where the parts of a message lie, None unless all are strided and in the arena."""
-    places, layouts = [], []
-    for part in message.parts:
-        strided = part.datatype.strided
-        if strided is None or part.count != 1:
-            return None
-        pointer = arrays[part.array].pointer
-        place = arena.locate(pointer + part.datatype.true_lb, pointer + part.datatype.true_ub)
-        if place is None:
-            return None
-        places.append(Place(place.window, place.node_rank, place.offset - part.datatype.true_lb))
-        layouts.append(strided)
-    return Window(tuple(places), tuple(layouts))
+    """Return the addresses of a message's parts, None unless all are single strided items in the arena."""
+    if any(part.count != 1 for part in message.parts):
+        return None
+    found = located(message, arrays, arena.locate)
+    return None if found is None else Window(*found)
+
+
+def _view(arena: SharedArena, place: Place, layout: StridedBlocks, word: Any) -> Any:
+    """Return the words of a part in any rank's segment."""
+    memory = arena.memory(Place(place.window, place.node_rank))
+    return strided_view(memory, place.offset, layout, word)
 
 
 class DirectChannel(Channel):
@@ -70,31 +73,18 @@ class DirectChannel(Channel):
         self._to_copy: list[int] = []
         self._moves: list[tuple[Any, Any]] = []
         for message in job.receives:
-            window = windows[message.peer, message.tag]
-            if window is None:
+            window, own = windows[message.peer, message.tag], window_of(message, job.arrays, arena)
+            if window is None or own is None:
                 raise AssertionError("a message without a window was sent the direct way")
-            for part, place, layout in zip(
-                message.parts, window.places, window.layouts, strict=True
-            ):
-                self._moves.append(self._move(job, arena, part, place, layout))
+            for target, source in zip(own.blocks, window.blocks, strict=True):
+                word = WORDS[
+                    common_word((target[0].offset, target[1]), (source[0].offset, source[1]))
+                ]
+                self._moves.append((_view(arena, *target, word), _view(arena, *source, word)))
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})
         self._ready = link.flag("ready", sources)
         self._read = link.flag("read", readers)
-
-    @staticmethod
-    def _move(job: Job, arena: SharedArena, part: Any, place: Place, layout: StridedBlocks) -> Any:
-        own = describe(job.arrays[part.array]).pointer
-        own_place = arena.locate(own + part.datatype.true_lb, own + part.datatype.true_ub)
-        target_layout = part.datatype.strided
-        if own_place is None:
-            raise AssertionError("a direct message's target lies outside the arena")
-        own_origin = own_place.offset - part.datatype.true_lb
-        word = common_word((place.offset, layout), (own_origin, target_layout))
-        whole = [Place(p.window, p.node_rank) for p in (own_place, place)]
-        target = strided_view(arena.memory(whole[0]), own_origin, target_layout, WORDS[word])
-        source = strided_view(arena.memory(whole[1]), place.offset, layout, WORDS[word])
-        return target, source
 
     def start(self) -> None:
         """Let the neighbours read."""

@@ -15,7 +15,7 @@ from halox.paths.base import (
     Path,
     Protocol,
     SelectionContext,
-    numpy_ends,
+    why_not_gpus,
 )
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
@@ -23,6 +23,7 @@ from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, shortest_word
 from halox.paths.peer.exported import Exported, exported_parts
 from halox.paths.peer.table import pieces_between
+from halox.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from halox.paths.peer.channel import PeerChannel
@@ -44,7 +45,7 @@ class PeerInfo:
     layouts : tuple of StridedBlocks or None
         Of each part; None if one is not strided as a whole.
     exported : Exported or None
-        The parts in device memory that peers can map, if they lie there.
+        The parts in device memory that peers can map, if they are there.
     """
 
     word_bytes: int
@@ -87,12 +88,7 @@ class PeerPath(Path):
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
         """Offer staging memory, packets, and stores into the receiver's array."""
-        topology = selection.topology
-        why = numpy_ends(sender, receiver)
-        if why is None and topology is None:
-            why = "the ranks' GPUs are not known"
-        elif why is None and topology is not None:
-            why = topology.why_no_signals(sender.rank, receiver.rank)
+        why = why_not_gpus(sender, receiver, selection, Topology.why_no_signals)
         if why is not None:
             return why
         ends: list[PeerInfo] = [sender.paths[self.name], receiver.paths[self.name]]

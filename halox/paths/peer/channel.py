@@ -8,7 +8,7 @@ the peers' memory, signals there, waits for what the peers send, and unpacks. Th
 
 There are three protocols. ``ll``: in packets of data and epoch, which need no flag, for small ones.
 ``staging``: packed, a flag a chunk. ``direct``: straight into the receiver's array, where both sides have long runs
-and the array lies in memory that the receiver has exported.
+and the array is in memory that the receiver has exported.
 
 Double buffers. A rank's launch for epoch e + 2 writes the slot of epoch e in its peer's memory. It comes after its
 launch for e + 1, which took what the peer sent in its launch for e + 1; and that began when the peer's launch for e
@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halox.packing.device import Zeroing
 from halox.paths.base import Channel, Job, Key
+from halox.paths.launches import clearing_of
 from halox.paths.peer.endpoints import Tag
 from halox.paths.peer.exported import Exported
 from halox.paths.peer.negotiation import Negotiation
@@ -51,11 +51,8 @@ class PeerChannel(Channel):
         self._launch, self._launch_aside = agreed.prepared()
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
-        job = agreed.job
         self._before, self._after = agreed.around()
-        cleared = [job.endpoint(part) for part in job.cleared]
-        if cleared:
-            self._after.append(Zeroing(cleared, device))
+        self._after += clearing_of(agreed.job, device)
         self._side: SideStream | None = SIDE_STREAMS.take(device)
         self._is_aside = False
 
@@ -103,7 +100,7 @@ class PeerChannel(Channel):
         assert side is not None
         self._order.synchronize()
         self.has_failed = self._failure.close(self._agreed.error)
-        SIDE_STREAMS.give_back(self._agreed.device, side)
+        SIDE_STREAMS.release(self._agreed.device, side)
 
     def free(self) -> None:
         """Give the memory back, when the peers' last launches have ended too."""

@@ -39,7 +39,7 @@ class PeerEndpoint:
     """Whether its packed bytes are collected in a buffer of this rank, for types that no kernel walks in one go."""
     buffer: int = 0
     is_wide: bool = False
-    """Whether it goes in wide packets, as both ends' runs are alike."""
+    """Whether it goes in LL128-like packets, as both ends' runs are alike."""
 
     @property
     def tag(self) -> Tag:
@@ -52,7 +52,7 @@ class PeerEndpoint:
         return tuple(run.signature for run in self.runs)
 
     def widen(self, signature: tuple[Any, ...]) -> None:
-        """Choose wide packets if the other end's runs are alike, and the message is not too small."""
+        """Choose LL128-like packets if the other end's runs are alike, and the message is not too small."""
         words = {run.row.word_bytes for run in self.runs}
         self.is_wide = (
             self.protocol == "ll"

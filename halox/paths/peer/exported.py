@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halox.datatypes import StridedBlocks, contiguous
-from halox.paths.messages import Message
+from halox.datatypes import StridedBlocks
+from halox.paths.messages import Message, located
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 
 
@@ -31,16 +31,6 @@ class Exported:
 
 
 def exported_parts(message: Message, arrays: Sequence[Any], arena: DeviceArena) -> Exported | None:
-    """Return where the parts of a message lie, None unless all are strided and in the arena."""
-    places, layouts = [], []
-    for part in message.parts:
-        items = part.datatype if part.count == 1 else contiguous(part.count, part.datatype)
-        if items.strided is None:
-            return None
-        pointer = arrays[part.array].pointer
-        place = arena.locate(pointer + items.true_lb, pointer + items.true_ub)
-        if place is None:
-            return None
-        places.append(place.at(-items.true_lb))
-        layouts.append(items.strided)
-    return Exported(tuple(places), tuple(layouts), arena.handles(places))
+    """Return the addresses of a message's parts, None unless all are strided and in the arena."""
+    found = located(message, arrays, arena.locate)
+    return None if found is None else Exported(*found, arena.handles(found[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import ExchangeTimeoutError
-from halox.packing.device import launch_add, launch_pack, launch_unpack
+from halox.packing.device import Move, launch_add, launch_pack, launch_unpack
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
 from halox.paths.base import Job, Key
+from halox.paths.launches import moves_of
 from halox.paths.peer.endpoints import PeerEndpoint, Rts, Tag, direct_endpoints, endpoint_of, whole
 from halox.paths.peer.exported import Exported
 from halox.paths.peer.table import (
@@ -46,7 +47,7 @@ class Cts:
     handles: Mapping[Allocation, bytes]
     begun: DevicePlace
     staging: Mapping[int, tuple[DevicePlace, int, bool]]
-    """By tag: where, bytes of a slot, and whether in wide packets."""
+    """By tag: where, bytes of a slot, and whether in LL128-like packets."""
     flags: Mapping[int, DevicePlace]
 
 
@@ -180,92 +181,41 @@ class Negotiation:
         return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1)]
 
     def _send_segments(self) -> list[Segment]:
-        segments = []
+        segments: list[Segment] = []
         for number, end in enumerate(self._sends):
             peer, tag = end.tag
-            cts = self._cts[peer]
-            begun = self._pointer(("begun", peer))
-            waits = {"begun": begun, "lag": 1} if peer not in self._of else {}
+            cts, begun = self._cts[peer], self._pointer(("begun", peer))
             place, slot_bytes, end.is_wide = cts.staging[tag]
-            base = self.arena.pointer(place)
+            flags, base = self.arena.pointer(cts.flags[tag]), self.arena.pointer(place)
+            common = Segment(Kind.SEND_STAGED, _NOTHING, number, slot_bytes=slot_bytes)
             if end.protocol == "direct":
-                waits = {"begun": begun, "lag": 0}
+                common = common._replace(kind=Kind.SEND_DIRECT, begun=begun)
                 base = 0  # these rows hold the peer's addresses already
-            flags = self.arena.pointer(cts.flags[tag])
-            for run in end.runs:
-                row = run.row
-                if end.buffered:
-                    row = row._replace(source=row.source + end.buffer)
-                if end.is_wide:
-                    row = in_tiles(row, 1, base)
-                    segments.append(
-                        Segment(Kind.SEND_WIDE, row, number, slot_bytes=slot_bytes, **waits)
-                    )
-                    base += run.tile_bytes
-                    continue
-                if end.protocol == "ll":
-                    row = in_packets(row, 1, base)
-                    segments.append(
-                        Segment(Kind.SEND_LL, row, number, slot_bytes=slot_bytes, **waits)
-                    )
-                    continue
-                kind = Kind.SEND_STAGED if end.protocol == "staging" else Kind.SEND_DIRECT
-                row = staged(row, 1, base)
-                segments.append(
-                    Segment(
-                        kind,
-                        row,
-                        number,
-                        run.chunk_words,
-                        flags,
-                        slot_bytes=slot_bytes,
-                        **waits,
-                    )
-                )
-                flags += 4 * run.chunks
+            elif peer not in self._of:
+                common = common._replace(begun=begun, lag=1)
+            segments += _segments_of(end, common, base, flags, packed=1)
         return segments
 
     def _take_segments(self) -> list[Segment]:
-        segments = []
+        segments: list[Segment] = []
         for number, end in enumerate(self._takes, len(self._sends)):
-            rts = self._incoming[end.tag]
-            flags = self._pointer(("flags", *end.tag))
+            chunks, flags = self._incoming[end.tag].chunks, self._pointer(("flags", *end.tag))
             if end.protocol == "direct":
-                segments.append(
-                    Segment(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=rts.chunks)
-                )
+                segment = Segment(Kind.TAKE_DIRECT, _NOTHING, number, 1, flags, flag_count=chunks)
+                segments.append(segment)
                 continue
-            base, slot_bytes = self._pointer(("staging", *end.tag)), end.staging_bytes
-            mine, theirs = ([s[:3] for s in both] for both in (end.signature, rts.signature))
-            matching = mine == theirs and all(s[0] >= 0 for s in mine)
-            for run in end.runs:
-                row = run.row
-                if end.buffered:
-                    row = row._replace(target=row.target + end.buffer)
-                if end.is_wide:
-                    row = in_tiles(row, 0, base)
-                    segments.append(Segment(Kind.TAKE_WIDE, row, number, slot_bytes=slot_bytes))
-                    base += run.tile_bytes
-                    continue
-                if end.protocol == "ll":
-                    row = in_packets(row, 0, base)
-                    segments.append(Segment(Kind.TAKE_LL, row, number, slot_bytes=slot_bytes))
-                    continue
-                row = staged(row, 0, base)
-                count = 0 if matching else rts.chunks
-                segments.append(
-                    Segment(
-                        Kind.TAKE_STAGED,
-                        row,
-                        number,
-                        run.chunk_words,
-                        flags,
-                        slot_bytes=slot_bytes,
-                        flag_count=count,
-                    )
-                )
-                if matching:
-                    flags += 4 * run.chunks
+            both = (end.signature, self._incoming[end.tag].signature)
+            mine, theirs = ([s[:3] for s in signature] for signature in both)
+            is_matching = mine == theirs and all(s[0] >= 0 for s in mine)
+            common = Segment(
+                Kind.TAKE_STAGED,
+                _NOTHING,
+                number,
+                slot_bytes=end.staging_bytes,
+                flag_count=0 if is_matching else chunks,
+            )
+            base = self._pointer(("staging", *end.tag))
+            segments += _segments_of(end, common, base, flags, packed=0)
         return segments
 
     def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
@@ -323,13 +273,10 @@ class Negotiation:
     def around(self) -> tuple[list[Any], list[Any]]:
         """Return the launches before and after the kernel: of types that it does not walk, and of additions."""
 
-        def moves(ends: Sequence[PeerEndpoint]) -> list[Any]:
-            return [
-                (self.job.endpoint(part), end.buffer + offset)
-                for end in ends
-                if end.buffered
-                for part, offset in zip(end.message.parts, end.message.offsets, strict=True)
-            ]
+        def moves(ends: Sequence[PeerEndpoint]) -> list[Move]:
+            buffered = [end for end in ends if end.buffered]
+            addresses = [[end.buffer + o for o in end.message.offsets] for end in buffered]
+            return moves_of(self.job, [end.message for end in buffered], addresses)
 
         outgoing, incoming = moves(self._sends), moves(self._takes)
         unpack = launch_add if self.job.operation == "add" else launch_unpack
@@ -365,6 +312,33 @@ class Negotiation:
     def _place(self, key: Any) -> DevicePlace:
         assert self._block is not None
         return self._block.place.at(self._memory.at[key])
+
+
+def _segments_of(
+    end: PeerEndpoint, common: Segment, base: int, flags: int, *, packed: int
+) -> Iterator[Segment]:
+    """Yield the segments of a message whose packed side, number 1 where it is sent, begins at an address.
+
+    Each run has flags of its own, unless all wait for all flags of the message.
+    """
+    kinds = (Kind.TAKE_LL, Kind.TAKE_WIDE), (Kind.SEND_LL, Kind.SEND_WIDE)
+    for run in end.runs:
+        row = run.row
+        if end.buffered:  # beside the packed message, there is this rank's own buffer
+            side = ("target", "source")[packed]
+            row = row._replace(**{side: getattr(row, side) + end.buffer})
+        if end.is_wide:
+            unflagged = common._replace(kind=kinds[packed][1], flag_count=0)
+            yield unflagged._replace(row=in_tiles(row, packed, base))
+            base += run.tile_bytes
+        elif end.protocol == "ll":
+            unflagged = common._replace(kind=kinds[packed][0], flag_count=0)
+            yield unflagged._replace(row=in_packets(row, packed, base))
+        else:
+            row = staged(row, packed, base)
+            yield common._replace(row=row, chunk_words=run.chunk_words, flags=flags)
+            if not common.flag_count:
+                flags += 4 * run.chunks
 
 
 EXCHANGE = np.dtype(

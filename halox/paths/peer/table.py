@@ -28,19 +28,19 @@ from halox.packing.strided_plan import (
 )
 
 EPOCH_SHIFT = 12
-"""As in ``peer.cu``: a launch has fewer than 2**EPOCH_SHIFT blocks."""
+"""Bits of a block's number, the same as in ``peer.cu``: a launch has fewer than 2**EPOCH_SHIFT blocks."""
 
 PACKET_EXPANSION = 2
 """Bytes of packets for a byte of data."""
 
 TILE_BYTES, TILE_DATA_BYTES = 2048, 32 * 56
-"""Bytes of the wide packets that a warp sends at once, and of the data in them."""
+"""Bytes of the LL128-like packets that a warp sends at once, and of the data in them."""
 
 WIDE_WORDS = (4, 8)
-"""Bytes of the words that travel in wide packets."""
+"""Bytes of the words that travel in LL128-like packets."""
 
 TABLE_BYTES = 3800
-"""Most bytes of a table that travels with the launch; larger ones lie in device memory."""
+"""Most bytes of a table that travels with the launch; larger ones are in device memory."""
 
 INLINE_CHUNKS = 600
 """Most chunks that are worked on in the order of the segments, which needs no table in device memory."""
@@ -55,7 +55,7 @@ MANY_THREADS = 256
 """The same in larger ones, where a block ends each chunk with a flag."""
 
 WIDE_THREADS = 64
-"""The same in larger ones where something goes in wide packets: each thread has seven loads under way."""
+"""The same in larger ones where something goes in LL128-like packets: each thread has seven loads under way."""
 
 BLOCKS_PER_SM = {THREADS: 2, MANY_THREADS: 1}
 """Most blocks a multiprocessor that send, and as many that take, by their threads.
@@ -94,7 +94,7 @@ CHUNKS = 64
 
 
 class Kind(IntEnum):
-    """How a segment's words travel; see ``peer.cu``."""
+    """Kinds of transfer of a segment's words; see ``peer.cu``."""
 
     COPY = 0
     SEND_STAGED = 1
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     row : Row
         Loops over words; packed addresses count from the start of the packed message.
     packed : int
-        First packed byte; -1 if its bytes do not lie there one after the other.
+        First packed byte; -1 if its bytes are not there one after the other.
     direct_words : int
         Words of a chunk of what goes direct, which only its sender needs to know; else 0.
     """
@@ -141,12 +141,12 @@ class Run(NamedTuple):
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
-        """What the other end must have as well for chunks or tiles to match: packed start, bytes, chunks, word."""
+        """Packed start, bytes, chunks and word, which are the other end's as well where chunks or tiles match."""
         return self.packed, self.row.nbytes, self.chunks, self.row.word_bytes
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of the wide packets of all its words."""
+        """Bytes of the LL128-like packets of all its words."""
         return -(-self.row.nbytes // TILE_DATA_BYTES) * TILE_BYTES
 
 
@@ -227,7 +227,7 @@ def in_packets(row: Row, packed: int, base: int) -> Row:
 
 
 def in_tiles(row: Row, packed: int, base: int) -> Row:
-    """Return the row with its packed side in tiles of wide packets that begin at an address."""
+    """Return the row with its packed side in tiles of LL128-like packets that begin at an address."""
     levels = tuple(
         level._replace(**{("source_stride", "target_stride")[packed]: 0}) for level in row.levels
     )
@@ -269,7 +269,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class PeerPlan:
-    """What one launch needs; see :func:`plan`.
+    """Table and shape of one launch; see :func:`plan`.
 
     Attributes
     ----------
@@ -297,7 +297,7 @@ class PeerPlan:
 
     @property
     def inline(self) -> int:
-        """Segments of the launch's own table, 0 if the table lies in device memory."""
+        """Segments of the launch's own table, 0 if the table is in device memory."""
         if self.chunks > INLINE_CHUNKS:
             return 0
         most = TABLE_BYTES // self.segments.dtype.itemsize
@@ -306,7 +306,7 @@ class PeerPlan:
 
     @property
     def table(self) -> npt.NDArray[np.uint8]:
-        """What the kernel reads: the segments, and in device memory behind them each chunk's segment."""
+        """Table of the kernel: the segments, and in device memory behind them each chunk's segment."""
         if self.inline:
             filled = np.zeros(self.inline, self.segments.dtype)
             filled[: len(self.segments)] = self.segments
@@ -317,7 +317,7 @@ class PeerPlan:
     def order(self) -> npt.NDArray[np.uint32]:
         """Segment and number of each chunk, shape (chunks, 2): what is sent first, the segments taking turns.
 
-        Opposite faces lie in the same cache lines: the high end of a row of cells beside the low end of the next.
+        Opposite faces are in the same cache lines: the high end of a row of cells beside the low end of the next.
         In turns, a line is fetched once for both. Copies are made when everything is sent, since the receiver has work
         with it still; but beside what all goes direct, which the wire alone holds up.
         """

@@ -15,18 +15,13 @@ The host takes part in every exchange, so that none of this can be captured into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
-from halox.paths.fragments import shares_of
-from halox.paths.messages import Message
+from halox.paths.launches import clearing_of, fragmented, moves_of
 from halox.paths.staged.pipeline import Pipeline, Work
 from halox.runtime.world import World
-
-if TYPE_CHECKING:
-    from halox.packing.device import Move
 
 
 def staged_channel(
@@ -41,22 +36,43 @@ def staged_channel(
     return StagedChannel(job, buffers, device, path)
 
 
-def _moves(job: Job, messages: Sequence[Message], pointers: Sequence[int]) -> list[Move]:
-    """Pair each part of some messages with the address of its packed bytes."""
-    return [
-        (job.endpoint(part), pointer + offset)
-        for message, pointer in zip(messages, pointers, strict=True)
-        for part, offset in zip(message.parts, message.offsets, strict=True)
-    ]
+class _Stream:
+    """The packing and unpacking of a job, and the stream that was given the last of it."""
+
+    def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
+        from halox.runtime.gpu.capture import refuse_capture
+        from halox.runtime.gpu.cuda import cupy
+
+        self._current_stream = cupy().cuda.get_current_stream
+        self._refuse_capture, self._path = refuse_capture, path
+        self._stream: Any = None
+        outgoing, incoming = buffers.device_pointers()
+        self._outgoing, self._incoming = (
+            [
+                moves_of(
+                    job,
+                    messages,
+                    [[at + o for o in m.offsets] for m, at in zip(messages, row, strict=True)],
+                )
+                for row in rows
+            ]
+            for messages, rows in ((job.sends, outgoing), (job.receives, incoming))
+        )
+        self._clear = clearing_of(job, device)
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        self._refuse_capture(self._current_stream(), self._path)
+
+    def _enter(self) -> Any:
+        """Return the current stream, when the last unpacking has ended if it went to another one."""
+        stream, last = self._current_stream(), self._stream
+        if last is not None and last.ptr != stream.ptr:
+            last.synchronize()
+        return stream
 
 
-def _clearing(job: Job, device: int) -> Any:
-    from halox.packing.device import Zeroing
-
-    return Zeroing([job.endpoint(p) for p in job.cleared], device) if job.cleared else None
-
-
-class StagedChannel(Channel):
+class StagedChannel(_Stream, Channel):
     """Moves arrays on this rank's GPU through transport buffers, all at once.
 
     The receiver's kernel may still read a buffer when `finish` returns. It has ended by the time `start` has
@@ -67,46 +83,25 @@ class StagedChannel(Channel):
         self, job: Job, buffers: TransportBuffers, device: int, path: str = "staged"
     ) -> None:
         from halox.packing.device import launch_add, launch_pack, launch_unpack
-        from halox.runtime.gpu.capture import refuse_capture
-        from halox.runtime.gpu.cuda import cupy
 
-        self._current_stream = cupy().cuda.get_current_stream
-        self._refuse_capture = refuse_capture
-        self._buffers, self._path = buffers, path
-        self._epoch = 0
-        self._stream: Any = None
-        outgoing, incoming = buffers.device_pointers()
+        super().__init__(job, buffers, device, path)
+        self._buffers, self._epoch = buffers, 0
         unpack = launch_add if job.operation == "add" else launch_unpack
-        self._pack = (
-            [launch_pack(_moves(job, job.sends, row), device) for row in outgoing]
-            if job.sends
-            else []
-        )
-        self._unpack = (
-            [unpack(_moves(job, job.receives, row), device) for row in incoming]
-            if job.receives
-            else []
-        )
-        self._clear = _clearing(job, device)
-
-    def check(self) -> None:
-        """Refuse a stream that is being captured."""
-        self._refuse_capture(self._current_stream(), self._path)
+        self._pack = [launch_pack(moves, device) for moves in self._outgoing if moves]
+        self._unpack = [unpack(moves, device) for moves in self._incoming if moves]
 
     def start(self) -> None:
         """Pack into the buffers, wait for that, and post the messages; blocks the host for the packing."""
         epoch = self._epoch + 1
-        stream = self._current_stream()
-        if self._stream is not None and self._stream.ptr != stream.ptr:
-            self._stream.synchronize()  # the last unpacking went to another stream
+        stream = self._enter()
         self._buffers.open(epoch)
         self._stream = stream
         if self._pack:
             self._pack[epoch % len(self._pack)].launch(stream)
         stream.synchronize()
         self._buffers.release(self._epoch)
-        if self._clear is not None:
-            self._clear.launch(stream)
+        for clear in self._clear:
+            clear.launch(stream)
         self._buffers.post(epoch)
         self._epoch = epoch
 
@@ -131,7 +126,7 @@ class StagedChannel(Channel):
         self._buffers.free()
 
 
-class _StagedWork(Work):
+class _StagedWork(_Stream, Work):
     """Kernels, events and a stream of the channel's own.
 
     What is added to is added in the order of the parts, whichever fragment comes first, so that equal values give
@@ -139,68 +134,41 @@ class _StagedWork(Work):
     """
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        from halox.packing.device import Launches, fragment_launches, launch_add
-        from halox.runtime.gpu.capture import refuse_capture
+        from halox.packing.device import Launches, launch_add
         from halox.runtime.gpu.cuda import cupy
 
-        cuda = cupy().cuda
-        self._current_stream = cuda.get_current_stream
-        self._refuse_capture = refuse_capture
-        self._path = path
-        self._stream: Any = None
-        outgoing, incoming = buffers.device_pointers()
-
-        def fragmented(
-            messages: Sequence[Message], row: Sequence[int], ends: Any, stages: int, unpack: bool
-        ) -> list[Any]:
-            shares = shares_of(messages, ends, stages)
-            moves = zip(_moves(job, messages, row), shares, strict=True)
-            return fragment_launches(
-                [(*move, share) for move, share in moves], stages, device, unpack=unpack
-            )
-
+        super().__init__(job, buffers, device, path)
         stages_out, stages_in = buffers.stages_out, buffers.stages_in
+        sent, received = (job.sends, buffers.outgoing_ends), (job.receives, buffers.incoming_ends)
         self._packs = [
-            fragmented(job.sends, row, buffers.outgoing_ends, stages_out, False) for row in outgoing
+            fragmented(moves, *sent, stages_out, device, unpack=False) for moves in self._outgoing
         ]
         if job.operation == "add":
-            self._unpacks = [
-                [Launches([])] * (stages_in - 1)
-                + [launch_add(_moves(job, job.receives, row), device)]
-                for row in incoming
-            ]
+            none = [Launches([])] * (stages_in - 1)
+            self._unpacks = [[*none, launch_add(moves, device)] for moves in self._incoming]
         else:
             self._unpacks = [
-                fragmented(job.receives, row, buffers.incoming_ends, stages_in, True)
-                for row in incoming
+                fragmented(moves, *received, stages_in, device, unpack=True)
+                for moves in self._incoming
             ]
-        self._clear = _clearing(job, device)
+        cuda = cupy().cuda
         with cuda.Device(device):
             self._own = cuda.Stream(non_blocking=True)
-            self._begun, self._read = (
-                cuda.Event(disable_timing=True),
-                cuda.Event(disable_timing=True),
+            self._begun, self._read, *self._packed = (
+                cuda.Event(disable_timing=True) for _ in range(2 + stages_out)
             )
-            self._packed = [cuda.Event(disable_timing=True) for _ in range(stages_out)]
-
-    def check(self) -> None:
-        """Refuse a stream that is being captured."""
-        self._refuse_capture(self._current_stream(), self._path)
 
     def begin(self, slot: int) -> None:
         """Put the packing of all stages on the current stream, each with an event behind it."""
-        stream = self._current_stream()
-        if self._stream is not None and self._stream.ptr != stream.ptr:
-            self._stream.synchronize()
-        self._stream = stream
+        self._stream = stream = self._enter()
         self._begun.record(stream)
         self._own.wait_event(self._begun)
         if self._packed:
             for launch, event in zip(self._packs[slot], self._packed, strict=True):
                 launch.launch(stream)
                 event.record(stream)
-        if self._clear is not None:
-            self._clear.launch(stream)
+        for clear in self._clear:
+            clear.launch(stream)
 
     def is_packed(self, stage: int) -> bool:
         """Return whether the event behind a stage's packing has passed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,7 @@ def why_no_gpu() -> str | None:
     """Return why no GPU can be used by this process, None if one can; creates no CUDA context.
 
     The text is one short sentence without a full stop that names what is missing and, where there is one, the remedy.
-    The first answer is kept.
+    The first answer is kept. Warns if nothing but NVIDIA's bindings are missing.
     """
     try:
         import cupy
@@ -42,10 +43,6 @@ def why_no_gpu() -> str | None:
     runtime = cupy.cuda.runtime
     if runtime.is_hip:
         return f"this CuPy is built for ROCm, not for CUDA; {_INSTALL}"
-    try:
-        import cuda.bindings.driver  # noqa: F401 - whether it is there
-    except ImportError as error:
-        return f"cuda.bindings cannot be imported ({error}); {INSTALL_BINDINGS}"
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "no NVIDIA driver is loaded"
@@ -53,7 +50,16 @@ def why_no_gpu() -> str | None:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
         return _why_not_counted(error, driver, needed)
-    return None if count else _no_device()
+    if not count:
+        return _no_device()
+    try:
+        import cuda.bindings.driver  # noqa: F401 - whether it is there
+    except ImportError as error:
+        reason = f"cuda.bindings cannot be imported ({error}); {INSTALL_BINDINGS}"
+        # Fields of `device="auto"` are on the host then, beside an idle GPU: not without a word.
+        warnings.warn(f"halox does not use the GPU: {reason}", stacklevel=2)
+        return reason
+    return None
 
 
 def _why_not_counted(error: Any, driver: int, needed: int) -> str:
@@ -111,7 +117,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
     Raises
     ------
     FieldError
-        If it is an array that lies on several devices, or raises when asked where it lies.
+        If it is an array on several devices, or raises when asked for its device.
 
     Examples
     --------

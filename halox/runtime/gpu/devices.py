@@ -67,7 +67,7 @@ def as_device_array(array: Any) -> Any:
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
-    """Return an array's values as a NumPy array, a copy if it lies on a GPU."""
+    """Return an array's values as a NumPy array, a copy of one on a GPU."""
     from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 
     if is_device_array(array):

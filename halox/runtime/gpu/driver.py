@@ -16,7 +16,7 @@ from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy
 INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT, NOT_FOUND = 1, 3, 201, 500
 
 _REMEDIES = {
-    INVALID_VALUE: "check that every address lies in memory that this GPU can reach, and that "
+    INVALID_VALUE: "check that every address is in memory that this GPU can reach, and that "
     "pitches are at least as wide as what is copied",
     2: "free device memory, for CuPy's share with cupy.get_default_memory_pool().free_all_blocks()",
     101: "check the number of the GPU against cupy.cuda.runtime.getDeviceCount()",

@@ -48,5 +48,5 @@ class FailureWord:
         if has_failed and not self.is_told:
             warnings.warn(str(error()), stacklevel=3)
         self.words.release()
-        HOST_WORDS.give_back(self._device, self._buffer)
+        HOST_WORDS.release(self._device, self._buffer)
         return has_failed

@@ -38,7 +38,7 @@ class EventPool:
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
-    def give_back(self, numbers: Iterable[int]) -> None:
+    def release(self, numbers: Iterable[int]) -> None:
         """Let events be taken again, after this rank's streams have finished with them."""
         self._free += numbers
 

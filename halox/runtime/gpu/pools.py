@@ -29,7 +29,7 @@ class Pool(Generic[Item]):
         free = self._free[device]
         return free.pop() if free else self._make(device)
 
-    def give_back(self, device: int, item: Item) -> None:
+    def release(self, device: int, item: Item) -> None:
         """Let an object be taken again."""
         self._free[device].append(item)
 

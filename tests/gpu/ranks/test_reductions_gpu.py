@@ -10,8 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ClosedError, FieldError, MismatchError, StateError
+from halox.errors import FieldError, MismatchError, StateError
 from tests.mpi.conftest import agree
+from tests.mpi.reduction_calls import calls_with, check_closed
 from tests.support import require
 
 require("gpu")
@@ -206,8 +207,7 @@ class TestSeenBefore:
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
         """What the grid keeps for the arrays of `Grid.allreduce`."""
-        assert grid._numbers is not None
-        return grid._numbers.arrays_seen.found
+        return grid._reductions.arrays.launches
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
         """Of one array, in turns, with other contents at each call; results that were returned stay."""
@@ -272,8 +272,7 @@ class TestSeenBefore:
             ok &= bool((grid.allreduce(other, out=other) == comm.size**2).all())
         ok &= often_used()
         assert agree(ok, comm)
-        assert grid._numbers is not None
-        keys = tuple(grid._numbers._arrays)
+        keys = tuple(grid._reductions.arrays.signatures)
         assert len(keys) == 32 and len(set(comm.allgather(keys))) == 1
 
     def test_other_shapes_in_place(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
@@ -350,15 +349,7 @@ class TestSeenBefore:
         given, out, number = cupy.ones(4), cupy.ones(4), cupy.zeros(())
         with halox.Grid((8 * comm.size,), comm=comm, device="gpu") as grid:
             u = grid.zeros("f8")
-            calls = (
-                lambda: grid.allreduce(given),
-                lambda: grid.allreduce(given, out=given),
-                lambda: grid.allreduce(given, out=out),
-                lambda: grid.sum(u),
-                lambda: grid.sum(u, out=number),
-            )
+            calls = calls_with(grid, given, out, u, number)
             for call in calls * 3:
                 call()
-        for call in calls:
-            with pytest.raises(ClosedError):
-                call()
+        check_closed(calls)

@@ -1,9 +1,9 @@
-// An array of some size combined over ranks, in wide packets; see allreduce_array.cu. ELEMENT_BYTES is at most 8.
+// An array of some size combined over ranks, in LL128-like packets; see allreduce_array.cu. ELEMENT_BYTES is at most 8.
 //
-// A chunk is a tile (wide_packets.cu) a warp. Bytes moved over the wire: 8/7 (ranks - 1) times the array's, each way.
+// A chunk is a tile (ll128.cu) a warp. Bytes moved over the wire: 8/7 (ranks - 1) times the array's, each way.
 
 #include "allreduce_array.cu"
-#include "wide_packets.cu"
+#include "ll128.cu"
 
 // A lane's words of a tile, which are units.
 struct LaneOfTile {

@@ -31,7 +31,7 @@
 // `failure` (in host memory) says which segment and epoch.
 //
 // Packets are stored and loaded in single accesses of 8 or 16 bytes that cannot be torn, so that an epoch vouches for
-// the data beside it. Wide packets go in the tiles of wide_packets.cu: lane l holds words l, l + 32, ... of the tile's.
+// the data beside it. LL128-like packets go in the tiles of ll128.cu: lane l holds words l, l + 32, ... of the tile's.
 //
 // Bytes moved: each word read once and stored once on either side; packets take 2 or 8/7 times the room.
 
@@ -50,7 +50,7 @@
 
 #include "copy_work.cu"
 #include "signals.cu"
-#include "wide_packets.cu"
+#include "ll128.cu"
 
 #define COPY 0
 #define SEND_STAGED 1

@@ -1,6 +1,6 @@
-// Shared text of the kernels that send wide packets: 16 bytes that cannot be torn, 14 of them data, 2 of them epoch.
+// Shared text of the kernels that send LL128-like packets: 16 bytes that cannot be torn, 14 of them data, 2 of them epoch.
 //
-// Spliced in where a kernel says #include "wide_packets.cu", behind signals.cu; see strided_body.cu for why.
+// Spliced in where a kernel says #include "ll128.cu", behind signals.cu; see strided_body.cu for why.
 //
 // They go in tiles of TILE_BYTES, a tile a warp. A lane has four packets of it, 512 bytes apart, so that the lanes of a
 // warp store 512 bytes that lie together. Only the epoch's lower 16 bits travel: memory that packets come to is written

@@ -1,0 +1,54 @@
+"""Allreduce of arrays of one shape and dtype, on the host or on GPUs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from halox.errors import FieldError
+from halox.runtime.arrays import Described
+
+
+class ArrayReduction(ABC):
+    """Combines arrays of all ranks; collective to make, to call and to close.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    op, algorithm : str
+    reasons : dict of str to str
+        Why other algorithms are not available.
+    captures : bool
+        Whether a call may be captured in a CUDA graph.
+    """
+
+    algorithm: str
+    captures = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], op: str) -> None:
+        self.shape, self.dtype, self.op = shape, dtype, op
+        self.reasons: dict[str, str] = {}
+
+    @abstractmethod
+    def __call__(self, array: Any, out: Any = None) -> Any:
+        """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
+
+    @abstractmethod
+    def refuse(self, error: Exception) -> None:
+        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds; collective."""
+
+    def _check(self, found: Described, name: str) -> None:
+        if tuple(found.shape) != self.shape or found.dtype != self.dtype:
+            raise FieldError(
+                f"{name}: got shape {tuple(found.shape)} of {found.dtype}, this allreduce is of shape {self.shape} of "
+                f"{self.dtype}; make another one for other arrays"
+            )
+        if name == "out" and not found.writable:
+            raise FieldError("out is read-only; the result cannot be written")

@@ -1,0 +1,71 @@
+"""Cells of a field that its rank owns, as reductions read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.errors import FieldError
+from halox.runtime.arrays import Described, as_ndarray, describe
+
+FindLayout = Callable[[Any], FieldLayout]
+"""Returns the layout of a field; may raise a `HaloxError`."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A field's cells on this rank, halo left out.
+
+    Attributes
+    ----------
+    field : array
+        With halo.
+    layout : FieldLayout
+    described : Described
+        Of the cells.
+    """
+
+    field: Any
+    layout: FieldLayout
+    described: Described
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of a cell."""
+        return self.described.dtype
+
+    def view(self) -> Any:
+        """View the cells as an array; on the host of NumPy, since other libraries form sums in other dtypes."""
+        return as_ndarray(self.field)[self.layout.interior]
+
+
+def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[Cells]:
+    """Describe the cells of a reduction's fields, without a view, which takes longer on a GPU than a launch."""
+    layouts = [find_layout(field) for field in fields]
+    if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
+        raise FieldError(
+            f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
+        )
+    return [_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
+
+
+def _cells(field: Any, layout: FieldLayout) -> Cells:
+    whole = describe(field, "field")
+    if tuple(whole.shape) != layout.padded_shape:
+        raise FieldError(
+            f"field: its shape is {tuple(whole.shape)} now, and was {layout.padded_shape} when the grid read it; take "
+            "a reshaped view instead, which is a field of its own"
+        )
+    pointer, shape = whole.pointer, []
+    for cut, extent, stride in zip(layout.interior, whole.shape, whole.strides, strict=True):
+        start, stop = cut.start or 0, extent if cut.stop is None else cut.stop
+        pointer += start * stride
+        shape.append(stop - start)
+    found = Described(
+        pointer, tuple(shape), whole.strides, whole.dtype, whole.device, whole.writable
+    )
+    return Cells(field, layout, found)

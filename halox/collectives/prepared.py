@@ -1,0 +1,154 @@
+"""Reductions kept by signature, and their launches kept by the identity of the arrays of a call.
+
+A call of a grid or of an `Allreduce` looks for a launch first, which is all that is left to do where the arrays have
+been given before::
+
+    (name, id(array), id(out))  ->  launch        while these arrays live
+    (name, dtype, shape, ...)   ->  reduction     made collectively at the first call
+
+A launch without ``out`` returns a new result. It is prepared when its arrays are met again, since for temporaries that
+would cost more than it saves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+Launch = Callable[[], Any]
+"""A prepared call; returns the result."""
+
+Shape = tuple[int, ...]
+
+MOST_LAUNCHES = 512
+"""Launches kept at most; the oldest goes first."""
+
+MOST_ARRAYS = 32
+"""Allreduces of arrays that a grid keeps."""
+
+
+class Reduction(Protocol):
+    """A reduction that the ranks have made together for calls of one signature."""
+
+    def refuse(self, error: Exception) -> None:
+        """Raise this rank's reason not to take part in a call, on the other ranks too."""
+
+    def close(self) -> None:
+        """Free what it holds; collective."""
+
+
+R = TypeVar("R", bound=Reduction)
+
+
+class PreparedReductions(Generic[R]):
+    """Reductions by signature, and launches by array identity.
+
+    Attributes
+    ----------
+    launches : dict
+        A launch and the shape that its arrays must have, by a name and the ids of the arrays and ``out`` in one tuple.
+        To look at only.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self._capacity = capacity
+        self._reductions: dict[tuple[Any, ...], R] = {}
+        self.launches: dict[Hashable, tuple[Launch, Shape]] = {}
+        self._watched: dict[Hashable, list[weakref.ref[Any]]] = {}
+        self._met: dict[int, weakref.ref[Any]] = {}
+
+    def __len__(self) -> int:
+        """Return how many reductions are kept."""
+        return len(self._reductions)
+
+    @property
+    def signatures(self) -> Iterable[tuple[Any, ...]]:
+        """Signatures of the reductions, oldest first."""
+        return self._reductions.keys()
+
+    def find(self, signature: tuple[Any, ...]) -> R | None:
+        """Return the reduction of a signature, if it has been made."""
+        return self._reductions.get(signature)
+
+    def add(self, signature: tuple[Any, ...], reduction: R) -> R:
+        """Keep a reduction; collective where it closes another one."""
+        self._reductions[signature] = reduction
+        if self._capacity is not None and len(self._reductions) > self._capacity:
+            self.forget()
+            self._reductions.pop(next(iter(self._reductions))).close()
+        return reduction
+
+    def prepare(
+        self, name: Hashable, arrays: Sequence[Any], out: Any, bind: Callable[[], Launch | None]
+    ) -> None:
+        """Keep the launch of a call that has just been made, unless its arrays are temporaries."""
+        if out is None and not self._have_met(arrays):
+            return
+        launch = bind()
+        if launch is None or not hasattr(arrays[0], "shape"):
+            return
+        key = (name, *map(id, arrays), id(out))
+
+        def forget(_: object) -> None:
+            self._drop(key)
+
+        try:
+            watched = [weakref.ref(one, forget) for one in (*arrays, out) if one is not None]
+        except TypeError:  # of what cannot be watched
+            return
+        while len(self.launches) >= MOST_LAUNCHES:
+            self._drop(next(iter(self.launches)))
+        self.launches[key], self._watched[key] = (launch, arrays[0].shape), watched
+
+    def _have_met(self, arrays: Sequence[Any]) -> bool:
+        """Whether all arrays were those of a call before; temporaries never were, even at an address used before."""
+        met, known = self._met, True
+        for array in arrays:
+            if array is None:
+                continue
+            before = met.get(id(array))
+            if before is None or before() is not array:
+                known = False
+                if len(met) >= MOST_LAUNCHES:
+                    met.clear()
+                try:
+                    met[id(array)] = weakref.ref(array)
+                except TypeError:  # of what cannot be watched
+                    continue
+        return known
+
+    def _drop(self, key: Hashable) -> None:
+        self.launches.pop(key, None)
+        self._watched.pop(key, None)
+
+    def refuse(self, error: Exception, *name: str) -> bool:
+        """Raise on all ranks, if it is clear which reduction the others call."""
+        known = [one for of, one in self._reductions.items() if of[: len(name)] == name]
+        if len(known) == 1:
+            known[0].refuse(error)
+        return bool(known)
+
+    def forget(self) -> None:
+        """Forget all launches, since what belongs to their arrays has changed; local."""
+        self.launches.clear()
+        self._watched.clear()
+        self._met.clear()
+
+    def close(self) -> None:
+        """Close all reductions; collective."""
+        self.forget()
+        for reduction in self._reductions.values():
+            reduction.close()
+        self._reductions.clear()
+
+
+def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call of a method that does not keep its object alive."""
+    find = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> Any:
+        found: Any = find()
+        return found(*given)
+
+    return call
