@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, MismatchError
+from halox.errors import FieldError, MismatchError, StateError
 from halox.exchange import cache
 from tests.mpi.conftest import agree
 
@@ -283,3 +283,23 @@ def test_like(grid: halox.Grid) -> None:
     assert grid.zeros_like(mine).shape == mine.shape
     with pytest.raises(FieldError, match="does not fit the grid"):
         grid.zeros_like(np.zeros((3, 3, 3)))
+
+
+def test_a_thread_that_is_refused_moves_no_plan(grid: halox.Grid) -> None:
+    """Another thread may be between the start and the finish of the same plan, for another array."""
+    fields = [start(grid) for _ in range(2)]
+    for u in (*fields, *fields):
+        grid.exchange(u)
+    (entry,) = grid._plans._entries.values()
+    assert entry.plan is not None
+    before, guard = entry.plan.bound, grid._world.guard
+    guard.user = 1  # no thread of this process
+    try:
+        for u in (fields[0], start(grid)):
+            with pytest.raises(StateError, match="another thread"):
+                grid.exchange(u)
+    finally:
+        guard.user = 0
+    assert entry.plan.bound is before
+    grid.exchange(fields[0])
+    assert entry.plan.bound is not before
