@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
 from halox.field_layouts import FieldLayouts
 from halox.field_options import check_extents, field_spec, fixed_dtype
+from halox.runtime.arrays import Array, DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, fill, fill_value
@@ -20,6 +19,9 @@ from halox.runtime.world import World
 Contents = Literal["zeros", "ones", "full", "empty"]
 
 _ALLOCATION = "an allocation"
+
+Form = Callable[[], tuple[FieldLayout, DType]]
+"""Returns layout and dtype of a field, or raises what is wrong with their description."""
 
 
 class GridAllocation:
@@ -81,7 +83,7 @@ class GridAllocation:
             Converted to the dtype as by `numpy.full`, but for integers, which must be in its range. An array is
             broadcast to the field's shape on each rank, halo included.
         dtype, **layout
-            As of `zeros`.
+            The same as for `zeros`.
 
         Raises
         ------
@@ -94,6 +96,35 @@ class GridAllocation:
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
+    def zeros_like(self, field: object, dtype: Any = None) -> Any:
+        """Allocate a field of zeros with the layout of another one; see `zeros`.
+
+        Parameters
+        ----------
+        field : array
+            A field of this grid, whose components, staggering and halo the new one gets.
+        dtype : dtype, optional
+            That of ``field`` by default.
+
+        Raises
+        ------
+        FieldError
+            On all ranks, also if ``field`` is no field of the grid.
+        """
+        return self._new_like(field, dtype, "zeros")
+
+    def ones_like(self, field: object, dtype: Any = None) -> Any:
+        """Allocate a field of ones with the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "ones", 1)
+
+    def full_like(self, field: object, value: Any, dtype: Any = None) -> Any:
+        """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "full", value)
+
+    def empty_like(self, field: object, dtype: Any = None) -> Any:
+        """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
+        return self._new_like(field, dtype, "empty")
+
     def _layout_of(self, options: dict[str, Any]) -> FieldLayout:
         """Return the layout that a field's options describe."""
         layout = self._layouts.of(field_spec(options, self._layout.spec))
@@ -101,18 +132,23 @@ class GridAllocation:
         check_extents(layout.padded_shape)
         return layout
 
-    @one_thread
     def _new(
         self, dtype: Any, options: dict[str, Any], contents: Contents = "zeros", value: Any = None
     ) -> Any:
-        array, layout = _allocate(
-            self._context,
-            self.device_id,
-            lambda: self._layout_of(options),
-            dtype,
-            contents,
-            value,
+        return self._add(
+            lambda: (self._layout_of(options), fixed_dtype(dtype)), contents, value, dtype
         )
+
+    def _new_like(self, field: object, dtype: Any, contents: Contents, value: Any = None) -> Any:
+        def check() -> tuple[FieldLayout, DType]:
+            found, layout = self._layouts.read(field)
+            return layout, fixed_dtype(found.dtype if dtype is None else dtype)
+
+        return self._add(check, contents, value, dtype)
+
+    @one_thread
+    def _add(self, form: Form, contents: Contents, value: Any, dtype: Any) -> Any:
+        array, layout = _allocate(self._context, self.device_id, form, contents, value, dtype)
         self._made += 1
         self._layouts.add(array, layout, self._made)
         return array
@@ -121,17 +157,17 @@ class GridAllocation:
 def _allocate(
     context: Context,
     device: int | None,
-    find_layout: Callable[[], FieldLayout],
-    dtype: Any,
+    form: Form,
     contents: Contents,
-    value: Any = None,
+    value: Any,
+    dtype: Any,
 ) -> tuple[Any, FieldLayout]:
     """Allocate a field on each rank of a context; returns it with its layout. Collective."""
     world = context.world
     world.begin(contents, dtype)
 
-    def check() -> tuple[FieldLayout, np.dtype[Any], np.ndarray[Any, Any] | None]:
-        layout, found = find_layout(), fixed_dtype(dtype)
+    def check() -> tuple[FieldLayout, DType, Array | None]:
+        layout, found = form()
         if contents in ("zeros", "empty"):
             return layout, found, None
         return layout, found, fill_value(value, found, layout.padded_shape)

@@ -1,5 +1,8 @@
 """Layouts of a grid's fields: declared, or read from an array's shape.
 
+A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
+alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout.
+
 A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
 describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
 which ranks, makes no difference.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
+from math import prod
 from typing import Any
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
@@ -16,6 +20,9 @@ from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
 from halox.exchange.cache import PlanCache
 from halox.runtime.arrays import Described, describe, owner
+
+_ALIGNMENT = 256
+"""Bytes that a GPU's memory transactions, and the longest words of its kernels, divide."""
 
 
 class FieldLayouts:
@@ -48,13 +55,15 @@ class FieldLayouts:
         self._device = device
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
-        self._by_array: dict[int, tuple[weakref.ref[Any], Any, FieldLayout]] = {}
-        self._declared: dict[Hashable, tuple[weakref.ref[Any], FieldLayout, int]] = {}
+        self._by_array: dict[int, tuple[weakref.ref[object], Any, FieldLayout]] = {}
+        self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
+        self._own: dict[int, tuple[weakref.ref[object]]] = {}
+        self._known: dict[FieldLayout, None] = {}
         self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """Return how many arrays and declared fields are known."""
-        return len(self._by_array) + len(self._declared)
+        """Return how many arrays, declared fields and memories of the grid's own are known."""
+        return len(self._by_array) + len(self._declared) + len(self._own)
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: one object for equal ones."""
@@ -67,21 +76,15 @@ class FieldLayouts:
         """Let a cache of plans look at its arrays again whenever a declaration changes."""
         self._caches.add(cache)
 
-    def add(self, array: Any, layout: FieldLayout, number: int) -> None:
+    def add(self, array: object, layout: FieldLayout, number: int) -> None:
         """Keep the layout of a field in new memory, and which of the grid's fields it is."""
         self._declare(describe(array), array, layout, number)
         self._remember(array, layout)
+        root = owner(array)
+        _watch(self._own, id(root), root)
 
-    def declare(self, array: Any, layout: FieldLayout) -> None:
-        """Keep the layout of a field, and forget what was concluded from another one.
-
-        Raises
-        ------
-        FieldError
-            If the array does not have the layout's shape, or cannot be watched.
-        DeviceError
-            If it is on another device than the grid's fields.
-        """
+    def declare(self, array: object, layout: FieldLayout) -> None:
+        """Keep the layout of a field, and forget what was concluded from another one; errors as of `Grid.declare`."""
         found = describe(array)
         self.check_place(found)
         if found.shape != layout.padded_shape:
@@ -92,13 +95,10 @@ class FieldLayouts:
         before = self._declared.get(_field(found))
         self._declare(found, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
-            # Other arrays may be the same field.
-            self._by_array.clear()
-            for cache in self._caches:
-                cache.forget()
+            self._look_again()  # other arrays may be the same field
         self._remember(array, layout)
 
-    def find(self, array: Any) -> FieldLayout:
+    def find(self, array: object) -> FieldLayout:
         """Return the layout of an array.
 
         Raises
@@ -114,23 +114,52 @@ class FieldLayouts:
             return self._look_up(array, describe(array, "field"))
         return entry[2]
 
-    def number(self, array: Any) -> int:
+    def number(self, found: Described) -> int:
         """Return which of the grid's fields an array is, the same on all ranks; 0 if the grid did not make it."""
-        entry = self._declared.get(_field(describe(array)))
+        entry = self._declared.get(_field(found))
         return 0 if entry is None else entry[2]
 
-    def keys(self, arrays: Sequence[Any]) -> Hashable:
+    def read(self, array: object) -> tuple[Described, FieldLayout]:
+        """Describe an array and return its layout; errors as of `find`."""
+        found = describe(array, "field")
+        return found, self._look_up(array, found)
+
+    def is_own(self, array: object) -> bool:
+        """Whether an array lies in memory of a field that the grid made."""
+        root = owner(array)
+        entry = self._own.get(id(root))
+        return entry is not None and entry[0]() is root
+
+    def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))
 
-    def check_place(self, found: Described) -> None:
-        """Refuse an array on another device than the grid's fields.
+    def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
+        """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
 
-        Raises
-        ------
-        DeviceError
-            Names both.
+        None where a plan must be these arrays' own: of the grid's own fields, or read-only. On a GPU that is so on
+        several ranks, whose paths look at addresses, and for several arrays, which are moved by one shift.
         """
+        if self._device is not None and (
+            len(arrays) > 1 or prod(self._decomposition.proc_shape) > 1
+        ):
+            return None
+        layouts, described = [], []
+        for array in arrays:
+            found = describe(array)
+            self.check_place(found)
+            if not found.writable or self.is_own(array):
+                return None
+            steps = found.strides
+            if 1 in found.shape:  # nobody takes a step along such an axis
+                steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
+            alignment = 0 if found.device is None else found.pointer % _ALIGNMENT
+            layouts.append((id(self._layout(array, found)), found.dtype, steps, alignment))
+            described.append(found)
+        return tuple(layouts), described
+
+    def check_place(self, found: Described) -> None:
+        """Raise `DeviceError` for an array on another device than the grid's fields."""
         if (found.device is None) != (self._device is None):
             where = "the host" if found.device is None else f"GPU {found.device}"
             kind = "cpu" if self._device is None else "gpu"
@@ -144,29 +173,50 @@ class FieldLayouts:
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
 
-    def _key(self, array: Any) -> Hashable:
+    def _key(self, array: object) -> Hashable:
         found = describe(array)
-        field = _field(found)
-        declared = self._declared.get(field)
-        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
-        if layout is None:
-            layout = self._look_up(array, found)
-        return id(owner(array)), field, found.writable, id(layout)
+        layout = self._layout(array, found)
+        return id(owner(array)), _field(found), found.writable, id(layout)
 
-    def _look_up(self, array: Any, found: Described) -> FieldLayout:
+    def _layout(self, array: object, found: Described) -> FieldLayout:
+        declared = self._declared.get(_field(found))
+        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
+        return self._look_up(array, found) if layout is None else layout
+
+    def _look_up(self, array: object, found: Described) -> FieldLayout:
         self.check_place(found)
         declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
         if layout is None:
-            spec = infer_spec(self._decomposition, self._rank, found.shape, self._halo)
-            layout = self._by_shape[found.shape] = self.of(spec)
+            layout = self._by_shape[found.shape] = self._inferred(found.shape)
         self._remember(array, layout)
         return layout
 
-    def _declare(self, found: Described, array: Any, layout: FieldLayout, number: int) -> None:
-        _watch(self._declared, _field(found), owner(array), layout, number)
+    def _inferred(self, shape: tuple[int, ...]) -> FieldLayout:
+        """Read a shape: as the grid's halo has it, or as the one declared layout that gives it."""
+        try:
+            return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
+        except FieldError:
+            known = [layout for layout in self._known if layout.padded_shape == shape]
+            if len(known) != 1:
+                raise
+            return known[0]
 
-    def _remember(self, array: Any, layout: FieldLayout) -> None:
+    def _declare(self, found: Described, array: object, layout: FieldLayout, number: int) -> None:
+        _watch(self._declared, _field(found), owner(array), layout, number)
+        if layout not in self._known:
+            self._known[layout] = None
+            known = self._by_shape.pop(layout.padded_shape, None)
+            if known is not None and known is not layout:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        """Forget what was concluded about arrays, as declarations have changed."""
+        self._by_array.clear()
+        for cache in self._caches:
+            cache.forget()
+
+    def _remember(self, array: object, layout: FieldLayout) -> None:
         _watch(self._by_array, id(array), array, getattr(array, "shape", None), layout)
 
 

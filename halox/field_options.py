@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.decomposition import FieldSpec, normalise_halo
 from halox.errors import FieldError
+from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_int, as_list, shown
 
 MOST_AXES = 64
@@ -20,15 +21,8 @@ MOST_ELEMENTS = 1 << 56
 OPTIONS = ("components", "components_after", "halo", "staggered")
 
 
-def field_spec(options: dict[str, Any], grid: FieldSpec) -> FieldSpec:
-    """Return the layout that a field's options describe.
-
-    Parameters
-    ----------
-    options : dict
-        Some of `OPTIONS`.
-    grid : FieldSpec
-        A plain field of the grid, for what is not said.
+def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
+    """Return the layout that options describe, a plain field of the grid for what is not said.
 
     Raises
     ------
@@ -48,7 +42,7 @@ def field_spec(options: dict[str, Any], grid: FieldSpec) -> FieldSpec:
     )
 
 
-def _extents(value: Any, name: str) -> tuple[int, ...]:
+def _extents(value: object, name: str) -> tuple[int, ...]:
     given = as_list(value)
     extents = [as_int(n) for n in ([value] if given is None else given)]
     found = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
@@ -57,7 +51,7 @@ def _extents(value: Any, name: str) -> tuple[int, ...]:
     return found
 
 
-def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
+def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
     given = as_list(value)
     axes = [as_int(axis) for axis in ([value] if given is None else given)]
     chosen = {axis % ndim for axis in axes if axis is not None and -ndim <= axis < ndim}
@@ -67,13 +61,7 @@ def _staggering(value: Any, ndim: int) -> tuple[bool, ...]:
 
 
 def check_extents(shape: tuple[int, ...]) -> None:
-    """Refuse an array that no machine holds, before its bytes are counted in 64 bits.
-
-    Raises
-    ------
-    FieldError
-        If it has too many axes or elements.
-    """
+    """Raise `FieldError` for an array that no machine holds, before its bytes are counted in 64 bits."""
     if len(shape) > MOST_AXES or prod(shape) > MOST_ELEMENTS:
         raise FieldError(
             f"a field of shape {shown(shape)} has more axes or elements than an array can have "
@@ -81,16 +69,10 @@ def check_extents(shape: tuple[int, ...]) -> None:
         )
 
 
-def fixed_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype of fixed size.
-
-    Raises
-    ------
-    FieldError
-        If it holds objects, has no size, or is no dtype.
-    """
+def fixed_dtype(dtype: npt.DTypeLike) -> DType:
+    """Return a dtype of fixed size; `FieldError` if it holds objects, has no size, or is no dtype."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        found: DType = np.dtype(dtype)
     except Exception as error:  # NumPy's of several kinds, and what an object raises
         raise FieldError(f"dtype: {shown(dtype)} is not a dtype that NumPy knows") from error
     if found.hasobject or found.itemsize == 0:

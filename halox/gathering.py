@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError, as_halox_error
-from halox.runtime.arrays import as_ndarray, describe
+from halox.runtime.arrays import Array, DType, as_ndarray, describe
+from halox.runtime.communicator import UNFINISHED
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
 from halox.runtime.world import World
@@ -42,11 +43,7 @@ _TAG = 2
 _GATHER = "a gather"
 _ALIKE = "dtype and layout"
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Index: TypeAlias = tuple[slice | int, ...]
-
-_abandoned: list[tuple[Any, Array]] = []
-"""Requests of gathers that have failed, with the memory that MPI may still read or write: kept for good."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class _Offer:
     """What must be alike on all ranks."""
 
     root: int
-    dtype: np.dtype[Any]
+    dtype: DType
     spec: FieldSpec
 
 
@@ -69,34 +66,9 @@ class _Ready:
 
 
 def gather(
-    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+    world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
-    """Bring the owned cells of all ranks together.
-
-    Parameters
-    ----------
-    world : World
-    field : array
-        This rank's, on the host or a GPU.
-    layout_of : callable
-        Returns a field's layout; may raise.
-    root : int
-        The rank that gets the whole field.
-
-    Returns
-    -------
-    ndarray or None
-        The whole field on rank ``root``, None on the others.
-
-    Raises
-    ------
-    HaloxError
-        As `Grid.gather` has it.
-
-    Notes
-    -----
-    Collective; blocks.
-    """
+    """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
     ready: _Ready | None = None
     error: Exception | None = None
     try:
@@ -117,29 +89,8 @@ def gather(
     return ready.whole
 
 
-def parts(shape: tuple[int, ...], itemsize: int, most_bytes: int) -> Iterator[Index]:
-    """Yield the indices of parts of an array, in order: as many whole rows as fit, or parts of each row.
-
-    Examples
-    --------
-    >>> list(parts((5, 4), 8, 64))
-    [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 6, None),)]
-    >>> list(parts((2, 3), 8, 16))[:2]
-    [(0, slice(0, 2, None)), (0, slice(2, 4, None))]
-    """
-    row_bytes = prod(shape[1:]) * itemsize
-    if row_bytes <= most_bytes or len(shape) == 1:
-        rows = max(1, most_bytes // max(1, row_bytes))
-        for start in range(0, shape[0], rows):
-            yield (slice(start, start + rows),)
-    else:
-        for row in range(shape[0]):
-            for index in parts(shape[1:], itemsize, most_bytes):
-                yield (row, *index)
-
-
 def _prepare(
-    world: World, field: Any, layout_of: Callable[[Any], FieldLayout], root: int
+    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
 ) -> _Ready:
     """Check what this rank can check alone, and see that it has the memory."""
     chosen = _rank(root, world.size)
@@ -151,7 +102,7 @@ def _prepare(
     return _Ready(offer, layout, np.asarray(cells), whole)
 
 
-def _rank(root: Any, size: int) -> int:
+def _rank(root: object, size: int) -> int:
     rank = as_int(root)
     if rank is None or not 0 <= rank < size:
         raise FieldError(f"root must be a rank, 0 to {size - 1}, got {shown(root)}")
@@ -171,15 +122,17 @@ def _compare(world: World, offer: _Offer | None, error: Exception | None) -> Non
                 )
 
 
-def _part_bytes(size: int) -> int:
-    return min(PART_BYTES, max(_ROUND_BYTES // size, 1 << 20))
+def _parts(cells: Array, size: int) -> Iterator[Index]:
+    """Yield the indices of the parts in which cells travel among so many ranks."""
+    most_bytes = min(PART_BYTES, max(_ROUND_BYTES // size, 1 << 20))
+    return blocks(cells.shape, max(1, most_bytes // cells.itemsize))
 
 
 def _send(world: World, ready: _Ready, under_way: deque[tuple[Any, Array]]) -> None:
     """Send this rank's cells to the root, part by part."""
     cells, root = _opaque(ready.cells), ready.offer.root
     what = f"in a gather for rank {root} to take its cells"
-    for index in parts(cells.shape, cells.itemsize, _part_bytes(world.size)):
+    for index in _parts(cells, world.size):
         if len(under_way) == _UNDER_WAY:
             _finish(world, under_way, what, root)
         part = np.ascontiguousarray(cells[index])
@@ -193,12 +146,12 @@ def _receive(
 ) -> None:
     """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
     layout = ready.layout
-    blocks: dict[int, Array] = {}
+    targets: dict[int, Array] = {}
     for rank in range(world.size):
         owned = FieldLayout(layout.decomposition, rank, layout.spec).owned
         before = (slice(None),) * len(layout.spec.components_before)
-        blocks[rank] = _opaque(whole)[(*before, *owned)]
-    own = blocks.pop(world.rank)
+        targets[rank] = _opaque(whole)[(*before, *owned)]
+    own = targets.pop(world.rank)
     waiting: deque[tuple[int, Array, Array]] = deque()
 
     def finish() -> None:
@@ -207,15 +160,14 @@ def _receive(
         if part is not target:
             target[...] = part
 
-    most = _part_bytes(world.size)
-    cuts = [parts(block.shape, block.itemsize, most) for block in blocks.values()]
+    cuts = [_parts(target, world.size) for target in targets.values()]
     for turn in zip_longest(*cuts):
-        for rank, index in zip(blocks, turn, strict=True):
+        for rank, index in zip(targets, turn, strict=True):
             if index is None:  # all of this rank's are under way
                 continue
             if len(under_way) == _UNDER_WAY:
                 finish()
-            target = blocks[rank][index]
+            target = targets[rank][index]
             part = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
             under_way.append((world.comm.Irecv(_bytes(part), rank, _TAG), part))
             waiting.append((rank, target, part))
@@ -236,7 +188,7 @@ def _abandon(under_way: deque[tuple[Any, Array]], *, receives: bool) -> None:
         if receives:
             request.Cancel()
         if not request.Test():
-            _abandoned.append((request, memory))
+            UNFINISHED.extend([request, memory])
     under_way.clear()
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
 from halox.decomposition import (
@@ -29,7 +27,7 @@ from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
 from halox.gathering import gather
 from halox.paths.base import Operation
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import (
@@ -170,7 +168,7 @@ class Grid(GridAllocation, GridReductions):
         self.rank_shape: tuple[int, ...] = decomposition.rank_shape(self.rank)
         self.owned: tuple[slice, ...] = self._layout.owned
         self._layouts = FieldLayouts(decomposition, self.rank, self.halo, self.device_id)
-        self._plans = PlanCache(self._layouts.keys)
+        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
         self.xp: Any = array_module(self.device_id)
@@ -178,7 +176,7 @@ class Grid(GridAllocation, GridReductions):
 
     # Fields
 
-    def declare(self, array: Any, **layout: Any) -> Any:
+    def declare(self, array: object, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
 
         Needed where its shape alone leaves that open, where it is staggered, or where its halo is not the grid's.
@@ -212,7 +210,7 @@ class Grid(GridAllocation, GridReductions):
         self._reductions.forget()
         return array
 
-    def layout(self, field: Any) -> FieldLayout:
+    def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie: its shape, interior, owned points, regions; local."""
         return self._layouts.find(field)
 
@@ -245,7 +243,7 @@ class Grid(GridAllocation, GridReductions):
         return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
 
     @one_thread
-    def gather(self, field: Any, root: int = 0) -> np.ndarray[Any, Any] | None:
+    def gather(self, field: object, root: int = 0) -> Array | None:
         """Bring the owned cells of all ranks together.
 
         Parameters
@@ -279,7 +277,7 @@ class Grid(GridAllocation, GridReductions):
         self._world.begin("gather")
         return gather(self._world, field, self.layout, root)
 
-    def dataarray(self, field: Any, **options: Any) -> Any:
+    def dataarray(self, field: object, **options: Any) -> Any:
         """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
@@ -287,7 +285,7 @@ class Grid(GridAllocation, GridReductions):
 
     # Exchanges
 
-    def exchange(self, *fields: Any, corners: bool | None = None) -> None:
+    def exchange(self, *fields: object, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells.
 
         Parameters
@@ -312,9 +310,11 @@ class Grid(GridAllocation, GridReductions):
 
         Notes
         -----
-        Collective among neighbours; the first call with new arrays makes a plan and is collective over all ranks. New
-        is also a NumPy array whose shape, dtype or permission to be written has changed, and one that was declared
-        otherwise since. The last 512 plans are kept. Ordered with CuPy's current stream on a GPU. Halo cells
+        Collective among neighbours; the first call with new fields of the grid, or with arrays of a new layout, dtype
+        or strides, makes a plan and is collective over all ranks. New is also a NumPy array whose shape, dtype or
+        permission to be written has changed, and one that was declared otherwise since. The last 512 plans are kept.
+        On a GPU the grid's arrays and the user's alike have plans of their own, except for a single field on one rank.
+        Ordered with CuPy's current stream on a GPU. Halo cells
         outside the grid are left alone.
         """
         key = self.corners if corners is None else as_bool(corners)
@@ -323,7 +323,7 @@ class Grid(GridAllocation, GridReductions):
             plan = self._cached("copy", fields, corners, key)
         plan.__call__()  # plan() takes longer to find it
 
-    def accumulate(self, *fields: Any, corners: bool | None = None) -> None:
+    def accumulate(self, *fields: object, corners: bool | None = None) -> None:
         """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
 
         Parameters and errors as of `exchange`; values are added in an order that does not change between runs.
@@ -339,15 +339,15 @@ class Grid(GridAllocation, GridReductions):
             plan = self._cached("add", fields, corners, key)
         plan.__call__()
 
-    def plan(self, *fields: Any, corners: bool | None = None, path: str | None = None) -> Plan:
+    def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
 
         Parameters
         ----------
         *fields, corners
-            As of `exchange`.
+            The same as for `exchange`.
         path : str, optional
-            As of `Grid`, for this plan.
+            The same as for `Grid`, for this plan.
 
         Returns
         -------
@@ -361,7 +361,7 @@ class Grid(GridAllocation, GridReductions):
         self._world.begin("plan")
         return self._plan("copy", fields, corners, keep=True, path=path)
 
-    def explain(self, *fields: Any) -> Report | str:
+    def explain(self, *fields: object) -> Report | str:
         """Tell how the grid is divided; given fields, tell how their exchange travels.
 
         Returns
@@ -377,7 +377,7 @@ class Grid(GridAllocation, GridReductions):
         return plan.explain()
 
     def _cached(
-        self, operation: Operation, fields: tuple[Any, ...], corners: bool | None, key: Hashable
+        self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
     ) -> Plan:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
@@ -387,7 +387,7 @@ class Grid(GridAllocation, GridReductions):
     def _plan(
         self,
         operation: Operation,
-        fields: tuple[Any, ...],
+        fields: tuple[object, ...],
         corners: bool | None,
         *,
         keep: bool,
@@ -399,10 +399,8 @@ class Grid(GridAllocation, GridReductions):
             )
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
-            layouts = [self.layout(field) for field in fields]
-            for field, layout in zip(fields, layouts, strict=True):
-                found = describe(field)
-                self._layouts.check_place(found)
+            read = [self._layouts.read(field) for field in fields]
+            for found, layout in read:
                 if not found.writable:
                     raise FieldError("field is read-only; its halo cannot be filled")
                 if operation == "add" and found.dtype.kind not in "iufc":
@@ -410,13 +408,23 @@ class Grid(GridAllocation, GridReductions):
                         f"accumulate has no meaning for dtype {found.dtype}; use numbers"
                     )
                 layout.check_widths()
+            described, layouts = zip(*read, strict=True)
             if operation == "add":
-                check_apart([describe(field) for field in fields])
+                check_apart(described)
             drafted = halo_draft(
-                fields, layouts, operation=operation, corners=with_corners, device=self.device_id
+                fields,
+                described,
+                layouts,
+                operation=operation,
+                corners=with_corners,
+                device=self.device_id,
             )
-            numbers = tuple(map(self._layouts.number, fields))
-            return replace(drafted, numbers=numbers, specs=tuple(str(x.spec) for x in layouts))
+            return replace(
+                drafted,
+                numbers=tuple(map(self._layouts.number, described)),
+                specs=tuple(str(layout.spec) for layout in layouts),
+                floats=not keep and not any(map(self._layouts.is_own, fields)),
+            )
 
         call = "start of a plan" if keep else "exchange" if operation == "copy" else "accumulate"
         return self._make_plan(draft, keep=keep, path=path, call=call)
@@ -454,7 +462,7 @@ class Grid(GridAllocation, GridReductions):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close the grid, unless an error is on its way: other ranks may not come along then."""
+        """Close the grid, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 

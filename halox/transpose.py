@@ -20,9 +20,9 @@ from halox.errors import ClosedError, DeviceError, FieldError, HaloxError, Misma
 from halox.exchange.cache import PlanCache
 from halox.exchange.plan import Plan
 from halox.exchange.selection import wished_path
-from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
+from halox.exchange.transpose import Side, memory_order, transpose_draft
 from halox.grid import Grid
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import describe, share_memory
 from halox.runtime.call_guard import one_thread
 from halox.tables import html_table
 from halox.values import as_bool
@@ -102,7 +102,7 @@ class Transpose:
         self._path = path
         self._closed = False
         a, b = grid_a._layouts, grid_b._layouts
-        self._plans = PlanCache(lambda arrays: (a.keys(arrays[:1]), b.keys(arrays[1:])))
+        self._plans = PlanCache(lambda arrays: (a.key(arrays[:1]), b.key(arrays[1:])))
         a.watch(self._plans)
         b.watch(self._plans)
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
@@ -132,7 +132,7 @@ class Transpose:
                 }
             )
 
-    def forward(self, u: Any, v: Any) -> None:
+    def forward(self, u: object, v: object) -> None:
         """Set the cells of ``v`` to those of ``u``.
 
         Parameters
@@ -166,11 +166,13 @@ class Transpose:
         """
         self._run("forward", u, v)
 
-    def backward(self, v: Any, u: Any) -> None:
+    def backward(self, v: object, u: object) -> None:
         """Set the cells of ``u`` to those of ``v``: the inverse of `forward`, with its errors."""
         self._run("backward", u, v)
 
-    def plan(self, u: Any, v: Any, *, backward: bool = False, path: str | None = None) -> Plan:
+    def plan(
+        self, u: object, v: object, *, backward: bool = False, path: str | None = None
+    ) -> Plan:
         """Make the persistent form of `forward`, or of `backward`.
 
         Parameters
@@ -232,7 +234,7 @@ class Transpose:
 
     # Internal
 
-    def _run(self, direction: str, u: Any, v: Any) -> None:
+    def _run(self, direction: str, u: object, v: object) -> None:
         plan = self._plans.find(direction, (u, v))
         if plan is None:
             plan = self._make(direction, u, v, keep=False)
@@ -240,7 +242,9 @@ class Transpose:
         plan.__call__()
 
     @one_thread
-    def _make(self, direction: str, u: Any, v: Any, *, keep: bool, path: str | None = None) -> Plan:
+    def _make(
+        self, direction: str, u: object, v: object, *, keep: bool, path: str | None = None
+    ) -> Plan:
         if self._closed:
             raise ClosedError("the transpose is closed; make a new one")
         world = self._world
@@ -269,7 +273,7 @@ class Transpose:
         self.grid_b._all_plans.add(plan)
         return plan
 
-    def _read(self, direction: str, u: Any, v: Any) -> _Pair:
+    def _read(self, direction: str, u: object, v: object) -> _Pair:
         """Check what one rank can see of a call alone."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
@@ -290,7 +294,7 @@ class Transpose:
         walk = memory_order(first, common_axes(layout_u.spec, self._natural))
         return _Pair(layout_u, layout_v, walk)
 
-    def _sides(self, u: Any, v: Any, pair: _Pair) -> tuple[Side, Side]:
+    def _sides(self, u: object, v: object, pair: _Pair) -> tuple[Side, Side]:
         back = inverse_axes(self.axes)
         a, b = self.grid_a._decomposition, self.grid_b._decomposition
         return (
@@ -328,7 +332,7 @@ class Transpose:
         self._world.compare(mine, _MAKING)
 
 
-def _layout(grid: Grid, array: Any, name: str) -> FieldLayout:
+def _layout(grid: Grid, array: object, name: str) -> FieldLayout:
     try:
         return grid.layout(array)
     except (FieldError, DeviceError) as error:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from halox.decomposition import FieldLayout
 from halox.errors import FieldError, MissingPackageError
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
 
-if TYPE_CHECKING:
-    from halox.grid import Grid
+
+class Fields(Protocol):
+    """A grid, as far as it is looked at here."""
+
+    rank: int
+    grid_shape: tuple[int, ...]
+    proc_shape: tuple[int, ...]
+
+    def layout(self, field: Any) -> FieldLayout:
+        """Return where the cells of a field lie."""
+
+    def interior(self, field: Any) -> Any:
+        """Return a view of the cells that this rank owns."""
 
 
 def dataarray(
-    grid: Grid, field: Any, *, name: str | None = None, dims: Sequence[str] | None = None
+    grid: Fields, field: Any, *, name: str | None = None, dims: Sequence[str] | None = None
 ) -> Any:
     """Return the cells of a field that this rank owns, with their global indices as coordinates.
 

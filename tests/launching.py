@@ -19,7 +19,7 @@ QUIET_S = 900.0
 """Seconds without output after which a command is stuck: a test that is merely slow has printed its stack by then."""
 
 _STACK_S = 300
-_DUMPING_S = 5.0
+_DUMPING_S = 20.0
 _LIBC = ctypes.CDLL(None)
 
 PYTEST = [
@@ -79,17 +79,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
     started = descendants(process.pid)
-    # Launchers pass on what their ranks print, so they go last.
-    _signal([pid for pid in started if _is_python(pid)], signal.SIGABRT)
+    ranks = [pid for pid in started if _is_running_python(pid)]
+    # A launcher ends all ranks when one has ended, and passes on what they print.
+    launchers = [process.pid, *(pid for pid in started if pid not in ranks)]
+    _signal(launchers, signal.SIGSTOP)
+    _signal(ranks, signal.SIGABRT)
+    end = time.monotonic() + _DUMPING_S
+    while any(map(_is_running_python, ranks)) and time.monotonic() < end:
+        time.sleep(0.05)
+    _signal(launchers, signal.SIGCONT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DUMPING_S)
     _signal([*started, process.pid], signal.SIGKILL)
     process.wait()
 
 
-def _is_python(pid: int) -> bool:
+def _is_running_python(pid: int) -> bool:
+    """Whether a process is a Python that is no zombie."""
     with suppress(OSError):
-        return "python" in Path(f"/proc/{pid}/comm").read_text()
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        return "python" in name and rest.split()[0] != "Z"
     return False
 
 

@@ -85,12 +85,11 @@ def campaign(
             progress(f"measuring {name}", number * count + place, len(points) * count)
             try:
                 sample = probe(path, protocol, point)
+                found.samples.setdefault(name, []).append(sample)
             except ExchangeTimeoutError:
                 raise
             except HaloxError as error:
                 found.refused.setdefault(name, str(error))
-            else:
-                found.samples.setdefault(name, []).append(sample)
     for name in found.samples:
         found.refused.pop(name, None)
     return found
@@ -101,22 +100,19 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Pro
 
     Protocols that were not measured follow those of their path that were, except through MPI, which has its own speed.
     """
-    names = {}
-    for name in (*found.samples, *found.refused):
+
+    def full(name: str) -> str:
         path, _, protocol = name.partition("/")
-        names[name] = protocol_name(path, protocol, shared_gpu)
-    results = {}
-    for name, samples in found.samples.items():
-        cost = fit(samples)
-        if cost is not None:
-            results[names[name]] = cost
-    guessed = {}
-    for name, full in names.items():
-        if full not in results and _protocol(name).reach != "nodes":
-            cost = follow_siblings(name, results, before.protocols, shared_gpu)
-            if cost is not None:
-                guessed[full] = cost
-    return results | guessed
+        return protocol_name(path, protocol, shared_gpu)
+
+    fits = {full(name): fit(samples) for name, samples in found.samples.items()}
+    results = {name: cost for name, cost in fits.items() if cost is not None}
+    guesses = {
+        full(name): follow_siblings(name, results, before.protocols, shared_gpu)
+        for name in (*found.samples, *found.refused)
+        if full(name) not in results and _protocol(name).reach != "nodes"
+    }
+    return results | {name: cost for name, cost in guesses.items() if cost is not None}
 
 
 def tuned(memory: str) -> list[tuple[str, str]]:
@@ -162,11 +158,10 @@ class Prober:
         partner = {"self": self.comm.rank, "node": self.near, "nodes": self.far}[reach]
         if reach == "self":
             wanted = None  # the path of such messages is never asked for
-        options = {} if wanted is None else {"path": wanted}
         sends, receives = self.world.guarded(
             lambda: self._messages(point, partner), "the allocation of arrays"
         )
-        with halox.Exchange(sends, receives, comm=self.comm, **options) as exchange:
+        with halox.Exchange(sends, receives, comm=self.comm, path=wanted) as exchange:
             taken = self._taken(exchange.explain(), wanted)
             us = self._time(exchange)
         return Sample(point.nbytes, point.run_bytes, point.messages, us), taken
@@ -181,7 +176,6 @@ class Prober:
         width = point.run_bytes // 8
         owned = max(width * (_SPREAD - 2), _LEAST_STRIDE // 8)
         shape = (point.nbytes // point.run_bytes, owned * self.comm.size)
-        options: dict[str, Any] = {} if wanted is None else {"path": wanted}
         with halox.Grid(
             shape,
             halo=((0, 0), (width, width)),
@@ -189,7 +183,7 @@ class Prober:
             comm=self.comm,
             device="cpu" if self.device is None else "gpu",
             placement=False,
-            **options,
+            path=wanted,
         ) as grid:
             plan = grid.plan(grid.zeros("f8"))
             taken = self._taken(plan.explain(), wanted)

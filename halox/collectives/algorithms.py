@@ -35,7 +35,7 @@ _WIDE_PACKETS = 8 / 7  # bytes of them for a byte of data
 
 @dataclass(frozen=True)
 class Link:
-    """What a step of a collective costs: its latency, and GB/s of each node's share of the wire."""
+    """Cost of a step of a collective: its latency, and GB/s of each node's share of the wire."""
 
     step_us: float
     gb_per_s: float
@@ -85,7 +85,7 @@ class DeviceCosts:
 
 
 OWN_GPU = DeviceCosts()
-"""Where each rank has a GPU."""
+"""Costs where each rank has a GPU."""
 
 SHARED_GPU = DeviceCosts(
     tree_us=10.0,
@@ -94,19 +94,12 @@ SHARED_GPU = DeviceCosts(
     host_us=30.0,
     host_gb_per_s=90.0,
 )
-"""Where ranks share one, so that their kernels take turns, and their copies to and from the host share its link;
+"""Costs where ranks share one, so that their kernels take turns, and their copies to and from the host share its link;
 measured on one H200 with 2, 4 and 8 ranks."""
 
 
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
     """Return what an algorithm for NumPy arrays is expected to take.
-
-    Parameters
-    ----------
-    name : {"host", "hierarchical"}
-    nbytes : int
-        Of a rank's array.
-    ranks, nodes : int
 
     Examples
     --------
@@ -123,15 +116,6 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
 
 def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1) -> float:
     """Return what an algorithm for arrays on GPUs is expected to take.
-
-    Parameters
-    ----------
-    name : str
-        One of DEVICE_ALGORITHMS.
-    nbytes, ranks, nodes : int
-        As of :func:`predict_us`.
-    sharers : int
-        Most ranks that use one GPU.
 
     Examples
     --------
@@ -192,18 +176,6 @@ def _ordered_us(nbytes: int, ranks: int, nodes: int) -> float:
 def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
     """Choose an algorithm for NumPy arrays: the one asked for, or the one that is expected to be fastest.
 
-    Parameters
-    ----------
-    name : str or None
-        What was asked for.
-    nbytes, ranks, nodes
-        As of :func:`predict_us`.
-
-    Raises
-    ------
-    FieldError
-        If there is no such algorithm.
-
     Examples
     --------
     >>> choose(None, 8, 4, 1), choose(None, 8, 64, 8), choose(None, 8, 4, 4)
@@ -236,19 +208,13 @@ def rank_algorithms(
 
 
 def check_name(name: object, *, on_gpu: bool) -> None:
-    """Raise unless there is an algorithm of this name, or None.
-
-    Raises
-    ------
-    FieldError
-        If there is none; or none for where the arrays are.
-    """
+    """Raise unless there is an algorithm of this name, or None."""
     known = DEVICE_ALGORITHMS if on_gpu else HOST_ALGORITHMS
     if name is None or (isinstance(name, str) and name in known):
         return
     if isinstance(name, str) and name in DEVICE_ALGORITHMS:
         raise FieldError(
-            f'algorithm {name!r} cannot be had: it is for arrays on GPUs (device="gpu"), and these are on the host'
+            f'algorithm {name!r} is not available: it is for arrays on GPUs (device="gpu"), and these are on the host'
         )
     raise FieldError(
         f"algorithm must be one of {', '.join(map(repr, known))}, or None for the fastest, got {shown(name)}"

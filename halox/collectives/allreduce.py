@@ -45,7 +45,7 @@ class Allreduce:
     algorithm : str, optional
         For arrays on the host "host" or "hierarchical"; on GPUs "oneshot", "reduce_scatter_allgather",
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
-        to be fastest of those that can be had.
+        to be fastest of those that are available.
     device : {"auto", "cpu", "gpu"}
         Where it combines, as of `halox.Grid`.
 
@@ -60,13 +60,13 @@ class Allreduce:
     captures : bool
         Whether a call may be captured in a CUDA graph.
     reasons : dict of str to str
-        For each algorithm that cannot be had here, the reason.
+        For each algorithm that is not available here, the reason.
 
     Raises
     ------
     FieldError
         If the shape or dtype is none, the operation has no meaning for the dtype, or there is no such algorithm, or it
-        cannot be had between these ranks; says why.
+        is not available between these ranks; says why.
     MismatchError
         If ranks give different arguments; names the argument, and what two ranks gave.
     DeviceError
@@ -176,7 +176,7 @@ class Allreduce:
         "hierarchical" for the stream. Calls on changing streams run one after the other, but those in captures.
         """
         if self._bind is not None:
-            prepared = self._launches.get((self.op, id(array), id(out)))
+            prepared = self._launches.get(("", id(array), id(out)))
             if prepared is not None:
                 if out is not None:
                     prepared[0]()
@@ -199,7 +199,7 @@ class Allreduce:
             guard.user = 0
         if self._bind is not None:
             bind = self._bind
-            self._prepared.prepare(self.op, (array,), out, lambda: bind(array, out))
+            self._prepared.prepare("", (array,), out, lambda: bind(array, out))
         return result
 
     def _made(self, wish: str | None) -> tuple[ArrayReduction, Callable[..., Launch | None] | None]:
@@ -235,7 +235,7 @@ class Allreduce:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not come along then."""
+        """Close it, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 

@@ -44,13 +44,7 @@ class Cells:
 
 
 def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[Cells]:
-    """Describe the cells of a reduction's fields, without a view, which takes longer on a GPU than a launch.
-
-    Raises
-    ------
-    FieldError
-        If the layouts differ, or a field has another shape than its layout.
-    """
+    """Describe the cells of a reduction's fields, without a view, which takes longer on a GPU than a launch."""
     layouts = [find_layout(field) for field in fields]
     if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
         raise FieldError(

@@ -103,7 +103,7 @@ class GridReductions:
         array : scalar, numpy.ndarray or array on this rank's GPU
             Of one shape and dtype on all ranks.
         op : str
-            As of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
+            One of those of `halox.Allreduce`, which does the same again and again without comparing shapes each time.
         out : array, optional
             Of the array's shape and dtype, where the result is written; may be ``array`` itself.
 
@@ -119,13 +119,13 @@ class GridReductions:
         MismatchError
             If ranks give different shapes, dtypes or operations; on a GPU at the first call with these.
         StateError, ExchangeTimeoutError
-            As of `sum`.
+            The same as for `sum`.
 
         Notes
         -----
-        Collective. Blocks for arrays on the host. Of arrays on a GPU grid's GPU each first call with a shape, dtype and
-        operation makes a `halox.Allreduce`, of which the grid keeps the 32 that were made last; so such calls must
-        come in one order on all ranks. Later calls cost what those of a `halox.Allreduce` cost.
+        Collective. Blocks for arrays on the host. Each first call with a shape, dtype and operation makes a
+        `halox.Allreduce`, of which the grid keeps the 32 that were made last. On a GPU these calls must come in one
+        order on all ranks, and later ones cost what those of a `halox.Allreduce` cost.
         """
         try:
             prepared = self._of_arrays.get((op, id(array), id(out)))

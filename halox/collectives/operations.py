@@ -75,7 +75,7 @@ class Operation:
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to what all ranks' values come to; it may lie where the first rank's are."""
+        """Set a total to what all ranks' values come to; it may be where the first rank's are."""
         if self.of_truth or len(values) == 1:
             self.begin(total, values[0])
             for other in values[1:]:
@@ -106,17 +106,6 @@ OPERATIONS: dict[str, Operation] = {
 
 def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     """Return an operation, if it has a meaning for a dtype.
-
-    Parameters
-    ----------
-    name : str
-    dtype : numpy.dtype
-        Of what is reduced.
-
-    Raises
-    ------
-    FieldError
-        If there is no such operation, values of the dtype cannot be reduced, or not by this operation; says what can.
 
     Examples
     --------
@@ -162,17 +151,6 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     """Return the dtype of a field reduction.
 
-    Parameters
-    ----------
-    name : {"sum", "min", "max", "norm", "dot"}
-    dtypes : sequence of numpy.dtype
-        Of its fields.
-
-    Raises
-    ------
-    FieldError
-        If it has no meaning for them.
-
     Examples
     --------
     >>> result_dtype("dot", [np.dtype("f4"), np.dtype("c8")])
@@ -192,20 +170,7 @@ def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
-    """Refuse an array that a result does not fit in.
-
-    Parameters
-    ----------
-    out : Described
-    shape : tuple of int or None
-        Of the result; None for one element, in an array of any axes.
-    dtype : numpy.dtype
-
-    Raises
-    ------
-    FieldError
-        If its shape or dtype is another one, or it is read-only.
-    """
+    """Refuse an array that a result does not fit in."""
     fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
     if not fits or out.dtype != dtype:
         wanted = "one element" if shape is None else f"shape {tuple(shape)}"

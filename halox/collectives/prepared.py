@@ -29,7 +29,7 @@ MOST_ARRAYS = 32
 
 
 class Reduction(Protocol):
-    """What the ranks have made together for calls of one signature."""
+    """A reduction that the ranks have made together for calls of one signature."""
 
     def refuse(self, error: Exception) -> None:
         """Raise this rank's reason not to take part in a call, on the other ranks too."""
@@ -43,12 +43,6 @@ R = TypeVar("R", bound=Reduction)
 
 class PreparedReductions(Generic[R]):
     """Reductions by signature, and launches by array identity.
-
-    Parameters
-    ----------
-    capacity : int, optional
-        Reductions kept at most; the oldest is closed first. Age and not use decides, which a rank's own errors may
-        change, so that all ranks close the same one.
 
     Attributes
     ----------
@@ -88,17 +82,7 @@ class PreparedReductions(Generic[R]):
     def prepare(
         self, name: Hashable, arrays: Sequence[Any], out: Any, bind: Callable[[], Launch | None]
     ) -> None:
-        """Keep the launch of a call that has just been made, unless its arrays are temporaries.
-
-        Parameters
-        ----------
-        name : hashable
-        arrays : sequence of array or None
-            The first of them has the shape that all must have.
-        out : array or None
-        bind : callable
-            Returns the launch; None if a call is more than a launch.
-        """
+        """Keep the launch of a call that has just been made, unless its arrays are temporaries."""
         if out is None and not self._have_met(arrays):
             return
         launch = bind()
@@ -139,20 +123,7 @@ class PreparedReductions(Generic[R]):
         self._watched.pop(key, None)
 
     def refuse(self, error: Exception, *name: str) -> bool:
-        """Raise on all ranks, if it is clear which reduction the others call.
-
-        Parameters
-        ----------
-        error : Exception
-            This rank's.
-        *name : str
-            First parts of the signatures that may be meant.
-
-        Returns
-        -------
-        bool
-            Whether there is a reduction that may be meant.
-        """
+        """Raise on all ranks, if it is clear which reduction the others call."""
         known = [one for of, one in self._reductions.items() if of[: len(name)] == name]
         if len(known) == 1:
             known[0].refuse(error)

@@ -37,8 +37,9 @@ def count_of(name: str, value: object) -> int:
 
 def integer_tuple(name: str, values: object) -> tuple[int, ...]:
     """Tuple of Python ints, for the short lists that have one entry an axis."""
-    if type(values) is tuple and all(type(n) is int and -LARGEST <= n <= LARGEST for n in values):
-        return values
+    are_ints = type(values) is tuple and set(map(type, values)) == {int}
+    if are_ints and max(values) <= LARGEST and min(values) >= -LARGEST:  # type: ignore[call-overload]
+        return values  # type: ignore[return-value]
     items = as_list(values)
     if items is None:
         raise DatatypeError(f"{name} must be a sequence of integers, got {shown(values)}")

@@ -98,6 +98,10 @@ class StridedBlocks(Layout):
     strides: tuple[int, ...]
     block_bytes: int
 
+    def __reduce__(self) -> tuple[type[StridedBlocks], tuple[object, ...]]:
+        """Pickle the fields alone: plans send many."""
+        return StridedBlocks, (self.offset, self.counts, self.strides, self.block_bytes)
+
     @staticmethod
     def canonical(
         offset: int, counts: Iterable[int], strides: Iterable[int], block_bytes: int
@@ -118,8 +122,8 @@ class StridedBlocks(Layout):
         if not block_bytes:
             return EMPTY
         levels.reverse()
-        found = tuple(count for count, _ in levels)
-        return StridedBlocks(offset, found, tuple(stride for _, stride in levels), block_bytes)
+        found, steps = zip(*levels, strict=True) if levels else ((), ())
+        return StridedBlocks(offset, found, steps, block_bytes)
 
     @property
     def n_blocks(self) -> int:

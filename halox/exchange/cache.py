@@ -1,19 +1,28 @@
-"""Plan cache keyed by array identity and field."""
+"""Plan cache keyed by array identity, by field and by layout.
+
+A plan of arrays that are not the grid's own serves other arrays of their layout, too: which copies it makes follows
+from the layout, and only where it makes them from the addresses. Such a plan takes no path on which the ranks would
+have to agree on addresses, so that a new array costs new views and no word between ranks. It lives as long as it is
+among the last, whichever arrays live: garbage collection, which differs between ranks, has no part in it.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from halox.errors import HaloxError
-from halox.exchange.plan import Plan
-from halox.runtime.arrays import owner
+from halox.exchange.plan import Bound, Plan
+from halox.runtime.arrays import Described, owner
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""
+
+
+Shared = tuple[Hashable, Sequence[Described]]
 
 
 class _Entry:
@@ -24,7 +33,7 @@ class _Entry:
     def __init__(self, number: int, plan: Plan) -> None:
         self.number = number
         self.plan: Plan | None = plan
-        self.watched: tuple[weakref.ref[Any], ...] = ()
+        self.watched: tuple[weakref.ref[object], ...] = ()
 
 
 class _Nodes(dict[int, "_Seen"]):
@@ -43,11 +52,13 @@ class _Seen:
         advises against it: nobody pays for looking at them in every call.)
     entry : _Entry or None
         Of the plan of the arrays up to this one.
+    bound : Bound or None
+        The plan's views of these arrays, if it serves others, too.
     after : _Nodes
         What was seen behind it.
     """
 
-    __slots__ = ("after", "dtype", "entry", "is_numpy", "shape", "watch", "writable")
+    __slots__ = ("after", "bound", "dtype", "entry", "is_numpy", "shape", "watch", "writable")
 
     def __init__(self, array: Any, nodes: _Nodes) -> None:
         key, place = id(array), weakref.ref(nodes)
@@ -62,6 +73,7 @@ class _Seen:
         self.dtype: Any = array.dtype if self.is_numpy else None
         self.writable: Any = array.flags.writeable if self.is_numpy else None
         self.entry: _Entry | None = None
+        self.bound: Bound | None = None
         self.after = _NOTHING
         self.watch = weakref.ref(array, forget)
 
@@ -86,19 +98,28 @@ class PlanCache:
     are as they were. A new view of memory seen before, such as ``state[i]`` taken anew each step, is recognised by
     its field. Neither looks at contents.
 
-    An entry ends with its arrays (or their owners), so that an address that is used again is not mistaken, and when
-    `CAPACITY` plans have been added after it. Plans are added collectively, so that what is left at a call with the
-    same arrays is the same on all ranks, however long each keeps other arrays.
+    An entry of a field ends with its arrays (or their owners), so that an address that is used again is not mistaken.
+    Any ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that what is left at a
+    call with the same arrays is the same on all ranks, however long each keeps other arrays.
 
     Parameters
     ----------
     key_of : callable
         Returns what tells apart all that a plan of some arrays depends on: memory, form and layout. May raise a
         `HaloxError`.
+    shared_key_of : callable, optional
+        Returns the same of a plan that serves other arrays, too, and the arrays described; None where it cannot.
     """
 
-    def __init__(self, key_of: Callable[[tuple[Any, ...]], Hashable]) -> None:
-        self._key_of = key_of
+    def __init__(
+        self,
+        key_of: Callable[[tuple[object, ...]], Hashable],
+        shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
+    ) -> None:
+        self._key_of, self._shared_key_of = key_of, shared_key_of
+        self._has_shared = False
+        # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
+        self._has_strangers = False
         self._seen: dict[Hashable, _Nodes] = {}
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
@@ -139,10 +160,13 @@ class PlanCache:
         if seen is not None:
             entry = seen.entry
             if entry is not None and entry.plan is not None:
-                return entry.plan
+                plan = entry.plan
+                if plan.bound is not seen.bound:
+                    plan.move(seen.bound)
+                return plan
         return self._find_field(kind, arrays)
 
-    def add(self, kind: Hashable, arrays: tuple[Any, ...], plan: Plan) -> None:
+    def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
         """Keep a plan; collective, so that all ranks count alike."""
         self.sweep()
         self._added += 1
@@ -151,6 +175,14 @@ class PlanCache:
             if self._entries[oldest].number > self._added - CAPACITY:
                 break
             self._drop(oldest)
+        shared = self._shared_key_of(arrays)
+        if shared is not None and plan.floats:
+            # `find` views these arrays as any others.
+            self._has_shared = True
+            self._drop((kind, shared[0]))
+            self._entries[kind, shared[0]] = _Entry(self._added, plan)
+            return
+        self._has_strangers |= shared is not None
         key, place = (kind, self._key_of(arrays)), weakref.ref(self)
 
         def forget(gone: object) -> None:
@@ -161,7 +193,7 @@ class PlanCache:
 
         entry = self._entries[key] = _Entry(self._added, plan)
         entry.watched = tuple(weakref.ref(owner(array), forget) for array in arrays)
-        self._remember(kind, arrays, entry)
+        self._remember(kind, arrays, entry, None)
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""
@@ -179,19 +211,36 @@ class PlanCache:
         self.forget()
         self.sweep()
 
-    def _find_field(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
-        """Find the plan of what the arrays describe now."""
+    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | None:
+        """Find the plan of what the arrays describe now, or that of their layouts."""
         try:
-            entry = self._entries.get((kind, self._key_of(arrays)))
+            shared = self._shared_key_of(arrays) if self._has_shared else None
+            entry = None
+            if shared is None or self._has_strangers:
+                entry = self._entries.get((kind, self._key_of(arrays)))
+            if entry is None and shared is not None:
+                key, described = shared
+                entry = self._entries.get((kind, key))
+            elif shared is not None:
+                shared = None
         except (HaloxError, TypeError):
             return None
-        if entry is None:
+        if entry is None or entry.plan is None:
             return None
+        bound = None
+        if shared is not None:
+            bound = entry.plan.views(described)
+            if bound is None:
+                return None
         # The next call with the same objects is found at once.
-        self._remember(kind, arrays, entry)
+        self._remember(kind, arrays, entry, bound)
+        if entry.plan.bound is not bound:
+            entry.plan.move(bound)
         return entry.plan
 
-    def _remember(self, kind: Hashable, arrays: tuple[Any, ...], entry: _Entry) -> None:
+    def _remember(
+        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, bound: Bound | None
+    ) -> None:
         nodes, seen = self._seen.setdefault(kind, _Nodes()), None
         for array in arrays:
             if seen is not None:
@@ -203,7 +252,7 @@ class PlanCache:
                 # And nothing is known of calls in which others come after it as it is now.
                 seen = nodes[id(array)] = _Seen(array, nodes)
         if seen is not None:
-            seen.entry = entry
+            seen.entry, seen.bound = entry, bound
 
     def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from halox.errors import FieldError
+from halox.packing.host import check_inside
 from halox.packing.pack_device import overlapping
 from halox.paths.base import Operation
 from halox.paths.messages import Message
-from halox.runtime.arrays import Described, describe
+from halox.runtime.arrays import Described, HostArray, borrow
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Draft:
     ----------
     arrays : tuple of array
         All on the host or all on this rank's GPU.
+    described : tuple of Described
+        The same arrays.
     sends, receives : tuple of Message
         In ascending order of (peer, tag).
     operation : {"copy", "add"}
@@ -31,9 +33,12 @@ class Draft:
         For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
     specs : tuple of str
         For each field how its axes are read; empty for arrays that are no fields.
+    floats : bool
+        Whether the plan may serve other arrays of the same layout: none of these is the grid's own.
     """
 
-    arrays: tuple[Any, ...]
+    arrays: tuple[object, ...]
+    described: tuple[Described, ...]
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
     operation: Operation = "copy"
@@ -41,41 +46,35 @@ class Draft:
     names: tuple[str, ...] = field(default=())
     numbers: tuple[int, ...] = ()
     specs: tuple[str, ...] = ()
+    floats: bool = False
 
 
-def checked(draft: Draft) -> Draft:
-    """Return a draft of whose rank alone nothing is wrong: receives into writable arrays, all in one kind of memory.
-
-    Raises
-    ------
-    FieldError
-        If an array or a datatype does not fit.
-    """
-    described: list[Described] = [describe(array) for array in draft.arrays]
+def checked(draft: Draft) -> Sequence[HostArray] | Sequence[Described]:
+    """Return the arrays of a draft, borrowed; `FieldError` if something is wrong on this rank alone."""
     for message in draft.receives:
         for part in message.parts:
-            if not described[part.array].writable:
+            if not draft.described[part.array].writable:
                 raise FieldError(
                     f"array {part.array} is read-only and cannot receive; give a writable array"
                 )
             if draft.operation != "add" and part.datatype.overlaps(part.count):
                 raise overlapping(part.datatype, part.count)
-    if len({d.device is None for d in described}) > 1:
+    if len({found.device is None for found in draft.described}) > 1:
         raise FieldError(
             "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"
         )
-    _check_inside(draft, described)
-    return draft
+    parts = [part for message in (*draft.sends, *draft.receives) for part in message.parts]
+    if draft.described and draft.described[0].device is not None:
+        from halox.packing.device import check_bounds
 
-
-def _check_inside(draft: Draft, described: Sequence[Described]) -> None:
-    for message in (*draft.sends, *draft.receives):
-        for part in message.parts:
-            if described[part.array].device is None:
-                from halox.packing.host import HostPacker
-
-                HostPacker(draft.arrays[part.array], part.datatype, part.count)
-            else:
-                from halox.packing.device import check_bounds
-
-                check_bounds(draft.arrays[part.array], part.datatype, part.count)
+        for part in parts:
+            check_bounds(draft.arrays[part.array], part.datatype, part.count)
+        return draft.described
+    if draft.floats:  # what other arrays have to show, too
+        borrowed = [found.borrowed() for found in draft.described]
+    else:
+        borrowed = [borrow(array) for array in draft.arrays]
+    reaches = [array.reach for array in borrowed]
+    for part in parts:
+        check_inside(reaches[part.array], *part.datatype.reach(part.count))
+    return borrowed

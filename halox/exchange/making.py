@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from halox.errors import MismatchError, PathError, StateError
+from halox.errors import HaloxError, MismatchError, PathError, StateError
 from halox.exchange.building import build_channels
 from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs
@@ -19,10 +19,10 @@ from halox.exchange.selection import choose_route, describe_end, wished_path
 from halox.paths.base import EndpointInfo, Job, Key, Route, SelectionContext
 from halox.paths.build import Build
 from halox.paths.messages import check_match
-from halox.runtime.arrays import borrow, describe
+from halox.runtime.arrays import Described, HostArray
 from halox.runtime.context import Context
 from halox.runtime.gpu.streams import is_capturing
-from halox.runtime.world import World
+from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
 
@@ -36,8 +36,8 @@ class _Said:
     wish : str or None
         Path asked for.
     on_gpu : bool
-    sends : Counter
-        Messages to each rank.
+    sends, receives : Counter
+        Messages to and from each rank.
     operation : str
     numbers : tuple of int
         Of the arrays, where the grid has made them.
@@ -47,16 +47,20 @@ class _Said:
         Numbers of plans that it has closed, and others may not have.
     plans : int
         Number of the last plan that it has made on these ranks.
+    floats : bool
+        Whether the plan may serve other arrays, as of `Draft`.
     """
 
     wish: str | None
     on_gpu: bool
     sends: Counter[int]
+    receives: Counter[int]
     operation: str
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
     closed: tuple[int, ...]
     plans: int
+    floats: bool
 
 
 def make_plan(
@@ -94,29 +98,36 @@ def make_plan(
     Collective. Arrays on a GPU are made idle.
     """
     world = context.world
-    wish: str | None = None
-
     drafted: Draft | None = None
+    arrays: Sequence[HostArray] | Sequence[Described] = ()
 
     def prepared() -> _Said:
-        nonlocal drafted, wish
+        nonlocal drafted, arrays
         wish = wished_path(path)
-        found = checked(draft())
-        if found.device is not None and is_capturing(None):
-            raise StateError(
-                "the current stream is being captured, and making a plan needs the host; make the plan before the "
-                "capture (grid.plan, or one grid.exchange of these fields) and call it in there"
-            )
+        found = draft()
+        arrays = checked(found)
+        if found.device is not None:
+            if is_capturing(None):
+                raise StateError(
+                    "the current stream is being captured, and making a plan needs the host; make the plan before "
+                    "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
+                )
+            from halox.runtime.gpu.cuda import cupy
+
+            context.use_device(found.device)
+            cupy().cuda.Device(found.device).synchronize()
         drafted = found
         return _Said(
             wish,
             found.device is not None,
-            Counter(m.peer for m in found.sends),
+            Counter([m.peer for m in found.sends]),
+            Counter([m.peer for m in found.receives]),
             found.operation,
             found.numbers,
             found.specs,
             context.leftovers.closed,
             world.ranks.plans,
+            found.floats,
         )
 
     said: list[_Said] = world.gather_result(prepared, _MAKING)
@@ -124,13 +135,7 @@ def make_plan(
     # One more than any rank has reached: ranks whose calls differed may have begun other plans.
     number = world.ranks.plans = 1 + max(one.plans for one in said)
     _check_alike(said)
-    described = [describe(array) for array in drafted.arrays]
-    if drafted.device is not None:
-        from halox.runtime.gpu.cuda import cupy
-
-        context.use_device(drafted.device)
-        cupy().cuda.Device(drafted.device).synchronize()
-    _check_counts(world, drafted, said)
+    _check_counts(said)
     if context.device_arena is not None:
         # All ranks' GPUs have been idle since the first of them came here.
         context.device_arena.reclaim()
@@ -138,36 +143,32 @@ def make_plan(
     on_gpu = any(one.on_gpu for one in said)
     selection = _selection(context, drafted, on_gpu)
     costs = context.once(costs_of) if on_gpu else Costs.default()
-    ends = {m.key: describe_end(m, described, context) for m in (*drafted.sends, *drafted.receives)}
-    choose = partial(choose_route, selection=selection, costs=costs, wish=wish)
-    routes = _agree_routes(world, drafted, ends, choose)
-    # Views must not keep the arrays alive, or a grid could never let go of a plan.
-    arrays = [
-        borrow(a) if d.device is None else d for a, d in zip(drafted.arrays, described, strict=True)
-    ]
+    # What other arrays of the layout shall use cannot depend on where these lie.
+    floats = all(one.floats and (world.size == 1 or not one.on_gpu) for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    ends = {
+        m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages
+    }
+    choose = partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
+    routes, error = _choose_routes(world, whole, ends, choose)
     build = Build(context, whole, drafted.device, routes, number)
-    made = build_channels(build)
+    built = build_channels(build, error)
     rows = [Row.of(m, build.routes[m.key][0]) for m in whole.messages]
     operation = "exchange" if drafted.operation == "copy" else "accumulation"
-    names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in described)
+    names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in drafted.described)
     report = Report(world.rank, operation, names, tuple(rows))
-    channels = [one.channel for one in made]
-    timer = Timer(world, drafted.device, made)
-    # A run that is a launch and no more is not counted, on any rank.
-    by_host = world.any_rank(any(channel.needs_host for channel in channels), _MAKING)
-    tick = world.ticker(call, number) if by_host else None
-    let_go = partial(context.leftovers.add, number)
     plan = Plan(
-        channels,
+        [one.channel for one in built.channels],
         report,
         drafted.sends,
         world.check_open,
-        let_go,
-        timer,
-        tick,
+        partial(context.leftovers.add, number),
+        Timer(world, drafted.device, built.channels),
+        # A run that is a launch and no more is not counted, on any rank.
+        world.ticker(call, number) if built.needs_host else None,
         guard=world.guard,
     )
+    plan.floats = floats and built.is_movable
     plan.hold(drafted.arrays, alive=keep)
     return plan
 
@@ -208,38 +209,46 @@ def _check_alike(said: Sequence[_Said]) -> None:
                 )
 
 
-def _check_counts(world: World, draft: Draft, said: Sequence[_Said]) -> None:
-    """Compare numbers of messages between every two ranks, so that later steps cannot deadlock."""
-    expected = Counter(m.peer for m in draft.receives)
-    error = None
-    for peer, one in enumerate(said):
-        coming = one.sends[world.rank]
-        if coming != expected[peer]:
-            error = MismatchError(
-                f"rank {peer} sends {coming} message(s) to rank {world.rank}, which receives "
-                f"{expected[peer]} from it; every send needs a receive with the same tag"
-            )
-            break
-    world.agree(error, _MAKING)
+def _check_counts(said: Sequence[_Said]) -> None:
+    """Compare numbers of messages between every two ranks, so that no step can deadlock; raises on all alike."""
+    errors: list[tuple[int, type[Exception], str]] = []
+    for rank, one in enumerate(said):
+        for peer, other in enumerate(said):
+            if other.sends[rank] != one.receives[peer]:
+                text = (
+                    f"rank {peer} sends {other.sends[rank]} message(s) to rank {rank}, which receives "
+                    f"{one.receives[peer]} from it; every send needs a receive with the same tag"
+                )
+                errors.append((rank, MismatchError, text))
+                break
+    if errors:
+        raise_together(errors, len(said), None)
 
 
-def _agree_routes(
+def _choose_routes(
     world: World,
-    draft: Draft,
+    whole: Job,
     ends: Mapping[Key, EndpointInfo],
     choose: Callable[..., Route],
-) -> dict[Key, tuple[Route, EndpointInfo]]:
-    """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route."""
-    peers = sorted({m.peer for m in (*draft.sends, *draft.receives)})
-    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {peer: {} for peer in peers}
+) -> tuple[dict[Key, tuple[Route, EndpointInfo]], HaloxError | None]:
+    """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
+
+    Returns
+    -------
+    dict
+        For each message its route and what its other end said.
+    HaloxError or None
+        What is wrong with a message, for the ranks to agree on.
+    """
+    records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
     for (direction, peer, tag), end in ends.items():
         records[peer][direction, tag] = end
-    theirs = world.swap(records, peers, _MAKING)
+    own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
+    theirs = own | world.swap(records, sorted(records), _MAKING)
     routes: dict[Key, tuple[Route, EndpointInfo]] = {}
-    error: MismatchError | PathError | None = None
     opposite = {"send": "receive", "receive": "send"}
     try:
-        for message in (*draft.sends, *draft.receives):
+        for message in whole.messages:
             mine = ends[message.key]
             other = theirs[message.peer].get((opposite[message.direction], message.tag))
             if other is None:
@@ -253,7 +262,6 @@ def _agree_routes(
             to_self = message.peer == world.rank
             route = choose(sender, receiver, to_self=to_self)
             routes[message.key] = (route, other)
-    except (MismatchError, PathError) as caught:
-        error = caught
-    world.agree(error, _MAKING)
-    return routes
+    except (MismatchError, PathError) as error:
+        return routes, error
+    return routes, None

@@ -5,25 +5,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from itertools import combinations
+from typing import NoReturn, Protocol
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
-from halox.runtime.arrays import owner
+from halox.runtime.arrays import Described, memory_at, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard
 
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 
+Bound = list[object]
+"""Views of the arrays that a plan works on, for each of its movable channels."""
+
 
 class LetGo(Protocol):
     """Takes over what other ranks reach of a plan that is closed: channels to free, and arrays to keep."""
 
-    def __call__(self, channels: Sequence[Channel], arrays: Sequence[Any]) -> None:
+    def __call__(self, channels: Sequence[Channel], arrays: Sequence[object]) -> None:
         """Take them over."""
 
 
@@ -34,8 +38,8 @@ class _Life:
 
     def __init__(self) -> None:
         self.state = _READY
-        self.arrays: tuple[Any, ...] = ()
-        self.watched: tuple[weakref.ref[Any], ...] = ()
+        self.arrays: tuple[object, ...] = ()
+        self.watched: tuple[weakref.ref[object], ...] = ()
 
     def fail(self) -> None:
         """Keep the arrays alive, since peers may still come to them."""
@@ -92,14 +96,21 @@ class Plan:
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
-        self._starts = (*counted, *(channel.start for channel in channels))
-        self._runs = (*counted, *(channel.run for channel in channels))
+        # Steps of channels that do nothing in them are left out.
+        starts = [c for c in channels if type(c).start is not Channel.start]
+        self._starts = (*counted, *(channel.start for channel in starts))
+        self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
+        self._movable = tuple(channel for channel in channels if channel.is_movable)
+        # Of each array: the bytes before its first element, and all.
+        self._spans: list[tuple[int, int]] = []
+        self.bound: Bound | None = None
+        self.floats = False
         self._report = report
         self._timer = timer
         self._check_open = check_open
         self._guard = guard
-        self.arrays: tuple[Any, ...] = ()
+        self.arrays: tuple[object, ...] = ()
         sent = [m for m in messages if m.direction == "send" and m.peer != report.rank]
         self.bytes_sent = sum(m.nbytes for m in sent)
         self.messages_sent = len(sent)
@@ -125,7 +136,7 @@ class Plan:
             guard.user = 0
         life.state = _READY
 
-    def hold(self, arrays: Sequence[Any], *, alive: bool) -> None:
+    def hold(self, arrays: Sequence[object], *, alive: bool) -> None:
         """Keep the plan's arrays alive: always, or only from a failure on."""
         if alive:
             self.arrays = tuple(arrays)
@@ -136,6 +147,32 @@ class Plan:
             ):  # what is no array of NumPy's or CuPy's may not let itself be watched
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
+
+    def move(self, bound: Bound | None) -> None:
+        """Work on other arrays of the same layout from the next exchange on."""
+        if bound is not None:
+            for channel, views in zip(self._movable, bound, strict=True):
+                channel.bind(views)
+        self.bound = bound
+
+    def views(self, described: Sequence[Described]) -> Bound | None:
+        """Return what `move` takes to work on some arrays; None if these must not be exchanged together."""
+        adds = len(described) > 1 and self._report.operation != "exchange"
+        if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
+            return None
+        if described[0].device is not None:
+            pointers = [found.pointer for found in described]
+            return [channel.views(pointers) for channel in self._movable]
+        spans = self._spans
+        if not spans:
+            for found in described:
+                before, behind = span(found.shape, found.strides, found.dtype.itemsize)
+                spans.append((before, before + behind))
+        memories = [
+            memory_at(found.pointer - before, nbytes)
+            for found, (before, nbytes) in zip(described, spans, strict=True)
+        ]
+        return [channel.views(memories) for channel in self._movable]
 
     def start(self) -> None:
         """Begin an exchange.
@@ -335,6 +372,10 @@ def _close(channels: Sequence[Channel], life: _Life, let_go: LetGo) -> None:
     if life.state != _READY or any(channel.has_failed for channel in channels):
         life.fail()
     let_go(backwards, life.arrays)
+
+
+def _run_of(channel: Channel) -> Callable[[], None]:
+    return channel.start if type(channel).run is Channel.run else channel.run
 
 
 def _raise_closed() -> None:

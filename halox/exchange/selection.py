@@ -60,11 +60,13 @@ def wished_path(path: str | None) -> str | None:
     return wishes[0] if wishes else None
 
 
-def describe_end(message: Message, arrays: Sequence[Described], context: Context) -> EndpointInfo:
-    """Return this rank's description of its end of a message."""
+def describe_end(
+    message: Message, arrays: Sequence[Described], context: Context, *, floats: bool = False
+) -> EndpointInfo:
+    """Return this rank's description of its end of a message, without addresses if it shall serve other arrays."""
     world = context.world
     paths: dict[str, Any] = {}
-    if message.peer != world.rank:
+    if message.peer != world.rank and not floats:
         for name, path in PATHS.items():
             found = path.describe(message, arrays, context)
             if found is not None:

@@ -13,21 +13,14 @@ otherwise.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from halox.datatypes import Datatype, slab
 from halox.decomposition import Overlap
 from halox.exchange.draft import Draft
 from halox.paths.messages import Direction, Message, Part, fuse
 from halox.runtime.arrays import Described, describe
-
-# Candidates looked at before two arrays that lie among each other are refused.
-_MOST_WORK: Any = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,26 +37,13 @@ class Side:
         Its axes in the order that both ends have in common.
     """
 
-    array: Any
+    array: object
     overlaps: tuple[Overlap, ...]
     axes: tuple[int, ...]
 
 
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
-    """Order in which some axes lie in memory, the slowest first.
-
-    Parameters
-    ----------
-    found : Described
-        The array.
-    axes : sequence of int
-        Its axes.
-
-    Returns
-    -------
-    tuple of int
-        Indices into ``axes``; axes of equal strides keep their order.
-    """
+    """Return the order in which some axes are in memory, the slowest first, as indices into ``axes``."""
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
 
 
@@ -75,21 +55,17 @@ def transpose_draft(
     Parameters
     ----------
     source, target : Side
-        What this rank sends, and what it receives.
+        This rank's arrays to send from, and to receive into.
     walk : sequence of int
-        In which order the axes in common are packed, the slowest first; the same on all ranks.
+        Order in which the axes in common are packed, the slowest first; the same on all ranks.
     device : int or None
         The GPU that the arrays are on.
-
-    Returns
-    -------
-    Draft
-        One message a peer and direction, of one part.
     """
     arrays = (source.array, target.array)
-    described = [describe(array) for array in arrays]
+    described = describe(source.array), describe(target.array)
     return Draft(
         arrays,
+        described,
         _messages("send", 0, source, described[0], walk),
         _messages("receive", 1, target, described[1], walk),
         "copy",
@@ -114,35 +90,3 @@ def _messages(
         )
 
     return fuse(direction, ((o.peer, 0, Part(number, datatype(o))) for o in side.overlaps))
-
-
-def share_memory(a: Described, b: Described) -> bool:
-    """Whether some byte belongs to elements of both arrays; True also where that is too hard to tell.
-
-    Notes
-    -----
-    Looks at addresses only, so that arrays on a GPU will do.
-    """
-    if a.device != b.device:
-        return False
-    try:
-        return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _shell(found: Described) -> np.ndarray[Any, Any]:
-    """Return an array with the addresses of another one; its elements must not be looked at."""
-    reaches = [
-        (n - 1) * stride for n, stride in zip(found.shape, found.strides, strict=True) if n > 1
-    ]
-    low = found.pointer + sum(reach for reach in reaches if reach < 0)
-    high = found.pointer + sum(reach for reach in reaches if reach > 0) + found.dtype.itemsize
-    buffer: Any = (ctypes.c_char * (high - low)).from_address(low)
-    return np.ndarray(
-        found.shape,
-        f"V{found.dtype.itemsize}",
-        buffer=buffer,
-        offset=found.pointer - low,
-        strides=found.strides,
-    )

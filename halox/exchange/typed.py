@@ -13,7 +13,7 @@ from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import Described, describe
 from halox.runtime.context import Context
 from halox.runtime.world import World
 from halox.values import as_int, as_list, shown
@@ -43,7 +43,7 @@ class Send:
         Tells several messages between two ranks apart.
     """
 
-    array: Any
+    array: object
     datatype: Any
     dest: int
     count: int = 1
@@ -57,7 +57,7 @@ class Recv:
     The type may differ from the sender's if its signature is the same. Parameters as of `Send`.
     """
 
-    array: Any
+    array: object
     datatype: Any
     source: int
     count: int = 1
@@ -172,7 +172,7 @@ class Exchange:
             self.close()
 
 
-def _items(name: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
+def _items(name: str, given: object, kind: type[Any]) -> tuple[Any, ...]:
     """Return the messages that a user lists, all of one kind."""
     items = as_list(given)
     if items is None:
@@ -184,20 +184,23 @@ def _items(name: str, given: Any, kind: type[Any]) -> tuple[Any, ...]:
 
 
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
-    arrays: list[Any] = []
+    arrays: list[object] = []
+    described: list[Described] = []
     numbers: dict[int, int] = {}
 
     def part(item: Send | Recv, name: str) -> Part:
-        found, count = describe(item.array, f"{name}.array"), as_int(item.count)
+        number = numbers.get(id(item.array))
+        if number is None:
+            described.append(describe(item.array, f"{name}.array"))
+            number = numbers[id(item.array)] = len(arrays)
+            arrays.append(item.array)
+        found, count = described[number], as_int(item.count)
         if count is None or count < 0:
             raise FieldError(f"{name}.count must be an int >= 0, got {shown(item.count)}")
         datatype = as_datatype(item.datatype)
         form = found.shape, found.strides, found.dtype.itemsize
         check_own_elements(f"{name}.array", *form, datatype, count)
-        if id(item.array) not in numbers:
-            numbers[id(item.array)] = len(arrays)
-            arrays.append(item.array)
-        return Part(numbers[id(item.array)], datatype, count)
+        return Part(number, datatype, count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
         parts = []
@@ -215,11 +218,11 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
-    devices = {describe(array).device for array in arrays} - {None}
+    devices = {found.device for found in described} - {None}
     if len(devices) > 1:
         raise FieldError(
             f"this rank's arrays lie on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
             "a rank exchanges arrays of one GPU: move them, or use a rank a GPU"
         )
     device = next(iter(devices), None)
-    return Draft(tuple(arrays), outgoing, incoming, "copy", device)
+    return Draft(tuple(arrays), tuple(described), outgoing, incoming, "copy", device)

@@ -122,6 +122,19 @@ def launch_between(
     return Launches(parts, keep=buffers)
 
 
+def strided_copy_between(
+    pairs: Sequence[tuple[Endpoint, Endpoint]], device: int
+) -> StridedCopy | None:
+    """Return the one launch of `launch_between` that copies strided types, None if some are not."""
+    copies = []
+    for source, target in pairs:
+        a, b = _whole(source), _whole(target)
+        if a is None or b is None:
+            return None
+        copies.append(Copy(a, b))
+    return StridedCopy(copies, device=device)
+
+
 class Zeroing:
     """One launch that sets endpoints to zero."""
 

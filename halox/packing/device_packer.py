@@ -59,9 +59,9 @@ class DevicePacker(ABC):
         self.nbytes = datatype.size * count
 
     @classmethod
-    @abstractmethod
     def why_not(cls, datatype: Datatype, count: int) -> str | None:
         """Return a short reason why this packer cannot take the items, or None if it can."""
+        return None
 
     @abstractmethod
     def pack(self, array: int, packed: int, stream: int) -> None:

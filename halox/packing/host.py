@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.runtime.arrays import as_ndarray, owner, strided_view
+from halox.runtime.arrays import Array, DType, HostArray, as_ndarray, borrow
 
 Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
@@ -23,6 +23,7 @@ _LARGEST_ELEMENT = 1024
 _LONG_BLOCK = 4096
 # Words of index kept between calls (32 MiB); longer indices are made piece by piece each time.
 _KEPT_INDEX = 1 << 22
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 class HostPacker:
@@ -32,7 +33,7 @@ class HostPacker:
 
     Parameters
     ----------
-    array : ndarray
+    array : ndarray or HostArray
         Host array of any dtype and strides, or a view; also another library's that offers DLPack.
         Displacements count from its first element ``[0, ..., 0]`` and may leave the view, but not
         the memory of the array it is a view of.
@@ -47,8 +48,7 @@ class HostPacker:
         Bytes of packed data.
     view : ndarray or None
         The bytes as a strided view of the array's memory, shape ``counts + (words,)``, of opaque
-        words; None where the datatype is not regular. Copying it to or from :meth:`packed_view`
-        is all that packing is.
+        words; None where the datatype is not regular.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class HostPacker:
 
     Notes
     -----
-    Not collective. Holds a reference to the array; blocks until the bytes are copied.
+    Not collective. Holds a reference to the array, if it is not borrowed; blocks until the bytes are copied.
 
     Examples
     --------
@@ -72,12 +72,12 @@ class HostPacker:
     array([1, 5, 9], dtype=int32)
     """
 
-    def __init__(self, array: npt.NDArray[Any], datatype: Datatype, count: int = 1) -> None:
+    def __init__(self, array: Array | HostArray, datatype: Datatype, count: int = 1) -> None:
         count = count_of("count", count)
         layout = datatype.items(count)
         first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
-        self.view: npt.NDArray[Any] | None = None
+        self.view: Array | None = None
         self._datatype, self._count = datatype, count
         self._first = first
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
@@ -85,7 +85,8 @@ class HostPacker:
         self._copier: _Copier
         strided = layout.strided
         if strided is not None:
-            self.view = _block_view(self._memory, strided.shifted(-first))
+            shape, word, offset, strides = block_view(strided)
+            self.view = np.ndarray(shape, word, self._memory.data, offset - first, strides)
             self._copier = _Strided(self.view)
         else:
             blocks = layout.block_list().shifted(-first)
@@ -95,82 +96,34 @@ class HostPacker:
                 self._copier = _Gathered(self._memory, blocks)
 
     def pack(self, out: Bytes) -> None:
-        """Copy the described bytes into a buffer, in the datatype's order.
-
-        Parameters
-        ----------
-        out : ndarray of uint8, shape (n,), contiguous, writable, n >= nbytes
-            Receives the bytes; the rest of it stays.
+        """Copy the described bytes into a contiguous uint8 array, in the datatype's order; the rest of it stays.
 
         Raises
         ------
         FieldError
-            If ``out`` is not such an array.
+            If ``out`` is not such an array, or too short.
         """
         self._copier.pack(self._checked("out", out, written=True))
 
     def unpack(self, packed: Bytes) -> None:
-        """Copy bytes from a buffer to where the datatype says.
-
-        Parameters
-        ----------
-        packed : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Bytes in the datatype's order, as :meth:`pack` leaves them.
-
-        Raises
-        ------
-        FieldError
-            If ``packed`` is not such an array, or the target is read-only.
-        """
+        """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
         self._copier.unpack(source)
 
     def add(self, packed: Bytes) -> None:
-        """Add values from a buffer to those at the places the datatype describes.
-
-        Parameters
-        ----------
-        packed : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Bytes of the values, in the datatype's order.
+        """Add packed values to those at the places of the datatype, in order; errors as of `unpack`.
 
         Raises
         ------
         DatatypeError
             If the primitives are not all of one integer, floating or complex type.
-        FieldError
-            If ``packed`` is not such an array, or the target is read-only.
-
-        Notes
-        -----
-        Values for places that occur several times are added one after another, in order.
         """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         if self._adder is None:
             self._adder = _Adder(self._memory, self._first, self._datatype, self._count)
         self._adder.add(source)
-
-    def packed_view(self, buffer: Bytes) -> npt.NDArray[Any] | None:
-        """View a buffer in the shape and word type of :attr:`view`.
-
-        Parameters
-        ----------
-        buffer : ndarray of uint8, shape (n,), contiguous, n >= nbytes
-            Packed bytes, or room for them.
-
-        Returns
-        -------
-        ndarray or None
-            None where the datatype is not regular.
-
-        Raises
-        ------
-        FieldError
-            If ``buffer`` is not such an array.
-        """
-        checked = self._checked("buffer", buffer, written=False)
-        return None if self.view is None else checked.view(self.view.dtype).reshape(self.view.shape)
 
     def _checked(self, name: str, buffer: Bytes, *, written: bool) -> Bytes:
         """Cut a packed buffer to the bytes used, if it is fit for its use."""
@@ -207,7 +160,7 @@ class _Copier(Protocol):
 class _Strided:
     """Regular blocks: one strided copy."""
 
-    def __init__(self, view: npt.NDArray[Any]) -> None:
+    def __init__(self, view: Array) -> None:
         self._view = view
 
     def pack(self, out: Bytes) -> None:
@@ -280,11 +233,12 @@ class _Adder:
         if dtype.kind not in "iufc":
             raise DatatypeError(f"values of type {dtype} cannot be added; use numbers")
         self._dtype = dtype
-        self._view: npt.NDArray[Any] | None = None
+        self._view: Array | None = None
         layout = datatype.items(count)
         strided = layout.strided
         if strided is not None and not strided.overlaps:
-            self._view = strided_view(memory, -first, strided, dtype)
+            shape, _, offset, strides = element_view(strided, dtype)
+            self._view = np.ndarray(shape, dtype, memory.data, offset - first, strides)
             return
         blocks = layout.block_list().shifted(-first)
         # Elements may start at any byte: index an array of elements that overlap each other, at
@@ -345,7 +299,7 @@ class _Index:
 class _Region:
     """Host memory by address, for NumPy; keeps the owner alive."""
 
-    def __init__(self, owner: npt.NDArray[Any], address: int, nbytes: int) -> None:
+    def __init__(self, owner: Array, address: int, nbytes: int) -> None:
         self.base = owner
         self.__array_interface__ = {
             "version": 3,
@@ -355,43 +309,48 @@ class _Region:
         }
 
 
-def _memory(array: npt.NDArray[Any], first: int, stop: int) -> Bytes:
+def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
-    array = as_ndarray(array)
-    if not isinstance(array, np.ndarray):
-        raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
-        raise FieldError("a masked array has a mask that does not travel; pass its .data")
-    if array.dtype.hasobject:
-        raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")
-    origin = array.__array_interface__["data"][0]
-    low, high = _reach(owner(array))
-    if origin + first < low or origin + stop > high:
+    if isinstance(array, HostArray):
+        check_inside(array.reach, first, stop)
+        return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
+    found = borrow(array)
+    check_inside(found.reach, first, stop)
+    return np.asarray(_Region(as_ndarray(array), found.pointer + first, stop - first))
+
+
+def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:
+    """Raise `FieldError` if bytes, counted from an array's first element, are outside its memory."""
+    if first < reach[0] or stop > reach[1]:
         raise FieldError(
             f"the datatype touches bytes {first} to {stop} from the array's first element, but "
-            f"its memory holds bytes {low - origin} to {high - origin}"
+            f"its memory holds bytes {reach[0]} to {reach[1]}"
         )
-    return np.asarray(_Region(array, origin + first, stop - first))
 
 
-def _reach(array: npt.NDArray[Any]) -> tuple[int, int]:
-    """First address of an array's memory, and the one behind its last."""
-    low = high = array.__array_interface__["data"][0]
-    if not array.size:
-        return low, high
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        low += min(0, (size - 1) * stride)
-        high += max(0, (size - 1) * stride)
-    return low, high + array.itemsize
+class View(NamedTuple):
+    """A strided view of memory, as `numpy.ndarray` makes it: relative to an array's first element."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    offset: int
+    strides: tuple[int, ...]
 
 
-def _block_view(memory: Bytes, blocks: StridedBlocks) -> npt.NDArray[Any]:
-    """Strided view of regular blocks: one element a block, or long blocks as words."""
+def block_view(blocks: StridedBlocks) -> View:
+    """View regular blocks: one element a block, or long blocks as words."""
     block = blocks.block_bytes
-    if block in (1, 2, 4, 8):
-        word = np.dtype(f"u{block}")
+    if block in _WORDS:
+        word = _WORDS[block]
     elif 0 < block <= _LARGEST_ELEMENT:
         word = np.dtype(f"V{block}")
     else:
-        word = np.dtype(f"u{gcd(block, 8)}")
-    return strided_view(memory, 0, blocks, word)
+        word = _WORDS[gcd(block, 8)]
+    return element_view(blocks, word)
+
+
+def element_view(blocks: StridedBlocks, dtype: DType) -> View:
+    """View regular blocks as elements of a dtype whose size divides theirs."""
+    size = dtype.itemsize
+    shape, strides = (*blocks.counts, blocks.block_bytes // size), (*blocks.strides, size)
+    return View(shape, dtype, blocks.offset, strides)

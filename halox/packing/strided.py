@@ -107,9 +107,12 @@ class StridedCopy:
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
-        self._launch.at(stream_pointer(stream), 0, 0)
+    def launch(self, stream: StreamLike = None, shift: int = 0) -> None:
+        """Enqueue the copies on a stream of the current device, CuPy's current one by default.
+
+        All addresses may be shifted, modulo 2**64, by a multiple of the longest word, 16 bytes.
+        """
+        self._launch.at(stream_pointer(stream), shift, shift)
 
 
 class StridedAdd:

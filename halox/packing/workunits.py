@@ -68,11 +68,6 @@ class WorkUnitsPacker(DevicePacker):
         self._launches: _Launches | None = None
         self._list: UnitList | None = None
 
-    @classmethod
-    def why_not(cls, datatype: Datatype, count: int) -> str | None:
-        """Return None: there is no type without a block list."""
-        return None
-
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory."""
         launches = self._launches or self._first_use(False, array, packed, stream)

@@ -41,8 +41,8 @@ class Job:
 
     Attributes
     ----------
-    arrays : sequence of array
-        The plan's arrays, on the host or on this rank's GPU.
+    arrays : sequence of HostArray or Described
+        The plan's arrays, borrowed: on the host or on this rank's GPU.
     sends, receives : tuple of Message
         Messages of this path, in the order of (peer, tag).
     operation : {"copy", "add"}
@@ -91,6 +91,8 @@ class Channel(ABC):
     ----------
     needs_host : bool
         Whether the host takes part in an exchange, beyond launching kernels.
+    is_movable : bool
+        Whether the channel can work on other arrays of the same layouts, by `views` and `bind`.
     has_ended : bool
         Whether nothing that this rank has begun is under way any more. Asked once it is closed.
     has_failed : bool
@@ -98,6 +100,7 @@ class Channel(ABC):
     """
 
     needs_host = True
+    is_movable = False
     has_ended = True
     has_failed = False
 
@@ -114,6 +117,15 @@ class Channel(ABC):
 
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End it: everything received is in place."""
+
+    def views(self, memories: Sequence[Any]) -> Any:  # noqa: B027
+        """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone.
+
+        The arrays are given as their bytes on the host, and by their addresses on a GPU.
+        """
+
+    def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
+        """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """End it, and release what no other rank reaches; local."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from halox.packing.host import HostPacker
+from halox.packing.host import HostPacker, View
 from halox.paths.base import (
     Candidate,
     Carried,
@@ -20,9 +20,19 @@ from halox.paths.base import (
 )
 from halox.paths.build import Build
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.packed import clearing, packer_of
+from halox.paths.host.packed import (
+    Move,
+    add_all,
+    clearing,
+    copy_all,
+    located,
+    packer_of,
+    places_of,
+    views_of,
+)
 from halox.paths.launches import clearing_of
 from halox.paths.messages import Part
+from halox.runtime.arrays import HostArray
 
 
 class LocalPath(Path):
@@ -60,33 +70,64 @@ def _pairs(job: Job) -> Iterator[tuple[Part, Part]]:
 class LocalHostChannel(Channel):
     """Copies between NumPy arrays of one rank, without a buffer where both sides are strided alike.
 
-    All copies are made by `start`: until `finish` nobody may change what is sent or touch what is received, so that
-    the earlier moment is as good.
+    The copies are made by `start`, since what is sent must not change before `finish` and what is received must
+    not be touched before it either: the earlier moment is as good, and leaves less for later.
     """
 
     def __init__(self, job: Job) -> None:
-        self._moves: list[tuple[Any, Any]] = []
-        self._calls: list[Callable[[], None]] = []
-        for send, receive in _pairs(job):
-            source = packer_of(job, send)
-            target = packer_of(job, receive)
-            if job.operation == "copy" and _alike(source, target):
-                self._moves.append((target.view, source.view))
-            else:
-                self._calls.append(_through_buffer(source, target, job.operation))
+        pairs, adds = [*_pairs(job)], job.operation == "add"
+        sources = places_of((send for send, _ in pairs), values=adds)
+        targets = places_of((receive for _, receive in pairs), values=adds)
+        cleared = places_of(job.cleared)
+        self._take = add_all if adds else copy_all
+        self._calls: list[Callable[[], object]] = []
+        self._moves: tuple[list[Move], list[Move]] = [], []
+        if (
+            sources is not None
+            and targets is not None
+            and cleared is not None
+            and all(_alike(a.view, b.view) for a, b in zip(sources, targets, strict=True))
+        ):
+            self.is_movable = True
+            arrays = cast(Sequence[HostArray], job.arrays)
+            self._sources, self._targets = located(sources, arrays), located(targets, arrays)
+            self._cleared = located(cleared, arrays)
+            self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
+            self.bind(self.views([array.memory for array in arrays]))
+            return
+        for send, receive in pairs:
+            source, target = packer_of(job, send), packer_of(job, receive)
+            self._calls.append(_through_buffer(source, target, job.operation))
         self._calls += clearing(job)
+
+    def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
+        """Return views of other arrays, and what to copy between them."""
+        sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
+        moves = [*zip(targets, sources, strict=True)]
+        if not self._cleared:
+            return moves, []
+        return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
+
+    def bind(self, views: tuple[list[Move], list[Move]]) -> None:
+        """Work on the arrays of these views."""
+        self._moves = views
 
     def start(self) -> None:
         """Copy everything."""
-        for target, source in self._moves:
-            np.copyto(target, source)
+        moves, cleared = self._moves
+        self._take(moves)
+        if cleared:
+            copy_all(cleared)
         for call in self._calls:
             call()
 
+    def close(self) -> None:
+        """Let go of the arrays."""
+        self._moves, self._calls = ([], []), []
 
-def _alike(source: HostPacker, target: HostPacker) -> bool:
-    a, b = source.view, target.view
-    return a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
+
+def _alike(a: View, b: View) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> Callable[[], None]:
@@ -101,18 +142,37 @@ def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> C
 
 
 class LocalDeviceChannel(Channel):
-    """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
+    """Copies between arrays of one rank on its GPU, in one kernel on the current stream.
+
+    Copies within one array are moved to another one by a shift of all addresses in the launch's parameters.
+    """
 
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        from halox.packing.device import launch_between
+        from halox.packing.device import launch_between, strided_copy_between
 
         pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in _pairs(job)]
-        self._launches: list[Any] = [launch_between(pairs, job.operation, device)]
+        self._shift, self._made_at = 0, [array.pointer for array in job.arrays]
+        self._launches: list[Any] = []
+        self._copy = strided_copy_between(pairs, device) if job.operation == "copy" else None
+        self.is_movable = self._copy is not None and len(job.arrays) == 1
+        if self._copy is None:
+            self._launches.append(launch_between(pairs, job.operation, device))
         self._launches += clearing_of(job, device)
+
+    def views(self, memories: Sequence[int]) -> int:
+        """Return the shift to another array."""
+        shift: int = (memories[0] - self._made_at[0]) % (1 << 64)
+        return shift
+
+    def bind(self, views: int) -> None:
+        """Work at this shift."""
+        self._shift = views
 
     def start(self) -> None:
         """Put the kernel on the current stream."""
+        if self._copy is not None:
+            self._copy.launch(None, self._shift)
         for launch in self._launches:
             launch.launch()

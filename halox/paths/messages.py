@@ -49,7 +49,7 @@ class Message:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the whole message once packed, without padding."""
-        return sum(part.nbytes for part in self.parts)
+        return sum([part.nbytes for part in self.parts])
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Message:
     @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the packed message, the alignment of its parts included."""
-        return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts)
+        return sum([-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts])
 
     @cached_property
     def is_strided(self) -> bool:
@@ -73,7 +73,7 @@ class Message:
     @cached_property
     def signatures(self) -> tuple[tuple[Signature, int], ...]:
         """Signature and count of each part; their products are equal on both ends of a valid message."""
-        return tuple((part.datatype.signature, part.count) for part in self.parts)
+        return tuple([(part.datatype.signature, part.count) for part in self.parts])
 
     @cached_property
     def block_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Message:
     @cached_property
     def block_count(self) -> int:
         """Contiguous runs of all parts together."""
-        return sum(run_count(part.datatype) * part.count for part in self.parts)
+        return sum([run_count(part.datatype) * part.count for part in self.parts])
 
 
 ALIGNMENT = 16

@@ -147,17 +147,14 @@ class NodeLink:
         """Return where this rank packs a message."""
         assert self._block is not None
         offset = self._offsets[message.peer, message.tag]
-        return self._at(self._block.place, slot * self._slot_bytes + offset)
+        return self._block.place.at(_HEAD_BYTES + slot * self._slot_bytes + offset)
 
     def incoming_place(self, message: Message, slot: int) -> Place:
         """Return where a peer packs a message for this rank."""
         place, slot_bytes, _, offsets = self._peers[message.peer]
         offset = offsets[self.world.rank, message.tag]
-        return self._at(place, slot * slot_bytes + offset)
-
-    @staticmethod
-    def _at(place: Place, offset: int) -> Place:
-        return Place(place.window, place.node_rank, place.offset + _HEAD_BYTES + offset)
+        found: Place = place.at(_HEAD_BYTES + slot * slot_bytes + offset)
+        return found
 
     def close(self) -> None:
         """Give the block back; local."""

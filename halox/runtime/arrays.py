@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,13 @@ from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
+from halox.runtime.dlpack import Array as Array
+from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.addresses import memory_kind
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.values import shown
 
-WORDS: dict[int, np.dtype[Any]] = {
+WORDS: dict[int, DType] = {
     16: np.dtype("c16"),
     8: np.dtype("u8"),
     4: np.dtype("u4"),
@@ -27,8 +29,13 @@ WORDS: dict[int, np.dtype[Any]] = {
 }
 """The dtype of a word by its bytes."""
 
+_Byte = ctypes.c_char
 
-@dataclass(frozen=True)
+# Candidates looked at before two arrays that lie among each other are taken to share memory.
+_MOST_WORK: Any = 1 << 20
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Described:
     """Address, layout and place of an array.
 
@@ -47,9 +54,14 @@ class Described:
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     device: int | None
     writable: bool
+
+    def borrowed(self) -> HostArray:
+        """Borrow the memory of the array alone; on the host."""
+        before, behind = span(self.shape, self.strides, self.dtype.itemsize)
+        return HostArray(memory_at(self.pointer - before, before + behind), before, self.pointer)
 
 
 def describe(array: Any, name: str = "array") -> Described:
@@ -66,6 +78,16 @@ def describe(array: Any, name: str = "array") -> Described:
     Element types that NumPy does not have, such as bfloat16, are described as opaque bytes (``V2``).
     An array that comes by DLPack of before version 1.0 alone counts as read-only.
     """
+    if type(array) is np.ndarray and not array.dtype.hasobject:
+        flags = array.flags
+        try:  # a third of the time of __array_interface__
+            pointer = ctypes.addressof(_Byte.from_buffer(array))  # type: ignore[arg-type]
+        except (
+            TypeError,
+            ValueError,
+        ):  # not contiguous, read-only, empty, or a dtype without buffers
+            pointer = array.__array_interface__["data"][0]
+        return Described(pointer, array.shape, array.strides, array.dtype, None, flags.writeable)
     try:
         if not isinstance(array, np.ndarray):
             if is_cupy_array(array):
@@ -111,7 +133,7 @@ def describe(array: Any, name: str = "array") -> Described:
     return found
 
 
-def _on_gpu(array: Any, name: str) -> Described:
+def _on_gpu(array: object, name: str) -> Described:
     """Describe an array of another library than CuPy, which need not be there."""
     interface = _cuda_interface(array)
     if interface is None:
@@ -130,7 +152,7 @@ def _on_gpu(array: Any, name: str) -> Described:
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 
-def _cuda_interface(array: Any) -> Any:
+def _cuda_interface(array: object) -> Any:
     try:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
@@ -142,7 +164,7 @@ def _cuda_interface(array: Any) -> Any:
 class _Shared:
     """Host memory that NumPy may look at; keeps its array alive."""
 
-    def __init__(self, array: Any, shown: dlpack.Shown) -> None:
+    def __init__(self, array: object, shown: dlpack.Shown) -> None:
         self.array = array
         self.__array_interface__ = {
             "version": 3,
@@ -153,13 +175,10 @@ class _Shared:
         }
 
 
-def as_ndarray(array: Any, name: str = "array") -> Any:
+def as_ndarray(array: object, name: str = "array") -> Any:
     """View another library's array on the host as a NumPy array; return anything else as it is.
 
-    Raises
-    ------
-    FieldError
-        If the array does not show its memory; names the argument.
+    Raises `FieldError`, which names the argument, if the array does not show its memory.
     """
     if isinstance(array, np.ndarray):
         return array
@@ -169,13 +188,10 @@ def as_ndarray(array: Any, name: str = "array") -> Any:
     return np.asarray(_Shared(array, dlpack.shown(array, name)))
 
 
-def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def scalar_array(value: Any, dtype: DType) -> Array:
     """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
 
-    Raises
-    ------
-    FieldError
-        If the dtype cannot hold the value.
+    Raises `FieldError` if the dtype cannot hold the value.
     """
     if isinstance(value, np.generic):
         return np.asarray(value)
@@ -189,7 +205,7 @@ def scalar_array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
 
 
-def owner(array: Any) -> Any:
+def owner(array: object) -> Any:
     """Return the array at the end of a chain of views: the one whose life is that of the memory."""
     root, base = array, getattr(array, "base", None)
     while base is not None:
@@ -200,28 +216,86 @@ def owner(array: Any) -> Any:
     return root
 
 
-def borrow(array: Any) -> npt.NDArray[Any]:
-    """Return a view of the same memory of the host that does not keep it alive.
+class HostArray(NamedTuple):
+    """Memory of a host array, borrowed: whoever looks at it must let go before its owner is gone.
 
-    Whoever borrows must let go before the memory's owner is gone.
+    Attributes
+    ----------
+    memory : buffer
+        Bytes of the array that owns the memory, from the first to the last.
+    origin : int
+        Index in them of the array's element [0, ..., 0].
+    pointer : int
+        Address of that element.
     """
+
+    memory: memoryview
+    origin: int
+    pointer: int
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """First byte of the memory, and the one behind its last, counted from the element [0, ..., 0]."""
+        return -self.origin, len(self.memory) - self.origin
+
+
+def borrow(array: object) -> HostArray:
+    """Borrow the memory of a host array, and of the array that it is a view of; `FieldError` if it is none."""
     array = as_ndarray(array)
+    if not isinstance(array, np.ndarray):
+        raise FieldError(f"a NumPy array is needed, got {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise FieldError("a masked array has a mask that does not travel; pass its .data")
+    if array.dtype.hasobject:
+        raise FieldError(f"an array of dtype {array.dtype} holds references, which cannot be moved")
     root = owner(array)
-    low, high = np.lib.array_utils.byte_bounds(root)
-    buffer: Any = (ctypes.c_char * (high - low)).from_address(low)
-    memory: npt.NDArray[np.uint8] = np.ndarray((high - low,), np.uint8, buffer=buffer)
-    offset = array.__array_interface__["data"][0] - low
-    return np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset, strides=array.strides)
+    pointer = array.__array_interface__["data"][0]
+    low = pointer if root is array else root.__array_interface__["data"][0]
+    before, behind = span(root.shape, root.strides, root.itemsize)
+    memory = memory_at(low - before, before + behind)
+    return HostArray(memory, pointer - low + before, pointer)
+
+
+def memory_at(address: int, nbytes: int) -> memoryview:
+    """Return bytes of the host by their address."""
+    return memoryview((_Byte * nbytes).from_address(address))
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Return the bytes of an array's memory before its element [0, ..., 0], and from there on."""
+    if 0 in shape:
+        return 0, 0
+    reaches = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    low = sum([reach for reach in reaches if reach < 0])
+    return -low, sum(reaches) - low + itemsize
+
+
+def share_memory(a: Described, b: Described) -> bool:
+    """Whether some byte belongs to elements of both arrays; True also where that is too hard to tell.
+
+    Looks at addresses only, so that arrays on a GPU will do.
+    """
+    if a.device != b.device:
+        return False
+    (low_a, high_a), (low_b, high_b) = (
+        span(one.shape, one.strides, one.dtype.itemsize) for one in (a, b)
+    )
+    if a.pointer + high_a <= b.pointer - low_b or b.pointer + high_b <= a.pointer - low_a:
+        return False
+    try:
+        return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _shell(found: Described) -> Array:
+    """Return an array with the addresses of another one; its elements must not be looked at."""
+    memory, origin, _ = found.borrowed()
+    return np.ndarray(found.shape, f"V{found.dtype.itemsize}", memory, origin, found.strides)
 
 
 def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
-    """Return the widest word, in bytes, in which all of some strided layouts can be moved.
-
-    Parameters
-    ----------
-    *layouts : (origin, StridedBlocks)
-        A layout and the address of its origin.
-    """
+    """Return the widest word, in bytes, in which strided layouts at these origins can be moved."""
     common = 16
     for origin, strided in layouts:
         common = gcd(common, origin + strided.offset, strided.block_bytes, *strided.strides)
@@ -229,25 +303,9 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
 
 
 def strided_view(
-    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: np.dtype[Any]
-) -> npt.NDArray[Any]:
-    """View strided blocks in a run of bytes as an array.
-
-    Parameters
-    ----------
-    memory : ndarray of uint8, 1-D
-        The bytes.
-    origin : int
-        Index in ``memory`` to which the layout's offset is relative.
-    strided : StridedBlocks
-        The layout.
-    dtype : numpy.dtype
-        Its size divides the block length.
-
-    Returns
-    -------
-    ndarray, shape ``counts + (block_bytes // dtype.itemsize,)``
-    """
+    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: DType
+) -> Array:
+    """View strided blocks in bytes, from index ``origin`` on, as an array of shape ``counts + (elements,)``."""
     return np.ndarray(
         (*strided.counts, strided.block_bytes // dtype.itemsize),
         dtype,

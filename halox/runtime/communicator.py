@@ -39,7 +39,7 @@ _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
 
 UNFINISHED: list[Any] = []
-"""Collectives of MPI that have failed: requests hold their buffers, in which MPI may write at any time."""
+"""Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
 
 _left_to_mpi: list[bool] = []
 """Not empty once MPI is being finalized, when communicators are MPI's to free."""

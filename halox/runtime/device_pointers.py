@@ -66,20 +66,19 @@ def find_out(world: World, device: int | None) -> Verdict:
 
     Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Do it once a world.
     """
-    mine: Verdict | None = None
-    error: Exception | None = None
     gpus = world.gather(device, _SEARCHING)
     place = [gpus[rank] for rank in world.node_ranks]
     asks = next((rank for rank, gpu in enumerate(place) if gpu is not None), None)
-    try:
-        mine = decided_by_user()
-        if mine is None and asks == world.node_rank and device is not None:
-            # The other ranks wait for the answer, and not longer than for anything else.
-            limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
-            mine = asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
-    except HaloxError as caught:
-        error = caught
-    verdicts = world.gather(mine, _SEARCHING, error)
+
+    def verdict_here() -> Verdict | None:
+        decided = decided_by_user()
+        if decided is not None or asks != world.node_rank or device is None:
+            return decided
+        # The other ranks wait for the answer, and not longer than for anything else.
+        limit_s = min(LIMIT_S, world.limit_s / 2 or LIMIT_S)
+        return asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
+
+    verdicts = world.gather_result(verdict_here, _SEARCHING)
     # One that asked speaks for its node; a user's word counts on each rank.
     said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
     refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]

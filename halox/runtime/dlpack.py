@@ -8,12 +8,15 @@ The capsule is released at once, as the array itself keeps its memory alive.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
 from halox.errors import FieldError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+DType: TypeAlias = np.dtype[Any]
 
 ON_HOST = (1, 3)
 """kDLCPU and kDLCUDAHost, which is page-locked."""
@@ -69,7 +72,7 @@ class Shown(NamedTuple):
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     writable: bool
 
 
@@ -125,7 +128,7 @@ def _read(tensor: _Tensor, name: str, *, writable: bool) -> Shown:
     return Shown(tensor.data + tensor.byte_offset, shape, strides, dtype, writable)
 
 
-def _dtype(tensor: _Tensor, name: str) -> np.dtype[Any]:
+def _dtype(tensor: _Tensor, name: str) -> DType:
     nbytes, rest = divmod(tensor.bits * tensor.lanes, 8)
     if rest:
         raise FieldError(

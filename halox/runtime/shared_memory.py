@@ -6,6 +6,7 @@ import mmap
 import os
 import platform
 from contextlib import suppress
+from functools import cached_property
 from threading import Lock
 from uuid import uuid4
 
@@ -79,7 +80,7 @@ class SharedSegment:
         self.memory: Bytes = np.frombuffer(mapping, np.uint8)
         self.nbytes = len(mapping)
 
-    @property
+    @cached_property
     def start(self) -> int:
         """Its address in this process."""
         return int(self.memory.ctypes.data)

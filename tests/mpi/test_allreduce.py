@@ -387,7 +387,7 @@ class LateMoves:
     def fetch(self, values: Any, start: int) -> None:
         self._pending.append((values, self._array[start : start + len(values)]))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         for target, source in self._pending:
             target[...] = source
         self._pending.clear()
@@ -415,7 +415,7 @@ def test_moves_that_end_late(elements: int, comm: World) -> None:
             with pytest.raises(HaloxError, match="none"):
                 made.reduce(None if bad else moves.of(array.copy()), bad)
         made.reduce(moves.of(array), None)
-    moves.settle()
+    moves.wait()
     totals = (base * call * comm.size + sum(range(comm.size)) for call in range(200))
     assert agree(all(map(np.array_equal, arrays, totals)), comm)
     made.close()

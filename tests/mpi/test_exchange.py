@@ -54,7 +54,9 @@ def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[
 
 
 @pytest.mark.parametrize("number", range(CASES))
-def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
+def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    if number % 2:  # as large grids are
+        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     rng = np.random.default_rng([SEED, comm.size, number])
     case = random_case(rng, comm.size, DTYPES)
     with make_grid(case, comm) as grid:
@@ -72,6 +74,16 @@ def test_random_grid(number: int, comm: MPI.Intracomm) -> None:
             grid.exchange(*fields)
             right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
             assert agree(all(right), comm), (SEED, case, right)
+
+
+def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of the random grids are, for which the limit is the same."""
+    monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+    with halox.Grid((4 * comm.size, 6), proc_shape=(comm.size, 1), comm=comm, device="cpu") as grid:
+        rows = grid.explain(grid.zeros("f4")).rows
+        assert {row.way for row in rows if row.peer != comm.rank} == (
+            {"direct"} if comm.size > 1 else set()
+        )
 
 
 @pytest.mark.parametrize("number", range(CASES // 2))

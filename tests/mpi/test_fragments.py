@@ -30,6 +30,7 @@ from halox.paths.messages import Message, Part, fuse
 from halox.paths.node import NodeLink
 from halox.paths.staged.pipeline import Pipeline, Work
 from halox.runtime.arena import SharedArena
+from halox.runtime.arrays import borrow
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
@@ -150,7 +151,8 @@ class Rig:
         self.receives = fuse(
             "receive", [(*r, p) for r, p in zip(receives, parts[len(sends) :], strict=True)]
         )
-        self.job = Job(self.arrays, self.sends, self.receives)
+        arrays = [borrow(array) for array in self.arrays] if host else self.arrays
+        self.job = Job(arrays, self.sends, self.receives)
         self.arena = SharedArena(self.world)
         self.carrier = self._carrier(kind, cut)
         self.gpu: LateGpu | None = None

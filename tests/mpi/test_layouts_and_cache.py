@@ -147,7 +147,7 @@ def test_a_view_of_a_whole_field_is_that_field(grid: halox.Grid, comm: World) ->
             grid.exchange(v)
             assert agree(is_exchanged(grid, u, 2, 0), comm)
             assert grid.interior(v).shape == grid.rank_shape
-    assert grid._plan_number == 4
+    assert grid._plan_number == 3, "the first and the third are of one layout"
     # What has another shape, stride or type is read by its own shape.
     state = grid.declare(np.zeros((2, *grid.padded_shape)), components=2, halo=halo)
     assert grid.layout(state[0]).spec.halo == grid.halo
@@ -250,7 +250,7 @@ def test_plans_are_evicted_alike_whatever_ranks_keep(small: int, comm: World) ->
         u = g.ones()
         g.exchange(u)
         for n in range(small + 3):
-            w = u + n
+            w = g.full(n)
             g.exchange(w)
             if g.rank == 0:
                 kept.append(w)

@@ -135,12 +135,13 @@ def test_an_odd_argument_on_one_rank(comm: World, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HALOX_TIMEOUT", "60")
     ranks = _Ranks(comm)
     odd_rank, unlike = comm.size - 1, []
-    kinds = itertools.cycle(KINDS)
+    kinds, more = itertools.cycle(KINDS), itertools.count()
     for name, (call, arguments) in CALLS.items():
         for changed in arguments:
             for kind in itertools.islice(kinds, KINDS_EACH):
-                # A field anew each time: one that has a plan already would not meet the other ranks.
-                field = np.ones(ranks.grid.padded_shape)
+                # Of new strides each time: a layout that has a plan already would not meet the other ranks.
+                *shape, last = ranks.grid.padded_shape
+                field = np.ones((*shape, last + next(more)))[..., :last]
                 given: dict[str, Any] = {"field": field} if "field" in arguments else {}
                 if comm.rank == odd_rank:
                     given[changed] = ODD[kind]()

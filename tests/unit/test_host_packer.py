@@ -21,13 +21,13 @@ from halox.datatypes import (
     resized,
     slab,
     struct,
-    subarray,
     vector,
 )
 from halox.errors import DatatypeError, FieldError
 from halox.packing import host
-from halox.packing.host import HostPacker
+from halox.packing.host import HostPacker, block_view, element_view
 from halox.packing.pack import pack, unpack
+from halox.runtime.arrays import borrow
 from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
 
@@ -96,20 +96,18 @@ def test_structured_arrays_leave_their_padding_alone() -> None:
     assert (target.view("u1").reshape(5, 24)[:, padding] == 0x11).all()
 
 
-def test_precomputed_views_are_all_that_packing_is() -> None:
-    array = filled((5, 6, 7))
-    made = subarray((5, 6, 7), (5, 6, 1), (0, 0, 2), "f8")
-    packer = HostPacker(array, made)
-    buffer = np.zeros(packer.nbytes + 8, np.uint8)
-    target, source = packer.packed_view(buffer), packer.view
-    assert target is not None and source is not None
-    assert target.shape == source.shape and target.dtype == source.dtype
-    assert np.shares_memory(source, array) and np.shares_memory(target, buffer)
-    np.copyto(target, source)
-    np.testing.assert_array_equal(buffer[:-8].view("f8"), array[:, :, 2].ravel())
-    irregular = HostPacker(array, indexed([1, 2, 1], [0, 3, 9], "f8"))
-    assert irregular.view is None
-    assert irregular.packed_view(buffer) is None
+def test_views_are_all_that_packing_is() -> None:
+    array = filled((5, 6, 7))[::-1]
+    made = slab(array.shape, array.strides, (0, 0, 2), (5, 6, 1), "f8")
+    assert made.strided is not None
+    memory, origin, _ = borrow(array)
+    for view in (block_view(made.strided), element_view(made.strided, np.dtype("f8"))):
+        source = np.ndarray(view.shape, view.dtype, memory, origin + view.offset, view.strides)
+        buffer = np.zeros(made.size, np.uint8)
+        np.copyto(np.ndarray(view.shape, view.dtype, buffer), source)
+        np.testing.assert_array_equal(buffer.view("f8"), array[:, :, 2].ravel())
+        assert np.shares_memory(source, array)
+    assert HostPacker(array[::-1], indexed([1, 2, 1], [0, 3, 9], "f8")).view is None
 
 
 def test_displacements_may_leave_the_view_but_not_its_memory() -> None:
@@ -255,7 +253,7 @@ def test_packing_allocates_nothing_once_planned() -> None:
 )
 def test_unfit_buffers(buffer: Any, message: str) -> None:
     packer = HostPacker(filled(9), vector(3, 1, 3, "f8"))
-    for call in (packer.pack, packer.unpack, packer.add, packer.packed_view):
+    for call in (packer.pack, packer.unpack, packer.add):
         with pytest.raises(FieldError, match=message):
             call(buffer)
 

@@ -27,8 +27,8 @@ from halox.decomposition import (
     overlaps,
 )
 from halox.errors import DecompositionError, FieldError
-from halox.exchange.transpose import Side, memory_order, share_memory, transpose_draft
-from halox.runtime.arrays import describe
+from halox.exchange.transpose import Side, memory_order, transpose_draft
+from halox.runtime.arrays import describe, share_memory
 from tests.support import trials
 
 POISON = -1

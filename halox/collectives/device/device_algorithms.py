@@ -21,13 +21,14 @@ import numpy.typing as npt
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
-from halox.collectives.device.kernel_reductions import Target, make_array_reduction
+from halox.collectives.device.kernel_reductions import make_array_reduction
 from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, InRankOrder, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.runtime.context import Context
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import pinned
 from halox.runtime.gpu.streams import StreamOrder, is_capturing
@@ -50,21 +51,10 @@ class DeviceAlgorithm(Protocol):
     captures: bool
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine, or raise.
+        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
 
-        Parameters
-        ----------
-        source, target : int
-            Addresses, the same or of disjoint arrays. Not looked at with an error.
-        stream : cupy.cuda.Stream
-            The current one.
-        error : Exception or None
-            Why this rank cannot take part: raised on all ranks where the host takes part in a call. Kernels cancel the
-            reduction: it is raised here, and a `MismatchError` on the other ranks at their next call.
-
-        Notes
-        -----
-        Collective.
+        Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
+        is raised here, and a `MismatchError` on the other ranks at their next call.
         """
 
     def close(self) -> None:
@@ -85,59 +75,10 @@ class Nothing:
         """Do nothing."""
 
 
-class ByKernel:
-    """``oneshot`` and ``reduce_scatter_allgather``."""
-
-    captures = True
-
-    def __init__(
-        self, context: Context, name: str, op: str, dtype: np.dtype[Any], elements: int
-    ) -> None:
-        assert context.device_arena is not None
-        planner = plan_oneshot if name == "oneshot" else plan_scattered
-        plan = planner(dtype, op, elements, context.world.size)
-        self._launch = make_array_reduction(context.world, context.device_arena, plan)
-
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine: see `DeviceAlgorithm`."""
-        if error is not None:
-            self._launch.cancel(stream)
-            raise error
-        self._launch(source, target, stream)
-
-    def bind(self, source: int, target: Target) -> Callable[[], Any]:
-        """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
-        return self._launch.bind(source, target)
-
-    def close(self) -> None:
-        """Wait for the last launch; local."""
-        self._launch.close()
-
-
-class ByTree:
-    """``shared_buffer`` and ``binomial``."""
-
-    captures = False
-
-    def __init__(
-        self, context: Context, name: Shape, op: str, dtype: np.dtype[Any], elements: int
-    ) -> None:
-        arena, events = context.device_arena, context.events
-        assert arena is not None and events is not None
-        self._world = context.world
-        moves = partial(DeviceMoves, dtype, op, elements, arena.device)
-        memory = arena, events, context.arena
-        nbytes = elements * dtype.itemsize
-        self._tree = make_tree_reduction(context.world, memory, name, nbytes, moves)
-
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine: see `DeviceAlgorithm`."""
-        self._world.agree(error, _DOING)
-        self._tree(source, target)
-
-    def close(self) -> None:
-        """Wait for all ranks' last calls; collective."""
-        self._tree.close()
+def _copy(target: int, source: int, nbytes: int, stream: Any) -> None:
+    """Copy between a GPU and the host; does not wait."""
+    runtime = cupy().cuda.runtime
+    runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
 
 
 class _Pinned:
@@ -148,28 +89,23 @@ class _Pinned:
         self._buffer = pinned(self._nbytes)
         self.values = self._buffer.array.view(dtype)
         self._order = StreamOrder()
-        self._runtime = cupy().cuda.runtime
 
     def fetch(self, source: int, stream: Any) -> None:
         """Copy an array of the GPU to the host, and wait for it."""
-        self.settle(stream)
-        runtime = self._runtime
-        at = self.values.ctypes.data
-        runtime.memcpyAsync(at, source, self._nbytes, runtime.memcpyDefault, stream.ptr)
+        self.follow(stream)
+        _copy(self.values.ctypes.data, source, self._nbytes, stream)
         stream.synchronize()
 
-    def settle(self, stream: Any) -> None:
+    def follow(self, stream: Any) -> None:
         """Order a stream after the last call's."""
         self._order.follow(stream)
 
     def bring(self, target: int, stream: Any) -> None:
         """Copy the array to the GPU; does not wait."""
-        runtime = self._runtime
-        at = self.values.ctypes.data
-        runtime.memcpyAsync(target, at, self._nbytes, runtime.memcpyDefault, stream.ptr)
+        _copy(target, self.values.ctypes.data, self._nbytes, stream)
 
     def close(self) -> None:
-        """Wait for the last copy, and let go of the memory."""
+        """Wait for the last copy, and free the memory."""
         self._order.synchronize()
         self._buffer.close()
 
@@ -179,23 +115,20 @@ class _Copies:
 
     def __init__(self, source: int, target: int, stream: Any) -> None:
         self._source, self._target, self._stream = source, target, stream
-        self._runtime = cupy().cuda.runtime
 
     def fetch(self, values: npt.NDArray[Any], start: int) -> None:
         """Copy a piece of the array to the host; does not wait."""
-        self._copy(values.ctypes.data, self._source + start * values.itemsize, values.nbytes)
+        source = self._source + start * values.itemsize
+        _copy(values.ctypes.data, source, values.nbytes, self._stream)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the stream."""
         self._stream.synchronize()
 
     def bring(self, values: npt.NDArray[Any], start: int) -> None:
         """Copy a piece of the result to the GPU; does not wait."""
-        self._copy(self._target + start * values.itemsize, values.ctypes.data, values.nbytes)
-
-    def _copy(self, target: int, source: int, nbytes: int) -> None:
-        runtime = self._runtime
-        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, self._stream.ptr)
+        target = self._target + start * values.itemsize
+        _copy(target, values.ctypes.data, values.nbytes, self._stream)
 
 
 class ThroughHost:
@@ -216,7 +149,7 @@ class ThroughHost:
             self._host: HostAlgorithm = InRankOrder(context, *what)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine: see `DeviceAlgorithm`."""
+        """Combine."""
         if self._shared is not None:
             error = error or _failure(lambda: self._order.follow(stream))
             self._shared.reduce(None if error else _Copies(source, target, stream), error)
@@ -279,7 +212,7 @@ class AcrossNodes:
         self._leaders = Leaders(world, operation, dtype, elements)
 
     def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Combine: see `DeviceAlgorithm`."""
+        """Combine."""
         self._world.agree(error, _DOING)
         host = self._pinned
         if self._within is not None:
@@ -291,7 +224,7 @@ class AcrossNodes:
             host.fetch(source, stream)
         else:
             # What the last call brought to the GPU must be there before the memory is written again.
-            host.settle(stream)
+            host.follow(stream)
             stream.synchronize()
         self._leaders.combine(host.values)
         host.bring(target, stream)
@@ -315,7 +248,7 @@ def _failure(work: Callable[[], Any]) -> Exception | None:
 
 
 def why_no_kernels(world: World, topology: Topology) -> str | None:
-    """Why one kernel on each rank cannot reduce over all of them, None if it can; the same on all ranks."""
+    """Reason why one kernel on each rank cannot reduce over all of them, or None; the same on all ranks."""
     return _first_reason(world, topology.why_no_signals)
 
 
@@ -331,15 +264,7 @@ def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | 
 def why_not(
     world: World, topology: Topology, op: str, dtype: np.dtype[Any], elements: int
 ) -> dict[str, str]:
-    """Return why algorithms cannot be had, by name; the same on all ranks.
-
-    Parameters
-    ----------
-    world : World
-    topology : Topology
-    op, dtype, elements
-        What is reduced.
-    """
+    """Return the reasons why algorithms are not available, by name; the same on all ranks."""
     found: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
     for name, planner in (("oneshot", plan_oneshot), ("reduce_scatter_allgather", plan_scattered)):
@@ -358,6 +283,22 @@ def why_not(
     return found
 
 
+def begin_making(context: Context, device: int, doing: str, why_no_capture: str) -> Topology:
+    """Wait for all ranks' GPUs, and return the topology; collective, refused in a capture."""
+
+    def begin() -> DeviceArena:
+        if is_capturing():
+            raise StateError(f"the current stream is being captured, {why_no_capture}")
+        arena = context.use_device(device)
+        cupy().cuda.Device(device).synchronize()
+        return arena
+
+    arena: DeviceArena = context.world.guarded(begin, doing)
+    # All ranks' GPUs have been idle since the first of them came here.
+    arena.reclaim()
+    return context.find_gpus()
+
+
 def make_algorithm(
     context: Context,
     device: int,
@@ -367,61 +308,23 @@ def make_algorithm(
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
     """Make the algorithm asked for, or the one that is expected to be fastest.
 
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    device : int
-        This rank's GPU.
-    what : (str, dtype, int)
-        Operation, dtype and number of elements, the same on all ranks.
-    wish : str, optional
-        The same on all ranks.
-    without : collection of str
-        Algorithms that are not to be taken.
-
-    Returns
-    -------
-    algorithm : DeviceAlgorithm
-    name : str
-    reasons : dict
-        Why others cannot be had, as far as is known.
-
-    Raises
-    ------
-    FieldError
-        On all ranks, if the algorithm asked for cannot be had; says why.
-    StateError
-        On all ranks, if one's current stream is being captured.
-
-    Notes
-    -----
     Collective. Waits for the GPU.
     """
     op, dtype, elements = what
     world = context.world
-
-    def begin() -> None:
-        if is_capturing():
-            raise StateError(
-                "the current stream is being captured, and making a reduction needs the host; make it, or call it "
-                "once, before the capture"
-            )
-        context.use_device(device)
-        cupy().cuda.Device(device).synchronize()
-
-    world.guarded(begin, _MAKING)
-    assert context.device_arena is not None
-    # All ranks' GPUs have been idle since the first of them came here.
-    context.device_arena.reclaim()
-    topology = context.find_gpus()
+    topology = begin_making(
+        context,
+        device,
+        _MAKING,
+        "and making a reduction needs the host; make it, or call it once, before the capture",
+    )
     reasons = why_not(world, topology, op, dtype, max(elements, 1))
     nbytes = elements * dtype.itemsize
     possible = [n for n in DEVICE_ALGORITHMS if n not in reasons and n not in without]
     if wish is not None and wish in reasons:
         names = ", ".join(map(repr, possible))
         raise FieldError(
-            f"algorithm {wish!r} cannot be had: {reasons[wish]}; here are {names}, or None for the fastest"
+            f"algorithm {wish!r} is not available: {reasons[wish]}; here are {names}, or None for the fastest"
         )
     if not elements:
         return Nothing(), wish or "oneshot", reasons
@@ -436,7 +339,7 @@ def make_algorithm(
         except HaloxError as error:  # on all ranks
             reasons[name] = str(error)
             if name == wish or name == ranked[-1]:
-                raise FieldError(f"algorithm {name!r} cannot be had: {error}") from error
+                raise FieldError(f"algorithm {name!r} is not available: {error}") from error
     raise AssertionError("there is always a way through the host")
 
 
@@ -444,10 +347,15 @@ def _made(
     context: Context, device: int, name: str, what: tuple[str, np.dtype[Any], int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what
+    world, arena, events = context.world, context.device_arena, context.events
+    assert arena is not None and events is not None
     if name in ("oneshot", "reduce_scatter_allgather"):
-        return ByKernel(context, name, op, dtype, elements)
+        planner = plan_oneshot if name == "oneshot" else plan_scattered
+        return make_array_reduction(world, arena, planner(dtype, op, elements, world.size))
     if name in ("shared_buffer", "binomial"):
-        return ByTree(context, cast(Shape, name), op, dtype, elements)
+        steps = partial(DeviceMoves, dtype, op, elements, device)
+        memory, nbytes = (arena, events, context.arena), elements * dtype.itemsize
+        return make_tree_reduction(world, memory, cast(Shape, name), nbytes, steps)
     operation = find_operation(op, dtype)
     if name == "host":
         return ThroughHost(context, operation, dtype, elements)

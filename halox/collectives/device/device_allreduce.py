@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.array_reduction import ArrayReduction
-from halox.collectives.device.device_algorithms import ByKernel, make_algorithm
+from halox.collectives.device.device_algorithms import make_algorithm
+from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Described, as_ndarray, describe, scalar_array
@@ -20,26 +21,7 @@ from halox.runtime.gpu.streams import is_capturing
 
 
 class DeviceAllreduce(ArrayReduction):
-    """Combines arrays on the GPUs of all ranks; arrays of the host are copied there and back.
-
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    device : int
-        This rank's GPU.
-    shape, dtype, op
-        The same on all ranks; the operation has a meaning for the dtype.
-    algorithm : str, optional
-        By default the one that is expected to be fastest.
-
-    Raises
-    ------
-    FieldError
-        If the algorithm is not available.
-    StateError
-        If the current stream is being captured.
-    """
+    """Combines arrays on the GPUs of all ranks; arrays of the host are copied there and back."""
 
     def __init__(
         self,
@@ -86,7 +68,7 @@ class DeviceAllreduce(ArrayReduction):
 
     def bind(self, array: Any, out: Any) -> Launch | None:
         """Prepare calls that are one launch, for arrays that it reads and writes as they are."""
-        if not isinstance(self._do, ByKernel) or not self._is_plain(array):
+        if not isinstance(self._do, KernelReduction) or not self._is_plain(array):
             return None
         if out is None:
             new = partial(self._empty, self.shape, self.dtype)
@@ -116,11 +98,12 @@ class DeviceAllreduce(ArrayReduction):
 
     def _plain(self, array: Any) -> Any:
         """Return an array of the GPU, or an aligned contiguous copy of it."""
-        if self._is_plain(array):
+        is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
+        if is_run and is_aligned:
             return array
-        if array.data.ptr % self._part == 0:
+        if is_aligned:
             return array.copy(order="C")
-        if not array.flags.c_contiguous:
+        if not is_run:
             raise FieldError(
                 f"array: its address is no multiple of {self._part} bytes, and it is no contiguous run either; copy it "
                 "first"
@@ -148,7 +131,7 @@ class DeviceAllreduce(ArrayReduction):
         super()._check(found, name)
         if found.device is not None and found.device != self._device:
             raise DeviceError(
-                f"{name} lies on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
+                f"{name} is on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
                 f"allocate under `with cupy.cuda.Device({self._device}):`"
             )
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from halox.collectives.cells import Cells, FindLayout, cells_of
 from halox.collectives.device.device_algorithms import (
     DeviceAlgorithm,
+    begin_making,
     make_algorithm,
     why_no_kernels,
 )
@@ -48,33 +49,8 @@ from halox.runtime.gpu.streams import is_capturing
 _DOING = "a reduction"
 
 
-class DeviceFieldReduction(Protocol):
-    """A reduction of fields of given dtypes to one value; collective to make, to call and to close."""
-
-    def __call__(self, cells: Sequence[Cells], out: Any) -> None:
-        """Write the value of some cells to ``out``, an array of one element."""
-
-    def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
-        """Prepare calls with these cells; None if a call is more than a launch."""
-
-    def refuse(self, error: Exception) -> None:
-        """Raise this rank's reason not to take part in a call, on the other ranks too."""
-
-    def close(self) -> None:
-        """Free what it holds."""
-
-
 class DeviceReductions:
     """A grid's reductions on GPUs.
-
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    device : int
-        This rank's GPU.
-    find_layout : callable
-        Returns a field's layout; may raise.
 
     Attributes
     ----------
@@ -88,14 +64,14 @@ class DeviceReductions:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
         self._of_host = HostReductions(context, device, find_layout)
-        self.fields: PreparedReductions[DeviceFieldReduction] = PreparedReductions()
+        self.fields: PreparedReductions[InOneLaunch | InTwoSteps] = PreparedReductions()
         self.arrays: PreparedReductions[DeviceAllreduce] = PreparedReductions(MOST_ARRAYS)
 
     def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
-            reduction: DeviceFieldReduction | None = None
+            reduction: InOneLaunch | InTwoSteps | None = None
             try:
                 cells = cells_of(name, fields, self._find_layout)
                 dtypes = [one.dtype for one in cells]
@@ -123,7 +99,7 @@ class DeviceReductions:
         if found.device != self._device:
             where = "the host" if found.device is None else f"GPU {found.device}"
             raise DeviceError(
-                f"out lies on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
+                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
         check_out(found, None, dtype)
         return as_device_array(out)
@@ -133,30 +109,23 @@ class DeviceReductions:
         self._world.begin(name)
         self._world.agree(error, _DOING)
 
-    def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> DeviceFieldReduction:
+    def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> InOneLaunch | InTwoSteps:
         world, context = self._world, self._context
-
-        def begin() -> None:
-            if is_capturing():
-                raise StateError(
-                    f"the current stream is being captured, and this is the first {name} of a field of {dtypes[0]}; "
-                    "take it once before the capture"
-                )
-            context.use_device(self._device)
-            cupy().cuda.Device(self._device).synchronize()
-
         world.begin(name)
-        world.guarded(begin, _DOING)
+        topology = begin_making(
+            context,
+            self._device,
+            _DOING,
+            f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
+        )
         mine = {"reduction": name, "dtype": ", ".join(map(str, dtypes))}
         world.compare(mine, _DOING)
-        assert context.device_arena is not None
-        # All ranks' GPUs have been idle since the first of them came here.
-        context.device_arena.reclaim()
-        reason = why_no_kernels(world, context.find_gpus())
+        reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:
             reason = f"{world.size} ranks are more than a kernel serves"
         is_known = f"{dtypes[0].kind}{dtypes[0].itemsize}" in ELEMENTS and len(set(dtypes)) == 1
         if is_known and reason is None:
+            assert context.device_arena is not None
             made = make_field_reduction(world, context.device_arena, name, dtypes[0])
             return InOneLaunch(name, made)
         return InTwoSteps(context, self._device, name, dtypes, is_known)
@@ -239,8 +208,6 @@ class InOneLaunch:
 class InTwoSteps:
     """By a launch for the rank's cells, or by CuPy, and an allreduce of one element; collective to make.
 
-    Notes
-    -----
     What goes wrong on one rank is told to the others where the host takes part in the allreduce.
     """
 

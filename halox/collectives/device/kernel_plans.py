@@ -1,4 +1,4 @@
-"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and where everything lies in the ranks' memory.
+"""Plans for the kernels that reduce over ranks: chunks, launch shapes, and places of everything in the ranks' memory.
 
 No GPU is touched here. The parameters' layout is that of the C structs in ``kernels/allreduce_body.cu`` and
 ``kernels/allreduce_field.cu``; a test holds one against the other. Ranks whose kernels meet must plan alike, so plans
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from halox.collectives.operations import ELEMENTS, Operation, find_operation
+from halox.collectives.operations import ELEMENTS, Operation, find_operation, wide_dtype
 from halox.errors import FieldError
 from halox.packing.refine import Level
 from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
@@ -25,7 +25,7 @@ MOST_RANKS = 16
 """Ranks of a kernel, as in ``allreduce_body.cu``."""
 
 EPOCH_SHIFT = 20
-"""As there: a launch has fewer than 2**EPOCH_SHIFT turns."""
+"""Shift of the epoch in a state, as there: a launch has fewer than 2**EPOCH_SHIFT turns."""
 
 THREADS = 256
 """Threads of a block; fewer where there is less for them to do."""
@@ -85,7 +85,7 @@ PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """What the ranks must know to reduce by a kernel, apart from addresses.
+    """Plan of a reduction by a kernel, apart from addresses.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ReductionPlan:
         Parameters that it is compiled with.
     ranks : int
     elements : int
-        Of the array; 1 for a number of a field.
+        Of the array; 1 for a field reduction.
     chunks, chunk_elements : int
         Pieces in which blocks take turns, and elements of a rank's part of one (of a chunk, if it has no parts).
     threads, blocks : int
@@ -123,17 +123,17 @@ class ReductionPlan:
 
     @property
     def flags_offset(self) -> int:
-        """Where the flags lie."""
+        """Offset of the flags."""
         return self.slots * self.slot_bytes
 
     @property
     def state_offset(self) -> int:
-        """Where this rank's state lies, behind what peers write to."""
+        """Offset of this rank's state, behind what peers write to."""
         return _rounded(self.flags_offset + self.flag_bytes)
 
     @property
     def partials_offset(self) -> int:
-        """Where the blocks' results lie."""
+        """Offset of the blocks' results."""
         return self.state_offset + _ALIGNMENT
 
     @property
@@ -143,7 +143,7 @@ class ReductionPlan:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What all ranks must have alike for their kernels to understand one another."""
+        """Part of the plan that must be alike on all ranks."""
         shape = self.threads if self.chunk_elements == self.threads else 0
         return (
             self.function,
@@ -160,19 +160,7 @@ class ReductionPlan:
     def parameter(
         self, rank: int, memory: Sequence[int], failure: int, limit_ns: int
     ) -> np.ndarray[Any, Any]:
-        """Return the kernel's parameter but for ``source`` and ``target``, shape (1,) of ALLREDUCE.
-
-        Parameters
-        ----------
-        rank : int
-            This rank.
-        memory : sequence of int
-            Address here of each rank's memory.
-        failure : int
-            Address of 8 bytes of page-locked host memory.
-        limit_ns : int
-            How long a wait may last; 0 for ever.
-        """
+        """Return the kernel's parameter but for ``source`` and ``target``, shape (1,) of ALLREDUCE."""
         found = np.zeros(1, ALLREDUCE)
         entry = found[0]
         entry["state"] = memory[rank] + self.state_offset
@@ -189,23 +177,6 @@ class ReductionPlan:
 def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a small array: everything to everybody, in packets.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-    op : str
-        See :data:`halox.collectives.operations.OPERATIONS`.
-    elements : int
-        At least 1.
-    ranks : int
-        At most MOST_RANKS.
-
-    Raises
-    ------
-    FieldError
-        If the operation has no meaning, there are too many ranks, or the array is too large for packets.
-
-    Notes
-    -----
     Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory, and packets are
     twice the array; from WIDE_BYTES on they are wide.
 
@@ -222,12 +193,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     units = -(-elements // each)
     threads = _threads(units)
     chunks = -(-units // threads)
-    if chunks > MOST_CHUNKS:
-        most = MOST_CHUNKS * threads * each
-        raise FieldError(
-            f"{elements} elements are too many for packets, at most {most} are not; reduce by "
-            "'reduce_scatter_allgather'"
-        )
+    _check_chunks(chunks, elements, MOST_CHUNKS * threads * each)
     rank_bytes = chunks * threads * (32 if dtype.itemsize == 16 else 16)
     return ReductionPlan(
         "allreduce_oneshot",
@@ -244,7 +210,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
 
 
 def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
-    """Plan the reduction of a medium array: everything to everybody, in wide packets.
+    """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
 
     Parameters, errors and notes as of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
     array.
@@ -257,16 +223,11 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
     """
     operation = _checked(dtype, op, ranks)
     if dtype.itemsize > 8:
-        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in wide packets")
+        raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
     tiles = -(-elements * dtype.itemsize // TILE_DATA_BYTES)
     chunks = max(1, -(-tiles // warps))
-    if chunks > MOST_CHUNKS:
-        most = MOST_CHUNKS * warps * TILE_DATA_BYTES // dtype.itemsize
-        raise FieldError(
-            f"{elements} elements are too many for packets, at most {most} are not; reduce by "
-            "'reduce_scatter_allgather'"
-        )
+    _check_chunks(chunks, elements, MOST_CHUNKS * warps * TILE_DATA_BYTES // dtype.itemsize)
     rank_bytes = chunks * warps * TILE_BYTES
     return ReductionPlan(
         "allreduce_wide",
@@ -280,6 +241,14 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
         rank_bytes,
         ranks * rank_bytes,
     )
+
+
+def _check_chunks(chunks: int, elements: int, most: int) -> None:
+    if chunks > MOST_CHUNKS:
+        raise FieldError(
+            f"{elements} elements are too many for packets, at most {most} are not; reduce by "
+            "'reduce_scatter_allgather'"
+        )
 
 
 def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
@@ -318,8 +287,8 @@ def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> 
 
 
 @dataclass(frozen=True)
-class FieldReduction:
-    """A number of a field: how a cell counts, and what becomes of it.
+class FieldOperation:
+    """A field reduction: how a cell counts, and what the result becomes.
 
     Attributes
     ----------
@@ -340,11 +309,7 @@ class FieldReduction:
         """Return the dtype in which it is formed: 64 bits for what is added, the field's own for what is compared."""
         if self.op in ("min", "max"):
             return dtype
-        if dtype.kind == "c":
-            return np.dtype("f8" if self.local == "Square" else "c16")
-        if dtype.kind == "f" or self.local == "Square":
-            return np.dtype("f8")
-        return np.dtype("u8" if dtype.kind == "u" else "i8")
+        return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
 
     def identity(self, dtype: np.dtype[Any]) -> Any:
         """Return the accumulator that leaves others as they are."""
@@ -359,18 +324,18 @@ class FieldReduction:
         return found.type(limits.max if self.op == "min" else limits.min)
 
 
-FIELD_REDUCTIONS: dict[str, FieldReduction] = {
-    "sum": FieldReduction("sum"),
-    "min": FieldReduction("min"),
-    "max": FieldReduction("max"),
-    "norm": FieldReduction("sum", "Square", "Root"),
-    "dot": FieldReduction("sum", "Product", has_other=True),
-    "squares": FieldReduction("sum", "Square"),
+FIELD_REDUCTIONS: dict[str, FieldOperation] = {
+    "sum": FieldOperation("sum"),
+    "min": FieldOperation("min"),
+    "max": FieldOperation("max"),
+    "norm": FieldOperation("sum", "Square", "Root"),
+    "dot": FieldOperation("sum", "Product", has_other=True),
+    "squares": FieldOperation("sum", "Square"),
 }
-"""Numbers of a field, by the name of the grid's method; "squares" are what "norm" is the root of."""
+"""Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
 
 
-def plan_number(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
+def plan_meeting(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
     """Plan what ranks need to meet for a number of any field of a dtype, by launches of :func:`plan_field`.
 
     Parameters, errors as of :func:`plan_field`.
@@ -385,36 +350,17 @@ def plan_value(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> Redu
     """
     found = FIELD_REDUCTIONS[name]
     return _planned_field(
-        FieldReduction(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
+        FieldOperation(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
     )
 
 
 def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch of a number of a whole field.
-
-    Parameters
-    ----------
-    name : str
-        One of FIELD_REDUCTIONS.
-    dtype : numpy.dtype
-        Of the field; both fields of a dot product have the same.
-    row : Row
-        This rank's cells, see :func:`field_row`.
-    ranks : int
-    sms : int
-        Multiprocessors of this rank's GPU. The bits of the result depend on it, since the cells are dealt to the
-        blocks; all ranks get the same ones nevertheless.
-
-    Raises
-    ------
-    FieldError
-        If the number has no meaning for the dtype, or there are too many ranks.
-    """
+    """Plan the launch of a field reduction."""
     return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
 
 
 def _planned_field(
-    reduction: FieldReduction, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
+    reduction: FieldOperation, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
 ) -> ReductionPlan:
     # Cells that are added are added in 64 bits, so bools can be counted.
     _checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
@@ -459,22 +405,6 @@ def field_row(
 ) -> Row:
     """Return the cells of a field, or the same cells of two, as loops over elements.
 
-    Parameters
-    ----------
-    pointer : int
-        Address of the first cell.
-    shape, strides : sequence of int
-        Of the cells; strides in bytes.
-    itemsize : int
-        Bytes of a cell.
-    other : (int, sequence of int), optional
-        Address and strides of the other field's cells.
-
-    Raises
-    ------
-    FieldError
-        If there are more cells, or more axes that do not merge, than a kernel walks.
-
     Examples
     --------
     >>> field_row(0, (4, 6, 8), (640, 80, 8), 8).levels
@@ -503,13 +433,7 @@ def can_walk(field: Described, other: Described | None = None) -> bool:
 
 
 def check_aligned(field: Described) -> None:
-    """Raise unless a field's cells lie at multiples of what a GPU loads.
-
-    Raises
-    ------
-    FieldError
-        If not; says of how many bytes.
-    """
+    """Raise unless a field's cells are at multiples of what a GPU loads."""
     part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
     strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
     if field.pointer % part or any(stride % part for stride in strides):

@@ -29,7 +29,7 @@ from halox.collectives.device.kernel_plans import (
     check_aligned,
     field_row,
     plan_field,
-    plan_number,
+    plan_meeting,
     plan_value,
 )
 from halox.errors import (
@@ -66,7 +66,7 @@ _Layout = tuple[Address, Address, PreparedLaunch]
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and how it planned."""
+    """Offer of a rank to the others: its memory, and how it planned."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -100,13 +100,7 @@ class _Meeting:
         return _Offer(self._arena.handles([place]), place, self.plan.signature)
 
     def open(self, offers: list[_Offer]) -> None:
-        """Map the other ranks' memory and lay out the launch.
-
-        Raises
-        ------
-        MismatchError
-            If another rank has planned otherwise.
-        """
+        """Map the other ranks' memory and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
         for other, offer in enumerate(offers):
@@ -204,13 +198,6 @@ class _Meeting:
     def cancel(self, stream: Any) -> None:
         """Tell all ranks that this one does not take part in its next call, so that none waits for it.
 
-        Parameters
-        ----------
-        stream : cupy.cuda.Stream
-            Earlier calls are left alone. In a capture nothing is done.
-
-        Notes
-        -----
         Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
         own account or for another, the next call of all is as good as any.
         """
@@ -282,35 +269,26 @@ class _Meeting:
 
 
 class KernelReduction(_Meeting):
-    """A reduction of arrays that is launched again and again; made by :func:`make_array_reduction`."""
+    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`make_array_reduction`."""
+
+    captures = True
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
         super()._meet(place, memory)
         self._launch = self._prepared(self.plan, [])
 
     def __call__(self, source: int, target: int, stream: Any) -> None:
-        """Launch on a stream.
-
-        Parameters
-        ----------
-        source, target : int
-            Addresses of arrays of ``plan.elements`` elements, the same or disjoint.
-        stream : cupy.cuda.Stream
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If an earlier call has waited too long for a rank; names it.
-        MismatchError
-            If a rank has cancelled an earlier call; names it.
-
-        Notes
-        -----
-        Collective; does not block. Calls on different streams keep their order, but in captures.
-        """
+        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         self._enter(stream)
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
+
+    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+        """Launch, or cancel and raise."""
+        if error is not None:
+            self.cancel(stream)
+            raise error
+        self(source, target, stream)
 
     def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
@@ -318,9 +296,9 @@ class KernelReduction(_Meeting):
 
 
 class FieldReduction(_Meeting):
-    """A number of fields, launched again and again; made by :func:`make_field_reduction`.
+    """A reduction of fields to one value; made by :func:`make_field_reduction`.
 
-    Ranks meet by the number and the dtype alone. How a rank's cells lie in memory is its own affair, so that a launch
+    Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
     for cells of other strides is laid out without the other ranks.
     """
 
@@ -329,7 +307,7 @@ class FieldReduction(_Meeting):
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
-        super().__init__(world, arena, plan_number(name, dtype, ranks, sms=self._sms))
+        super().__init__(world, arena, plan_meeting(name, dtype, ranks, sms=self._sms))
         self._launches: dict[object, _Layout] = {}
 
     def _meet(self, place: int, memory: Sequence[int]) -> None:
@@ -340,13 +318,7 @@ class FieldReduction(_Meeting):
         self._kept = _argument(kept)
 
     def walks(self, cells: Described, other: Described | None = None) -> bool:
-        """Whether a launch can be laid out for cells, or has been.
-
-        Raises
-        ------
-        FieldError
-            If their addresses or strides are no multiples of what a GPU loads.
-        """
+        """Whether a launch can be laid out for cells, or has been."""
         pointers = cells.pointer | (other.pointer if other is not None else 0)
         if self._key(cells, other) in self._launches and not pointers % self._dtype.itemsize:
             return True
@@ -382,32 +354,7 @@ class FieldReduction(_Meeting):
         return (*_addresses(argument, region.dtype), launch)
 
     def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
-        """Launch on a stream.
-
-        Parameters
-        ----------
-        cells, other : Described
-            This rank's cells, halo left out; the second field's of "dot".
-        target : int
-            Address of a number of the accumulator's dtype.
-        stream : cupy.cuda.Stream
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If an earlier call has waited too long for a rank; names it.
-        MismatchError
-            If a rank has cancelled an earlier call; names it.
-        FieldError
-            On this rank, before the launch: if these are cells that the kernel cannot walk, or two fields' cells are
-            not alike.
-        StateError
-            Likewise, if the launch is to be laid out for their shape and strides while the current stream is captured.
-
-        Notes
-        -----
-        Collective; does not block. Calls on different streams keep their order, but in captures.
-        """
+        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         found = self._find(cells, other)
         self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
 
@@ -433,58 +380,21 @@ class FieldReduction(_Meeting):
 
 
 def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) -> KernelReduction:
-    """Make the reduction of arrays of one shape.
-
-    Parameters
-    ----------
-    world : World
-        All ranks; each has a GPU of its own, and all map one another's memory.
-    arena : DeviceArena
-        This rank's device memory.
-    plan : ReductionPlan
-        The same on all ranks.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if any of them cannot make its part, or has planned otherwise.
-
-    Notes
-    -----
-    Collective over the world.
-    """
+    """Make the reduction of arrays of one shape; collective."""
     return _made(world, lambda: KernelReduction(world, arena, plan))
 
 
 def make_field_reduction(
     world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
 ) -> FieldReduction:
-    """Make the reduction of fields' cells to a number.
-
-    Parameters
-    ----------
-    world, arena
-        As of :func:`make_array_reduction`.
-    name : {"sum", "min", "max", "norm", "dot"}
-    dtype : numpy.dtype
-        Of the field; both fields of a dot product have the same.
-
-    Raises
-    ------
-    FieldError
-        On all ranks, if the number has no meaning for the dtype.
-
-    Notes
-    -----
-    Collective over the world.
-    """
+    """Make the reduction of fields' cells to one value; collective."""
     return _made(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
 
 
 def make_local_reduction(
     world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
 ) -> FieldReduction:
-    """Make the same for this rank's cells alone; local, parameters as of :func:`make_field_reduction`."""
+    """Make the same for this rank's cells alone; local."""
     made = FieldReduction(world, arena, name, dtype, 1)
     made.open_alone()
     return made

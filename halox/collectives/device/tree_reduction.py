@@ -3,7 +3,7 @@
 For ranks whose kernels cannot wait for one another, such as those that share a GPU: as on the ``ipc`` path, the host
 never waits for the GPU, but only for flags which say that an event *has been recorded* (`halox.paths.ipc`). After
 Faraji and Afsahi 2014: the star is their shared buffer (3.1), in which rank 0 combines all; the binomial tree is their
-binomial reduce and broadcast (3.2). The directory of flags lies in the node's host memory, as theirs does.
+binomial reduce and broadcast (3.2). The directory of flags is in the node's host memory, as theirs does.
 
 Every rank has in its own memory a buffer for each of its children, and two for totals. In call e, rank r::
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from halox.runtime.world import World
 Shape = Literal["shared_buffer", "binomial"]
 
 _MAKING = "the making of a reduction"
+_REDUCING = "an allreduce"
 _ALIGNMENT = 256
 _THREADS = 256
 _TOTALS = 2
@@ -72,21 +73,8 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Moves(Protocol):
-    """What the GPU does with arrays of the reduction's length; addresses, and the stream's."""
-
-    def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to what the first array counts for."""
-
-    def combine(self, total: int, value: int, stream: int) -> None:
-        """Combine the next array into a total."""
-
-    def copy(self, target: int, source: int, stream: int) -> None:
-        """Copy an array, perhaps to or from another GPU."""
-
-
 class DeviceMoves:
-    """`Moves` by a kernel and by the copy engines."""
+    """Steps on arrays of the reduction's length, by a kernel and by the copy engines; addresses, and the stream's."""
 
     def __init__(self, dtype: np.dtype[Any], op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
@@ -128,7 +116,7 @@ class DeviceMoves:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells the others: its memory, and the two events that it records."""
+    """Offer of a rank to the others: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
     place: DevicePlace
@@ -139,12 +127,14 @@ class _Offer:
 class TreeReduction:
     """A reduction that is called again and again; made by :func:`make_tree_reduction`."""
 
+    captures = False
+
     def __init__(
         self,
         world: World,
         memory: tuple[DeviceArena, EventPool],
         link: NodeLink,
-        moves: Moves,
+        moves: DeviceMoves,
         shape: Shape,
         nbytes: int,
     ) -> None:
@@ -200,23 +190,14 @@ class TreeReduction:
         self._own_packed = self._link.flag("packed", [])
         self._consumed = self._link.flag("consumed", [0] if rank else [])
 
+    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+        """Agree that all ranks take part, and put a call on the current stream."""
+        self._world.agree(error, _REDUCING)
+        self(source, target)
+
     def __call__(self, source: int, target: int) -> None:
         """Put a call on the current stream.
 
-        Parameters
-        ----------
-        source, target : int
-            Addresses of arrays, the same or disjoint.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come.
-        StateError
-            If the stream is captured: this needs the host.
-
-        Notes
-        -----
         Collective. Waits for the other ranks' hosts, not for GPUs.
         """
         stream = self._current_stream()
@@ -266,29 +247,10 @@ def make_tree_reduction(
     memory: tuple[DeviceArena, EventPool, SharedArena],
     shape: Shape,
     nbytes: int,
-    moves: Callable[[], Moves],
+    moves: Callable[[], DeviceMoves],
 ) -> TreeReduction:
     """Make a reduction of arrays up a tree.
 
-    Parameters
-    ----------
-    world : World
-        All ranks, two or more on one node, which map one another's memory and wait for one another's events.
-    memory : (DeviceArena, EventPool, SharedArena)
-        This rank's.
-    shape : {"shared_buffer", "binomial"}
-    nbytes : int
-        Of each rank's array.
-    moves : callable
-        Makes what moves and combines, such as `DeviceMoves`.
-
-    Raises
-    ------
-    HaloxError
-        On all ranks, if one of them cannot make its part.
-
-    Notes
-    -----
     Collective over the world.
     """
     arena, events, shared = memory

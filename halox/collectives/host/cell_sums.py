@@ -1,4 +1,4 @@
-"""Numbers of the cells of one rank on the host, formed block by block, so that no copy of a field is made.
+"""Rank-local reductions on the host, blocked to avoid temporaries.
 
 The blocks follow from the shape alone, and each is summed by NumPy: the same bits in every run.
 """
@@ -20,24 +20,32 @@ BLOCK = 1 << 14
 """Most cells of a block: in 64 or 128 bits they stay in a core's cache."""
 
 
-def blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice | int, ...]]:
+def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | int, ...]]:
     """Yield the indices of blocks of an array, in order; of whole rows where rows are short enough.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    most : int
+        Most cells of a block, 1 or more.
 
     Examples
     --------
-    >>> [index for index in blocks((3, BLOCK // 2))]
-    [(slice(0, 2, None),), (slice(2, 4, None),)]
+    >>> list(blocks((5, 4), most=8))
+    [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 6, None),)]
+    >>> list(blocks((2, 3), most=2))[:2]
+    [(0, slice(0, 2, None)), (0, slice(2, 4, None))]
     """
     inner = prod(shape[1:])
     if not shape or inner == 0:
         yield ()
-    elif inner <= BLOCK:
-        rows = BLOCK // inner
+    elif inner <= most:
+        rows = most // inner
         for start in range(0, shape[0], rows):
             yield (slice(start, start + rows),)
     else:
         for row in range(shape[0]):
-            for index in blocks(shape[1:]):
+            for index in blocks(shape[1:], most):
                 yield (row, *index)
 
 

@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,35 +33,8 @@ _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class HostAlgorithm(Protocol):
-    """Combines one-dimensional arrays of one length over all ranks of a world."""
-
-    def reduce(
-        self,
-        source: Values | None,
-        target: Values | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine, or raise on all ranks.
-
-        Parameters
-        ----------
-        source, target : ndarray or None
-            Contiguous; the same memory or disjoint. None with an error.
-        error : Exception or None
-            Why this rank cannot take part.
-
-        Notes
-        -----
-        Collective; blocks.
-        """
-
-    def close(self) -> None:
-        """Give communicators back; collective."""
-
-
 class InRankOrder:
-    """``host``: see the module. Collective to make."""
+    """``host``: see the module. Collective to make, to call and to close."""
 
     def __init__(
         self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
@@ -82,7 +55,7 @@ class InRankOrder:
         target: Values | None,
         error: Exception | None,
     ) -> None:
-        """Combine: see `HostAlgorithm`."""
+        """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         if self._shared is not None:
             moves = None if source is None or target is None else HostMoves(source, target)
             self._shared.reduce(moves, error)
@@ -127,8 +100,6 @@ class Leaders:
     def combine(self, values: Values) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
 
-        Notes
-        -----
         Collective; blocks.
         """
         if self._between is not None:
@@ -146,7 +117,7 @@ class Leaders:
 
 
 class Hierarchical:
-    """``hierarchical``: see the module. Collective to make."""
+    """``hierarchical``: see the module. Collective to make, to call and to close."""
 
     def __init__(
         self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
@@ -165,7 +136,7 @@ class Hierarchical:
         target: Values | None,
         error: Exception | None,
     ) -> None:
-        """Combine: see `HostAlgorithm`."""
+        """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
         self._world.agree(error, _DOING)
         assert source is not None and target is not None
         if self._shared is not None:
@@ -181,6 +152,8 @@ class Hierarchical:
             self._shared.close()
         self._leaders.close()
 
+
+HostAlgorithm = InRankOrder | Hierarchical
 
 HOST: dict[str, type[InRankOrder] | type[Hierarchical]] = {
     "host": InRankOrder,

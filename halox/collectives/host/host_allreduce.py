@@ -21,16 +21,7 @@ from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 
 class HostAllreduce(ArrayReduction):
-    """Combines arrays on the host; arrays of a GPU are copied there and back.
-
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    shape, dtype, op
-        The same on all ranks; the operation has a meaning for the dtype.
-    algorithm : {"host", "hierarchical"}
-    """
+    """Combines arrays on the host; arrays of a GPU are copied there and back."""
 
     def __init__(
         self,
@@ -113,16 +104,7 @@ class HostAllreduce(ArrayReduction):
     def bind(
         self, array: Any, out: Any, begin: Callable[[], None], again: Callable[..., Any]
     ) -> Launch | None:
-        """Prepare calls with plain arrays, which are one or lie apart; None for others.
-
-        Parameters
-        ----------
-        array, out : array or None
-        begin : callable
-            First step of each call.
-        again : callable
-            The whole call ``again(op, [array], out)``, for arrays that are not as they were.
-        """
+        """Prepare calls with plain arrays, which are one or lie apart; None for others."""
         if not self._is_plain(array):
             return None
         if not (out is None or out is array) and (

@@ -39,25 +39,10 @@ _OF_RANKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max}
 class HostFieldReduction:
     """A reduction of fields of one layout and of given dtypes to one value; local to make.
 
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    name : {"sum", "min", "max", "norm", "dot"}
-    dtypes : sequence of numpy.dtype
-        Of the fields.
-    layout : FieldLayout
-        Theirs.
-
     Attributes
     ----------
     dtype : numpy.dtype
         Of the result.
-
-    Raises
-    ------
-    FieldError
-        If the reduction has no meaning for the dtypes.
     """
 
     def __init__(
@@ -128,15 +113,6 @@ class HostFieldReduction:
 
 class HostReductions:
     """A grid's reductions on the host.
-
-    Parameters
-    ----------
-    context : Context
-        The ranks.
-    device : int or None
-        The grid's GPU, on which it returns results of what is no array.
-    find_layout : callable
-        Returns a field's layout; may raise.
 
     Attributes
     ----------

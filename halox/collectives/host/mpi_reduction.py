@@ -29,7 +29,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of an array that are scattered at once: what bounds the memory beside it, and MPI's counts."""
 
 _LINE_BYTES = 64
-"""What arrays are aligned to, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
+"""Alignment of arrays, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
 elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
 
 HEAD_BYTES = _LINE_BYTES
@@ -42,17 +42,6 @@ _WAITING = "in an allreduce for the other ranks"
 
 class OrderedReduction:
     """Combines one-dimensional arrays of one length over a communicator.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        The ranks, in the order in which their values are combined.
-    wait : callable
-        Waits for requests: `World.wait`.
-    operation : Operation
-    dtype : numpy.dtype
-    elements : int
-        Of each rank's array.
 
     Attributes
     ----------
@@ -90,25 +79,6 @@ class OrderedReduction:
     def __call__(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
         """Combine.
 
-        Parameters
-        ----------
-        source : ndarray or None
-            Contiguous; None if `carries_errors` and this rank has no good array.
-        target : ndarray or None
-            Contiguous; the same memory or disjoint. None along with ``source``.
-
-        Returns
-        -------
-        bool
-            Whether all ranks had a good array; if not, nothing has been written.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come.
-
-        Notes
-        -----
         Collective; blocks.
         """
         if self.carries_errors:

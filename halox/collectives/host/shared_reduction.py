@@ -59,7 +59,7 @@ class Moves(Protocol):
     def fetch(self, values: Array, start: int) -> None:
         """Begin to fill ``values`` with the array from ``start`` on."""
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all moves have ended."""
 
     def bring(self, values: Array, start: int) -> None:
@@ -78,7 +78,7 @@ class HostMoves:
         """Copy a piece of the array."""
         values[...] = self._source[start : start + len(values)]
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Do nothing: copies have ended when they return."""
 
     def bring(self, values: Array, start: int) -> None:
@@ -143,25 +143,11 @@ class SharedReduction:
     def reduce(self, moves: Moves | None, error: Exception | None) -> None:
         """Combine, or raise on all ranks.
 
-        Parameters
-        ----------
-        moves : Moves or None
-            None with an error.
-        error : Exception or None
-            Why this rank cannot take part.
-
-        Raises
-        ------
-        ExchangeTimeoutError
-            If a rank does not come, or an earlier call did not come to its end.
-
-        Notes
-        -----
         Collective over the world, which must be of one node if a rank may have an error. Blocks, but for moves.
         """
         if self._under_way:
             raise ExchangeTimeoutError(
-                f"an earlier call of this allreduce did not come to its end on rank {self._world.rank}, which has "
+                f"an earlier call of this allreduce did not end on rank {self._world.rank}, which has "
                 "waited for another rank or raised an error of its own; make another one"
             )
         slot = self._slot
@@ -170,7 +156,7 @@ class SharedReduction:
             try:
                 mine = self._mine[slot]
                 moves.fetch(mine, 0)
-                moves.settle()
+                moves.wait()
             except Exception as caught:
                 error = caught
         self._under_way = True
@@ -196,7 +182,7 @@ class SharedReduction:
             parts = [one[part] for one in values]
             self._operation.fold(parts[0], parts)
             if after is not None:
-                moves.settle()
+                moves.wait()
             self._meet(True)
             moves.bring(values[0][:length], start)
 
@@ -238,23 +224,6 @@ def make_shared_reduction(
 ) -> SharedReduction | None:
     """Make a reduction of a node's ranks in shared memory.
 
-    Parameters
-    ----------
-    world : World
-    arena : SharedArena
-    operation, dtype, elements
-        What is reduced; the same on all ranks.
-    page_locked : bool
-        Whether GPUs are to read and write the memory.
-
-    Returns
-    -------
-    SharedReduction or None
-        None on all ranks of the node if there are no others, nothing to reduce, or too little shared memory, or if
-        some rank cannot page-lock it.
-
-    Notes
-    -----
     Collective over the ranks of the node; over the world if it is to be page-locked, which must be of one node then.
     """
     if not elements:

@@ -25,7 +25,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arena import Place, SharedArena
-from halox.runtime.arrays import WORDS, common_word, describe, strided_view
+from halox.runtime.arrays import WORDS, common_word, strided_view
 from halox.runtime.waiting import UNDER_WAY
 
 
@@ -72,9 +72,8 @@ class DirectChannel(Channel):
         # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
         self._to_copy: list[int] = []
         self._moves: list[tuple[Any, Any]] = []
-        described = [describe(array) for array in job.arrays]
         for message in job.receives:
-            window, own = windows[message.peer, message.tag], window_of(message, described, arena)
+            window, own = windows[message.peer, message.tag], window_of(message, job.arrays, arena)
             if window is None or own is None:
                 raise AssertionError("a message without a window was sent the direct way")
             for target, source in zip(own.blocks, window.blocks, strict=True):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from halox.packing.host import HostPacker
+from halox.packing.host import HostPacker, View, block_view, element_view
 from halox.paths.base import Carried, Channel, Job, Path
 from halox.paths.buffers import RequestBuffers, SharedBuffers, TransportBuffers
 from halox.paths.build import Build
 from halox.paths.fragments import Cutter, whole
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
+from halox.runtime.arrays import Array, DType, HostArray
 from halox.runtime.shared_memory import Bytes
 
-Move = tuple[Any, Any]
+Move = tuple[Array, Array]
 """Target and source of a copy: two views of one shape."""
 
 _LINE_BYTES = 64
@@ -24,38 +26,156 @@ _LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure t
 _BLOCK_BYTES = 1 << 18
 
 
-Moves = tuple[list[Move], list[Callable[[], None]]]
-"""Plain copies, and calls for what is none."""
+class Place(NamedTuple):
+    """Where a part lies whose blocks are regular: the number of its array, and its view there."""
+
+    array: int
+    view: View
+
+
+def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | None:
+    """Return where parts lie, None unless the blocks of all are regular.
+
+    Parameters
+    ----------
+    parts : iterable of Part
+    values : bool
+        Whether the views are of values to be added to, and not of words to be copied.
+    """
+    found = []
+    for part in parts:
+        strided = part.datatype.items(part.count).strided
+        if strided is None:
+            return None
+        if values:
+            dtype = part.datatype.uniform
+            if dtype is None or dtype.kind not in "iufc" or strided.overlaps:
+                return None
+            found.append(Place(part.array, element_view(strided, dtype)))
+        else:
+            found.append(Place(part.array, block_view(strided)))
+    return found
+
+
+Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
+"""A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
+
+
+def located(places: Iterable[Place], arrays: Sequence[HostArray]) -> list[Located]:
+    """Return places as they lie in the memory of these arrays, and of all others of the same layouts."""
+    return [
+        (n, shape, dtype, arrays[n].origin + offset, strides)
+        for n, (shape, dtype, offset, strides) in places
+    ]
+
+
+def views_of(places: Sequence[Located], memories: Sequence[memoryview]) -> list[Array]:
+    """View parts in the memory of some arrays."""
+    view = np.ndarray
+    if len(memories) == 1:
+        (memory,) = memories
+        return [
+            view(shape, dtype, memory, offset, strides)
+            for _, shape, dtype, offset, strides in places
+        ]
+    return [
+        view(shape, dtype, memories[n], offset, strides)
+        for n, shape, dtype, offset, strides in places
+    ]
+
+
+def copy_all(moves: Sequence[Move]) -> None:
+    """Make some copies."""
+    copyto = np.copyto
+    for target, source in moves:
+        copyto(target, source)
+
+
+def add_all(moves: Sequence[Move]) -> None:
+    """Add the sources of some moves to their targets, one after the other."""
+    for target, source in moves:
+        np.add(target, source, target)
+
+
+_Calls = list[Callable[[], object]]
+
+
+class _Views(NamedTuple):
+    """Moves between some arrays and the buffers of each slot."""
+
+    pack: list[list[Move]]
+    clear: list[Move]
+    unpack: list[list[Move]]
 
 
 class HostChannel(Channel):
     """Moves NumPy arrays through transport buffers."""
 
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
-        self._buffers = buffers
-        self._epoch = 0
-        self._pack = [_packing(job, row) for row in buffers.outgoing]
-        self._unpack = [_unpacking(job, row) for row in buffers.incoming]
-        self._clear = clearing(job)
+        self._buffers, self._epoch = buffers, 0
+        adds = job.operation == "add"
+        self._take = add_all if adds else copy_all
+        self._calls: list[tuple[_Calls, _Calls]] = []
+        sent = places_of(part for m in job.sends for part in m.parts)
+        received = places_of((part for m in job.receives for part in m.parts), values=adds)
+        if sent is None or received is None:
+            self._views = _Views([], [], [])
+            self._calls = _irregular(job, buffers)
+            return
+        self.is_movable = True
+        arrays = cast(Sequence[HostArray], job.arrays)
+        self._sent, self._received = located(sent, arrays), located(received, arrays)
+        self._outgoing = [_packed(sent, job.sends, row) for row in buffers.outgoing]
+        self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
+        self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
+        packed = [*self._outgoing[0], *self._incoming[0]]
+        self._is_large = any(view.size * _LINE_BYTES > _LARGE_BYTES for view in packed)
+        self.bind(self.views([array.memory for array in arrays]))
+
+    def views(self, memories: Sequence[memoryview]) -> _Views:
+        """Return views of other arrays, and what to copy between them and the buffers."""
+        sent, received = views_of(self._sent, memories), views_of(self._received, memories)
+        pack = [[*zip(row, sent, strict=True)] for row in self._outgoing]
+        unpack = [[*zip(received, row, strict=True)] for row in self._incoming]
+        if self._is_large:
+            pack = [_in_turns(moves, 1, backwards=False) for moves in pack]
+            if self._take is copy_all:
+                unpack = [_in_turns(moves, 0, backwards=True) for moves in unpack]
+        clear = [*zip(sent, self._zeros, strict=True)] if self._zeros else []
+        return _Views(pack, clear, unpack)
+
+    def bind(self, views: _Views) -> None:
+        """Work on the arrays of these views."""
+        self._views = views
 
     def start(self) -> None:
         """Pack everything and post it."""
         self._epoch = epoch = self._epoch + 1
         self._buffers.open(epoch)
-        _make(self._pack[epoch % self._buffers.slots])
-        for call in self._clear:
-            call()
+        if self._calls:
+            for call in self._calls[epoch % self._buffers.slots][0]:
+                call()
+        else:
+            views = self._views
+            copy_all(views.pack[epoch % self._buffers.slots])
+            if views.clear:
+                copy_all(views.clear)
         self._buffers.post(epoch)
 
     def finish(self) -> None:
         """Wait for what comes in and unpack it."""
         epoch = self._epoch
         self._buffers.collect(epoch)
-        _make(self._unpack[epoch % self._buffers.slots])
+        if self._calls:
+            for call in self._calls[epoch % self._buffers.slots][1]:
+                call()
+        else:
+            self._take(self._views.unpack[epoch % self._buffers.slots])
         self._buffers.release(epoch)
 
     def close(self) -> None:
-        """Close the buffers."""
+        """Close the buffers, and let go of the arrays."""
+        self._views, self._calls = _Views([], [], []), []
         self._buffers.close()
 
     def free(self) -> None:
@@ -99,58 +219,57 @@ def packed_channels(
     return made
 
 
-def _make(moves: Moves) -> None:
-    copies, calls = moves
-    copyto = np.copyto
-    for target, source in copies:
-        copyto(target, source)
-    for call in calls:
-        call()
+def _packed(
+    places: Sequence[Place], messages: Sequence[Message], buffers: list[Bytes]
+) -> list[Array]:
+    """View the parts of packed messages as their places are viewed."""
+    starts = [
+        (buffer, offset)
+        for message, buffer in zip(messages, buffers, strict=True)
+        for offset in message.offsets
+    ]
+    return [
+        np.ndarray(place.view.shape, place.view.dtype, buffer.data, offset)
+        for place, (buffer, offset) in zip(places, starts, strict=True)
+    ]
 
 
-def _packing(job: Job, buffers: list[Bytes]) -> Moves:
-    copies: list[Move] = []
-    calls: list[Callable[[], None]] = []
-    for packer, piece in _pieces(job, job.sends, buffers):
-        packed = packer.packed_view(piece)
-        if packed is None:
-            calls.append(_call(packer.pack, piece))
-        else:
-            copies.append((packed, packer.view))
-    return _in_turns(copies, 1, backwards=False), calls
+def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
+    """Return for each slot the calls that pack messages, and those that unpack them."""
+    unpack = "add" if job.operation == "add" else "unpack"
+    packs = _by_slot(job, job.sends, buffers.outgoing, "pack")
+    unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
+    cleared = clearing(job)
+    return [(first + cleared, then) for first, then in zip(packs, unpacks, strict=True)]
 
 
-def _unpacking(job: Job, buffers: list[Bytes]) -> Moves:
-    copies: list[Move] = []
-    calls: list[Callable[[], None]] = []
-    for packer, piece in _pieces(job, job.receives, buffers):
-        packed = packer.packed_view(piece)
-        if job.operation == "add":
-            calls.append(_call(packer.add, piece))
-        elif packed is None:
-            calls.append(_call(packer.unpack, piece))
-        else:
-            copies.append((packer.view, packed))
-    return _in_turns(copies, 0, backwards=True), calls
+def _by_slot(
+    job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
+) -> list[_Calls]:
+    """Return for each slot, with its row of buffers, the calls of a method of the parts' packers."""
+    packers = [[packer_of(job, part) for part in message.parts] for message in messages]
+    return [
+        [
+            partial(getattr(packer, method), buffer[offset : offset + packer.nbytes])
+            for message, of_parts, buffer in zip(messages, packers, row, strict=True)
+            for packer, offset in zip(of_parts, message.offsets, strict=True)
+        ]
+        for row in rows
+    ]
 
 
-def clearing(job: Job) -> list[Callable[[], None]]:
+def clearing(job: Job) -> _Calls:
     """Return calls that set the job's ``cleared`` parts to zero."""
     return [
-        _call(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8)) for part in job.cleared
+        partial(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8))
+        for part in job.cleared
     ]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:
     """Return the packer of a part of a message."""
-    return HostPacker(job.arrays[part.array], part.datatype, part.count)
-
-
-def _pieces(job: Job, messages: tuple[Message, ...], buffers: list[Bytes]) -> Any:
-    """Yield a packer and its piece of the message's buffer for each part."""
-    for message, buffer in zip(messages, buffers, strict=True):
-        for part, offset in zip(message.parts, message.offsets, strict=True):
-            yield packer_of(job, part), buffer[offset : offset + part.nbytes]
+    array = cast(Sequence[HostArray], job.arrays)[part.array]
+    return HostPacker(array, part.datatype, part.count)
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
@@ -177,10 +296,3 @@ def _lines_bytes(view: Any) -> int:
     apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
     run_bytes = view.shape[-1] * view.itemsize
     return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
-
-
-def _call(function: Callable[[Bytes], Any], argument: Bytes) -> Callable[[], None]:
-    def call() -> None:
-        function(argument)
-
-    return call

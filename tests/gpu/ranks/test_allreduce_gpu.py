@@ -251,7 +251,7 @@ def test_an_array_on_another_gpu(algorithm: str, comm: MPI.Intracomm) -> None:
     with made(comm, 4, "f8", "sum", algorithm) as reduce:
         with cupy.cuda.Device((own + 1) % count):
             elsewhere = cupy.ones(4)
-        with pytest.raises(DeviceError, match="array lies on GPU"):
+        with pytest.raises(DeviceError, match="array is on GPU"):
             reduce(elsewhere)
 
 

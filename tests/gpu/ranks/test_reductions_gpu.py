@@ -10,8 +10,9 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import ClosedError, FieldError, MismatchError, StateError
+from halox.errors import FieldError, MismatchError, StateError
 from tests.mpi.conftest import agree
+from tests.mpi.reduction_calls import calls_with, check_closed
 from tests.support import require
 
 require("gpu")
@@ -348,15 +349,7 @@ class TestSeenBefore:
         given, out, number = cupy.ones(4), cupy.ones(4), cupy.zeros(())
         with halox.Grid((8 * comm.size,), comm=comm, device="gpu") as grid:
             u = grid.zeros("f8")
-            calls = (
-                lambda: grid.allreduce(given),
-                lambda: grid.allreduce(given, out=given),
-                lambda: grid.allreduce(given, out=out),
-                lambda: grid.sum(u),
-                lambda: grid.sum(u, out=number),
-            )
+            calls = calls_with(grid, given, out, u, number)
             for call in calls * 3:
                 call()
-        for call in calls:
-            with pytest.raises(ClosedError):
-                call()
+        check_closed(calls)

@@ -3,7 +3,7 @@
 // bits everywhere, always.
 //
 //   allreduce_oneshot    each rank stores its elements in packets into every rank's memory; all combine all of them
-//   allreduce_wide       the same in wide packets, for more than a few elements, each of at most 8 bytes
+//   allreduce_wide       the same in LL128-like packets, for more than a few elements, each of at most 8 bytes
 //   allreduce_scattered  each rank combines its part of the elements and stores the result into every rank's memory
 //
 // Each is a file, since a reduction uses one of them. Spliced in where it says #include "allreduce_array.cu"; see
@@ -56,8 +56,8 @@ __device__ __forceinline__ void store_unit(const Allreduce& p, u64 unit, const U
             at_address<ELEMENT>(p.target)[first + i] = all.value[i];
 }
 
-// Combines what rank `from` sent into what the ranks before it came to. Two assignments, since NVRTC 13.0 does not come
-// to an end where complex elements are chosen in one.
+// Combines what rank `from` sent into what the ranks before it came to. Two assignments, since NVRTC 13.0 does not end
+// where complex elements are chosen in one.
 __device__ __forceinline__ void combine_unit(Unit<ELEMENT>& all, const Unit<ELEMENT>& one, u32 from)
 {
 #pragma unroll

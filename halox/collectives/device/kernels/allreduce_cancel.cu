@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(32) allreduce_cancel(const __grid_c
 {
     wait_for_earlier();
     const u32 epoch = u32(load_state(p.state).count >> EPOCH_SHIFT) + 1;
-    const u64 failed = p.state + 8 - p.memory[p.rank];  // where it lies in each rank's memory
+    const u64 failed = p.state + 8 - p.memory[p.rank];  // where it is in each rank's memory
     for (u32 to = threadIdx.x; to < p.ranks; to += blockDim.x)
         store_packet(p.memory[to] + failed, u64(epoch) << 32 | (CANCELLED + p.rank));
 }

@@ -1,4 +1,4 @@
-// One number of a whole field, in one launch: the cells that a rank owns, and then all ranks.
+// A field reduction in one launch: the cells that a rank owns, and then all ranks.
 //
 // A field's cells are a region (strided_body.cu) of ELEMENTs, its source the field; its target is another field for
 // LOCAL Product, and not looked at otherwise. Each cell counts as LOCAL::of(cell, other) in an ACCUMULATOR; these are
@@ -78,7 +78,7 @@ struct Product {
     }
 };
 
-// Combines a value into what there is. A complex one part by part: NVRTC 13.0 does not come to an end where a loop
+// Combines a value into what there is. A complex one part by part: NVRTC 13.0 does not end where a loop
 // assigns it as a whole.
 template <class T>
 __device__ __forceinline__ void take_in(T& all, T value) { all = OP::of(all, value); }

@@ -1,4 +1,4 @@
-// An array of some size combined over ranks, in wide packets; see allreduce_array.cu. ELEMENT_BYTES is at most 8.
+// An array of some size combined over ranks, in LL128-like packets; see allreduce_array.cu. ELEMENT_BYTES is at most 8.
 //
 // A chunk is a tile (ll128.cu) a warp. Bytes moved over the wire: 8/7 (ranks - 1) times the array's, each way.
 

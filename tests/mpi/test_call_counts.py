@@ -1,0 +1,79 @@
+"""Python calls of an exchange: a number that does not depend on how busy the machine is."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.paths.base import Channel
+from halox.runtime import waiting
+
+World = MPI.Intracomm
+
+
+def calls_of(action: Callable[[], Any]) -> Counter[CodeType]:
+    """Python functions that run, those that a rank calls again and again while it waits left out."""
+    found: Counter[CodeType] = Counter()
+    waits = 0
+    until = waiting.Waiter.until.__code__
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal waits
+        if event == "call" and not waits:
+            found[frame.f_code] += 1
+        if frame.f_code is until:
+            waits += (event == "call") - (event == "return")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("own", [False, True])
+def test_a_first_exchange_makes_few_calls(comm: World, own: bool) -> None:
+    """Its plan included: 26 neighbours, 52 parts."""
+    with halox.Grid((64, 64, 64), halo=1, periodic=True, comm=comm, device="cpu") as grid:
+        u = np.zeros(grid.padded_shape) if own else grid.zeros()
+        calls = calls_of(lambda: grid.exchange(u))
+    most = calls.most_common(12)
+    assert 500 < calls.total() <= 5000, [(n, code.co_qualname) for code, n in most]
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_later_exchange_touches_no_channel_that_does_nothing(comm: World) -> None:
+    idle = {Channel.start.__code__, Channel.finish.__code__, Channel.run.__code__}
+    with halox.Grid((64, 64), halo=1, periodic=True, comm=comm, device="cpu") as grid:
+        for u in (grid.zeros(), np.zeros(grid.padded_shape), grid.zeros("S300")):
+            for _ in range(2):
+                grid.exchange(u)
+            calls = calls_of(lambda u=u: grid.exchange(u))  # type: ignore[misc]
+            assert not idle & set(calls)
+            # Those of the user, the cache, the plan, and no more than two channels.
+            assert calls.total() < 60
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_new_array_makes_no_datatype_and_no_word(comm: World) -> None:
+    """Views alone: no datatypes, no packers, nothing between the ranks but the exchange itself."""
+    with halox.Grid((24, 24, 24), halo=1, periodic=True, comm=comm, device="cpu") as grid:
+        for u in (np.zeros(grid.padded_shape) for _ in range(2)):
+            grid.exchange(u)
+        new = np.ones(grid.padded_shape)
+        calls = calls_of(lambda: grid.exchange(new))
+        files = {code.co_filename.partition("halox/")[2] for code in calls}
+        assert not [name for name in files if name.startswith(("datatypes", "decomposition"))]
+        assert not {"gather", "swap", "begin"} & {code.co_name for code in calls}
+        assert calls.total() < 110

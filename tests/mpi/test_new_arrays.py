@@ -1,0 +1,285 @@
+"""Arrays that NumPy makes anew each step: exchanged by the plan of their layout, at the cost of new views."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, MismatchError
+from halox.exchange import cache
+from tests.mpi.conftest import agree
+
+World = MPI.Intracomm
+SHAPE = (12, 10)
+
+
+@pytest.fixture
+def grid(comm: World) -> Iterator[halox.Grid]:
+    options: dict[str, Any] = {"proc_shape": (comm.size, 1), "device": "cpu"}
+    with halox.Grid(SHAPE, halo=1, periodic=(True, False), comm=comm.Dup(), **options) as g:
+        yield g
+
+
+def serial(steps: int) -> np.ndarray:
+    """The whole grid after some steps of the stencil of `step`, on one process."""
+    u = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
+    for _ in range(steps):
+        padded = np.pad(u, ((1, 1), (0, 0)), mode="wrap")
+        padded = np.pad(padded, ((0, 0), (1, 1)))
+        u = u + 0.1 * stencil(padded)
+    return u
+
+
+def stencil(u: np.ndarray) -> np.ndarray:
+    """Five points, and a corner, so that these are not forgotten."""
+    inner = u[1:-1, 1:-1]
+    around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    return around - 4 * inner + 0.5 * u[:-2, :-2]
+
+
+def start(grid: halox.Grid, order: str = "C") -> np.ndarray:
+    u = np.zeros(grid.padded_shape, order=order)  # type: ignore[call-overload]
+    i, j = grid.indices()
+    u[1:-1, 1:-1] = i * SHAPE[1] + j
+    return u
+
+
+def halo_of(grid: halox.Grid, u: np.ndarray) -> np.ndarray:
+    """What the rows of an exchanged copy of the field must be, halos of the first axis included."""
+    owned = grid.owned[0]
+    return np.take(u, range(owned.start - 1, owned.stop + 1), axis=0, mode="wrap")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) -> None:
+    u, plans = start(grid, order), []
+    for _ in range(20):
+        grid.exchange(u)
+        plans.append(grid._plan_number)
+        new = np.zeros_like(u)
+        new[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.1 * stencil(u)
+        u = new
+    assert plans == [1] * 20, "the first one served all"
+    assert np.array_equal(u[1:-1, 1:-1], serial(20)[grid.owned])
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "c16", "?", "S3", "M8[s]", "f8,i4"])
+def test_dtypes_have_plans_of_their_own(grid: halox.Grid, dtype: str) -> None:
+    numbers = np.arange(np.prod(SHAPE)).reshape(SHAPE)
+    whole = np.zeros(SHAPE, dtype)
+    if whole.dtype.names is None:
+        whole[...] = numbers.astype(dtype)
+    else:
+        whole["f0"], whole["f1"] = numbers, 7 * numbers
+    for n in range(3):
+        u = np.zeros(grid.padded_shape, dtype)
+        u[1:-1, 1:-1] = whole[grid.owned]
+        before = u.copy()
+        assert n or not np.array_equal(before[:, 1:-1], halo_of(grid, whole)), "poisoned"
+        grid.exchange(u)
+        assert np.array_equal(u[:, 1:-1], halo_of(grid, whole))
+    grid.exchange(np.zeros(grid.padded_shape, "u1"))
+    assert grid._plan_number == 2
+
+
+def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
+    n, m = grid.padded_shape
+    makers: list[Callable[[], np.ndarray]] = [
+        lambda: np.zeros((n, m)),
+        lambda: np.zeros((m, n)).T,
+        lambda: np.zeros((n, 2 * m))[:, ::2],
+        lambda: np.zeros((n, m))[::-1],
+        lambda: np.zeros((n + 2, m + 3))[1:-1, 2:-1],
+        lambda: np.zeros((n, m), "f4,f8")["f1"],  # not even aligned
+    ]
+    whole = serial(1)
+    for repeat in range(3):
+        for number, make in enumerate(makers, 1):
+            u = make()
+            u[1:-1, 1:-1] = whole[grid.owned]
+            grid.exchange(u)
+            assert np.array_equal(u[:, 1:-1], halo_of(grid, whole)), (repeat, number)
+            assert grid._plan_number == (number if not repeat else len(makers))
+
+
+def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
+    """Each call is of the array that it names, whichever the plan has moved last."""
+    fields = [start(grid) + 1000 * n for n in range(3)]
+    for _ in range(4):
+        for n, u in enumerate(fields):
+            u[[0, -1]] = -7
+            grid.exchange(u)
+            assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)) + 1000 * n)
+    assert grid._plan_number == 1
+
+
+def test_a_plan_keeps_no_array_alive(grid: halox.Grid) -> None:
+    gone = []
+    for _ in range(3):
+        u = start(grid)
+        grid.exchange(u)
+        grid.exchange(u)
+        gone.append(weakref.ref(u))
+        del u
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3
+
+
+def test_several_fields_and_accumulation(grid: halox.Grid) -> None:
+    for n in range(4):
+        u, v = start(grid), start(grid).astype("f4") + n
+        grid.exchange(u, v)
+        assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)))
+        assert np.array_equal(v[:, 1:-1], halo_of(grid, serial(0)).astype("f4") + n)
+        ones, more = np.ones(grid.padded_shape), np.ones(grid.padded_shape, "i8")
+        grid.accumulate(ones, more)
+        for w in (ones, more):
+            # Each row beside a cut has got its neighbours' halo row, corners from columns that nobody owns.
+            expected = np.ones(grid.rank_shape)
+            expected[0] += 1
+            expected[-1] += 1
+            assert np.array_equal(w[1:-1, 1:-1], expected)
+            assert not w[[0, -1], 1:-1].any(), "and these are cleared"
+    assert grid._plan_number == 2
+
+
+def test_accumulated_fields_that_share_memory_are_refused_each_time(grid: halox.Grid) -> None:
+    for _ in range(3):
+        grid.accumulate(np.ones(grid.padded_shape), np.ones(grid.padded_shape))
+        u = np.ones(grid.padded_shape)
+        with pytest.raises(FieldError, match="share memory"):
+            grid.accumulate(u, u)
+
+
+def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> None:
+    grid.exchange(start(grid))
+    u = start(grid)
+    u.flags.writeable = False
+    with pytest.raises(FieldError, match="read-only"):
+        grid.exchange(u)
+    grid.exchange(start(grid))
+    assert grid._plan_number == 2, "the refused one, counted, and no other"
+
+
+def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: World) -> None:
+    u = grid.zeros()
+    for _ in range(3):
+        u[...] = start(grid)
+        grid.exchange(u)
+        mine = start(grid)
+        grid.exchange(mine)
+        for w in (u, mine):
+            assert np.array_equal(w[:, 1:-1], halo_of(grid, serial(0)))
+    assert grid._plan_number == 2
+    if comm.size > 1:
+        rows = [row for row in grid.explain(mine).rows if row.peer != grid.rank]  # type: ignore[union-attr]
+        assert {row.way for row in rows} <= {"shared", "mpi"}, "no way that looks at addresses"
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_that_differ_work_or_raise(grid: halox.Grid, comm: World) -> None:
+    """One gives the grid's field, the others their own."""
+    own = grid.zeros()
+    mine = own if comm.rank == 0 else start(grid)
+    for _ in range(3):
+        mine[...] = start(grid)
+        grid.exchange(mine)
+        assert agree(bool(np.array_equal(mine[:, 1:-1], halo_of(grid, serial(0)))), comm)
+    for _ in range(2):
+        grid.exchange(start(grid))
+        grid.exchange(mine)
+    assert grid._plan_number == 2
+    # The plan of the layout there, none yet here.
+    other = grid.zeros()
+    bad = other if comm.rank == 0 else start(grid)
+    with pytest.raises(MismatchError, match="different calls"):
+        grid.exchange(bad)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_layout_that_one_rank_alone_knows_raises(grid: halox.Grid, comm: World) -> None:
+    grid.exchange(start(grid))
+    with pytest.raises(MismatchError, match="different calls"):
+        grid.exchange(start(grid, "F" if comm.rank == 0 else "C"))
+
+
+def test_eviction_is_alike_whatever_ranks_collect(
+    grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank keeps every array and collects no garbage; another throws all away at once."""
+    monkeypatch.setattr(cache, "CAPACITY", 3)
+    kept, numbers = [], []
+    if comm.rank == 0:
+        gc.disable()
+    try:
+        for step in range(24):
+            dtype = ["f8", "f4", "i8", "i4", "i2"][7 * step % 5]
+            u = start(grid).astype(dtype)
+            grid.exchange(u)
+            assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)).astype(dtype))
+            numbers.append(grid._plan_number)
+            if comm.rank == 0:
+                kept.append(u)
+            else:
+                del u
+                gc.collect()
+    finally:
+        gc.enable()
+    assert comm.allgather(numbers) == [numbers] * comm.size
+    assert max(numbers) > 5 and len(grid._plans) <= 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"components": 3}, {"staggered": 0}, {"staggered": (0, 1), "halo": 2}]
+)
+def test_results_of_arithmetic_have_the_layout_of_their_fields(
+    grid: halox.Grid, options: dict[str, Any], comm: World
+) -> None:
+    u = grid.zeros(**options)
+    layout = grid.layout(u)
+    u[layout.interior] = np.random.default_rng(comm.rank).random(u[layout.interior].shape)
+    copies = [u * 2 + n for n in range(3)]
+    grid.exchange(u)
+    for n, v in enumerate(copies):
+        assert grid.layout(v) is layout
+        assert not np.array_equal(v, u * 2 + n), "poisoned"
+        grid.exchange(v)
+        assert np.array_equal(v, u * 2 + n)
+
+
+def test_ambiguous_results_are_refused_with_the_remedy(comm: World) -> None:
+    options: dict[str, Any] = {"proc_shape": (comm.size,), "comm": comm.Dup(), "device": "cpu"}
+    with halox.Grid(8 * comm.size, halo=1, **options) as g:
+        n = 10
+        u = g.zeros(components=n)
+        assert u.shape == (n, n)
+        v = u + 1
+        assert g.layout(v) is g.layout(u), "the one reading that a field of this grid has"
+        g.zeros(components_after=n)
+        for call in (g.layout, g.exchange):
+            with pytest.raises(FieldError, match=r"2 ways: .*grid\.declare"):
+                call(u + 1)
+        g.exchange(g.declare(v, components=n))
+
+
+def test_like(grid: halox.Grid) -> None:
+    u = grid.full(3, "f4", components=2, staggered=1)
+    for make, value in ((grid.zeros_like, 0), (grid.ones_like, 1), (grid.empty_like, None)):
+        v = make(u)
+        assert v.dtype == u.dtype and v.shape == u.shape and grid.layout(v) is grid.layout(u)
+        assert value is None or (v == value).all()
+        assert make(u, "i8").dtype == np.int64
+    v = grid.full_like(u, 7)
+    assert (v == 7).all() and grid.layout(v) is grid.layout(u)
+    grid.exchange(u, v)
+    mine = np.zeros(grid.padded_shape)
+    assert grid.zeros_like(mine).shape == mine.shape
+    with pytest.raises(FieldError, match="does not fit the grid"):
+        grid.zeros_like(np.zeros((3, 3, 3)))
