@@ -29,10 +29,9 @@ from halox.collectives.operations import Operation, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
 from halox.runtime.context import Context
 from halox.runtime.device_arena import DeviceArena
-from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import pinned
-from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.gpu.streams import StreamOrder, is_capturing
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 

@@ -37,12 +37,11 @@ from halox.errors import HaloxError
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
-from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.gpu.streams import StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
