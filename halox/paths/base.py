@@ -242,7 +242,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Route:
+class Route(Candidate):
     """The path and protocol of a message, and the reason for them.
 
     Attributes
@@ -253,9 +253,6 @@ class Route:
         For each path that is impossible, the reason.
     """
 
-    path: str
-    protocol: str
-    reason: str
     predicted_us: float | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)
 

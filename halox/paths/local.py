@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from halox.packing.host import HostPacker, View
+from halox.packing.host import View
 from halox.paths.base import (
     Build,
     Candidate,
@@ -92,8 +93,9 @@ class LocalHostChannel(Channel):
             self.bind(self.views([array.memory for array in arrays]))
             return
         for send, receive in pairs:
-            source, target = packer_of(job, send), packer_of(job, receive)
-            self._calls.append(_through_buffer(source, target, job.operation))
+            target, buffer = packer_of(job, receive), np.empty(send.nbytes, np.uint8)
+            put = target.add if adds else target.unpack
+            self._calls += [partial(packer_of(job, send).pack, buffer), partial(put, buffer)]
         self._calls += clearing(job)
 
     def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
@@ -124,17 +126,6 @@ class LocalHostChannel(Channel):
 
 def _alike(a: View, b: View) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
-
-
-def _through_buffer(source: HostPacker, target: HostPacker, operation: str) -> Callable[[], None]:
-    buffer = np.empty(source.nbytes, np.uint8)
-    put = target.add if operation == "add" else target.unpack
-
-    def move() -> None:
-        source.pack(buffer)
-        put(buffer)
-
-    return move
 
 
 class LocalDeviceChannel(Channel):

@@ -28,7 +28,7 @@ from halox.paths.peer.negotiation import Cts, Negotiation
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.pools import SIDE_STREAMS, SideStream
+from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.streams import StreamOrder
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
@@ -52,7 +52,7 @@ class PeerChannel(Channel):
         self._failure, self._failed = agreed.failure, agreed.failure.words
         self._before, self._after = agreed.around()
         self._after += clearing_of(agreed.job, device)
-        self._side: SideStream | None = SIDE_STREAMS.take(device)
+        self._side = SIDE_STREAMS.take(device)
         self._is_aside = False
 
     def run(self) -> None:
@@ -62,7 +62,6 @@ class PeerChannel(Channel):
     def start(self) -> None:
         """Put the whole exchange on a stream of its own, after what the current one holds by now."""
         side, runtime = self._side, self._runtime
-        assert side is not None
         aside = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
         runtime.streamWaitEvent(aside, side.before.ptr)
@@ -74,7 +73,6 @@ class PeerChannel(Channel):
         """Order the current stream after the exchange."""
         if self._is_aside:
             self._is_aside = False
-            assert self._side is not None
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
     def _enter(self, stream: Any, launch: PreparedLaunch) -> None:
@@ -95,11 +93,9 @@ class PeerChannel(Channel):
 
         The memory stays as it is: the peers' launches may still store into it, and look there for this rank's.
         """
-        side, self._side = self._side, None
-        assert side is not None
         self._order.synchronize()
         self.has_failed = self._failure.close(self._agreed.error)
-        SIDE_STREAMS.release(self._agreed.device, side)
+        SIDE_STREAMS.release(self._agreed.device, self._side)
 
     def free(self) -> None:
         """Release the memory, when the peers' last launches have ended too."""

@@ -21,6 +21,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
 from halox.paths.launches import clearing_of, fragmented, packed_moves
 from halox.paths.staged.pipeline import Pipeline, Work
+from halox.runtime.gpu.streams import refuse_capture
 from halox.runtime.world import World
 
 
@@ -41,10 +42,9 @@ class _Stream:
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
         from halox.runtime.gpu.cuda import cupy
-        from halox.runtime.gpu.streams import refuse_capture
 
         self._current_stream = cupy().cuda.get_current_stream
-        self._refuse_capture, self._path = refuse_capture, path
+        self._path = path
         self._stream: Any = None
         outgoing, incoming = buffers.device_pointers()
         self._outgoing = [packed_moves(job, job.sends, row) for row in outgoing]
@@ -53,7 +53,7 @@ class _Stream:
 
     def check(self) -> None:
         """Refuse a stream that is being captured."""
-        self._refuse_capture(self._current_stream(), self._path)
+        refuse_capture(self._current_stream(), self._path)
 
     def _enter(self) -> Any:
         """Return the current stream, when the last unpacking has ended if it went to another one."""

@@ -31,11 +31,7 @@ class Work(ABC):
 
     @abstractmethod
     def begin(self, slot: int) -> None:
-        """Put the packing of all stages on the current stream, without waiting.
-
-        Unpacking that is put on the other stream from now on runs after what the current stream holds so far, but
-        does not wait for the packing.
-        """
+        """Put the packing of all stages on the current stream, and order later unpacking after its present work."""
 
     @abstractmethod
     def is_packed(self, stage: int) -> bool:
@@ -96,7 +92,7 @@ class Pipeline(Channel):
             buffers.post_stage(epoch, stage)
 
     def finish(self) -> None:
-        """Put the unpacking of what has not arrived yet on a stream as it comes, and have the current one wait."""
+        """Put the unpacking of each further stage on a stream once it arrives; make the current stream wait."""
         buffers = self._buffers
         while self._unpacked < buffers.stages_in:
             self._waiter.until(
