@@ -6,10 +6,10 @@ Each rank of a node has a block in memory that they share, written by itself alo
 
 ``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring is the
 number of a call and its code. Numbers count the collective calls of one grid, so that ranks which make the same
-calls have the same words. Nobody reads them while all goes well. A rank that has waited long compares: words of one
-number that differ are calls that differ, and no wait for them can end.
+calls have the same words. A rank that has waited long compares them: words of one number that differ are calls that
+differ, and no wait for them can end.
 
-Ranks of other nodes are asked by messages, sent after a second of waiting, at most one pending to each.
+Ranks of other nodes are sent messages after a second of waiting, at most one pending to each.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class CallWatch:
         self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
 
     def ticker(self, code: int) -> Callable[[], None]:
-        """Return a function that counts and publishes calls of one kind, as fast as can be."""
+        """Return a fast function that counts and publishes calls of one kind."""
         ring = self._own.ring
         mask = _RING_WORDS - 1
 
@@ -206,7 +206,7 @@ class CallWatch:
         return tick
 
     def renumber(self, number: int) -> None:
-        """Go on from another number, the same on all ranks."""
+        """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
         self._heard.clear()
         for words in (self._own.ring, self._own.wait):
@@ -261,7 +261,7 @@ class CallWatch:
         raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
-        """Return the error, after which the ranks are not in step any more."""
+        """Return the error, and record it as the failure of the communicator."""
         error = mismatch(sorted(words))
         self.failed = str(error)
         return error
@@ -368,7 +368,7 @@ class CallWatch:
                 self._notes[-1 - len(self._notes)] = request, note
 
     def drain(self) -> None:
-        """Receive the notes that nobody reads any more."""
+        """Receive and drop pending notes."""
         status, note = self._mpi.Status(), np.zeros(4, "i8")
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)

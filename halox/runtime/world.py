@@ -221,10 +221,9 @@ class World:
     def gather(self, mine: Any, doing: str, error: Exception | None = None) -> list[Any]:
         """Return an object of every rank, in the order of the ranks, or raise on all of them.
 
-        ``mine`` is anything that can be pickled, ``doing`` names the common step in the text of a timeout, and
-        ``error`` is the reason why this rank has no object. An error of any rank is raised on all: the kind of the
-        first one, with the texts of all. Also raises `MismatchError` on all if ranks are in different calls, and
-        `ExchangeTimeoutError`.
+        ``mine`` can be pickled, ``doing`` names the common step in the text of a timeout, and ``error`` is the reason
+        why this rank has no object. An error of any rank is raised on all: the kind of the first one, with the texts
+        of all. Also raises `MismatchError` on all if ranks are in different calls, and `ExchangeTimeoutError`.
         """
         if self.size == 1:
             if error is not None:
@@ -245,10 +244,6 @@ class World:
         """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
         return self.ranks.gather_node(mine, doing)
 
-    def any_rank(self, mine: bool, doing: str) -> bool:
-        """Whether something holds on any rank; collective."""
-        return any(self.gather(mine or None, doing))
-
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none; see `gather`."""
         self.gather(None, doing, error)
@@ -263,9 +258,8 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless all have the same arguments.
 
-        ``mine`` has this rank's by name, in the order in which they are compared; the error names the first that
-        differs, with the value of rank 0 and those that differ, as ``shown`` prints them, and the remedy, if it is not
-        to give the same.
+        ``mine`` has this rank's by name, in the order of comparison; the error names the first that differs, with the
+        values as ``shown`` prints them, and its remedy ("give the same on all ranks" by default).
         """
         found = self.gather(dict(mine), doing)
         first = found[0]
@@ -321,7 +315,7 @@ class World:
             self.close()
 
     def close(self, why: str = "") -> None:
-        """Let the next object take the communicator; local, and harmless when repeated."""
+        """Release the communicator for the next object; local, and harmless when repeated."""
         if not self.closed:
             self.closed, self._closed_why = True, why
             self.guard.shut()

@@ -1,4 +1,4 @@
-"""Failure word of a kernel: host memory in which it reports whom it has waited for too long, and in which call."""
+"""Failure word of a kernel: host memory in which it reports the rank and the call of a wait that timed out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halox.runtime.gpu.pools import HOST_WORDS
 class FailureWord:
     """Two 32-bit ``words`` in page-locked memory: 0 or the failure's number, and the call in which it happened.
 
-    ``is_told`` says whether the caller has been told of the failure.
+    ``is_told`` is set once the failure has been raised.
     """
 
     def __init__(self, device: int) -> None:
@@ -32,7 +32,7 @@ class FailureWord:
         self.words[0], self.is_told = 0, False
 
     def close(self, error: Callable[[], Exception]) -> bool:
-        """Give the memory back; warn of a failure of which nobody was told, and return whether there was one.
+        """Release the memory; warn of a failure that was not raised yet, and return whether there was one.
 
         Local, and harmless when repeated; no kernel that writes it may run any more.
         """

@@ -30,7 +30,7 @@ class Pool(Generic[Item]):
         return free.pop() if free else self._make(device)
 
     def release(self, device: int, item: Item) -> None:
-        """Let an object be taken again."""
+        """Return an object to the pool."""
         self._free[device].append(item)
 
 
@@ -54,4 +54,4 @@ SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that run beside the user's work."""
 
 HOST_WORDS = Pool(_word)
-"""Eight bytes of host memory in which a kernel tells of its failure."""
+"""Host memory of failure words."""
