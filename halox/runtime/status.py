@@ -215,14 +215,10 @@ class CallWatch:
 
     # Waits
 
-    def begin(self) -> None:
-        """Publish that this rank waits."""
+    def publish(self, *, waits: bool) -> None:
+        """Publish that this rank waits, or no longer does."""
         self._is_told = False
-        self._own.wait[_WAITING] = 1
-
-    def end(self) -> None:
-        """Publish that it waits no more."""
-        self._own.wait[_WAITING] = 0
+        self._own.wait[_WAITING] = waits
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
         """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""

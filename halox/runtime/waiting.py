@@ -128,10 +128,10 @@ class Waiter:
                     raise
                 if watch is not None and not is_published:
                     is_published = True
-                    watch.begin()
+                    watch.publish(waits=True)
         finally:
             if is_published and watch is not None:
-                watch.end()
+                watch.publish(waits=False)
 
     def _timeout(self, what: Callable[[], str], ranks: Ranks) -> ExchangeTimeoutError:
         report = "" if self.watch is None else self.watch.report(ranks())

@@ -127,7 +127,7 @@ class World:
     @property
     def failed(self) -> str:
         """The failure after which no further call can be made, empty while all is well."""
-        return self.ranks.failed
+        return self.ranks.watch.failed
 
     @property
     def turn(self) -> int | None:
@@ -239,10 +239,6 @@ class World:
         if errors:
             raise_together(errors, self.size, error)
         return [None if one is None else one[1] for one in found]
-
-    def gather_node(self, mine: Any, doing: str) -> list[Any]:
-        """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
-        return self.ranks.gather_node(mine, doing)
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none; see `gather`."""
