@@ -16,8 +16,8 @@ from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
-from halox.runtime.gpu.addresses import memory_kind
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+from halox.runtime.gpu.memory import memory_kind
 from halox.values import shown
 
 WORDS: dict[int, DType] = {

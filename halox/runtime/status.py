@@ -291,15 +291,12 @@ class CallWatch:
 
     def _place(self, rank: int) -> str:
         block = self.blocks.get(rank)
-        if block is None:
-            heard = self._heard.get(rank)
-            if not heard or heard >> CODE_BITS < self.number:
-                return f"rank {rank} has not arrived"
-            return f"rank {rank} waits in {word_text(heard)}"
-        last = block.last()
+        last = self._heard.get(rank, 0) if block is None else block.last()
+        if block is None and (not last or last >> CODE_BITS < self.number):
+            return f"rank {rank} has not arrived"
         if not last:
             return f"rank {rank} has made no call yet"
-        if block.wait[_WAITING]:
+        if block is None or block.wait[_WAITING]:
             return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
