@@ -234,7 +234,11 @@ class World:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
-        found = self.ranks.gather(sent, doing)
+        try:
+            found = self.ranks.gather(sent, doing)
+        except MismatchError as other:
+            # The others are in another call because of it, maybe: this rank's user must read it all the same.
+            raise (error or other) from (None if error is None else other)
         errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
         if errors:
             raise_together(errors, self.size, error)
