@@ -100,7 +100,7 @@ class SharedArena:
         self._world = weakref.ref(world)
         self._release_plans()
         self._is_open = True
-        self._size, self._shares_memory = world.node_size, world.shares_memory
+        self._shares_memory = world.shares_memory
         # A field's finalizer keeps the arena, which must not keep the world.
         self._gather: Callable[[Any, str], list[Any]] = world.ranks.gather_node
 
