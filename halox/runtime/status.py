@@ -91,28 +91,14 @@ def name_of(word: int) -> str:
 
 
 def word_text(word: int, *, with_plan: bool = False) -> str:
-    """Return a call as errors show it.
-
-    Examples
-    --------
-    >>> word_text(41 << 20 | code_of("sum"))
-    'sum (call 41)'
-    >>> word_text(42 << 20 | code_of("exchange", 3), with_plan=True)
-    'exchange by plan 3 (call 42)'
-    """
+    """Return a call as errors show it: "exchange by plan 3 (call 42)"."""
     plan = word & ((1 << _PLAN_BITS) - 1)
     by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
     return f"{name_of(word)}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
-    """Return the call of each rank as errors show it; ranks in one call together.
-
-    Examples
-    --------
-    >>> calls_text([(0, 41 << 20 | code_of("sum")), (1, 41 << 20 | code_of("exchange"))])
-    'rank 0: sum (call 41), rank 1: exchange (call 41)'
-    """
+    """Return the call of each rank as errors show it: "rank 0: sum (call 41), ranks 1, 2: exchange (call 41)"."""
     by_call: dict[int, list[int]] = {}
     for rank, word in words:
         by_call.setdefault(word, []).append(rank)

@@ -152,16 +152,16 @@ class World:
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
         """Return the counter of a plan's runs, None for a rank alone."""
-        if self._debug:
-            code = code_of(name, plan)
+        tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
+        if not self._debug:
+            return tick
 
-            def log() -> None:
-                if self.size > 1:
-                    self.ranks.watch.call(code)
-                self._log(f"{name} by plan {plan}", None)
+        def log() -> None:
+            if tick is not None:
+                tick()
+            self._log(f"{name} by plan {plan}", None)
 
-            return log
-        return None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
+        return log
 
     def _log(self, name: str, detail: object) -> None:
         now = time.time()
