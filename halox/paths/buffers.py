@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.paths.fragments import MOST_FRAGMENTS, Cutter, whole, within_counts
+from halox.paths.fragments import MOST_FRAGMENTS, Cutter, senders_by_stage, whole, within_counts
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
 from halox.runtime.arena import Place, SharedArena
@@ -153,10 +153,8 @@ class SharedBuffers(TransportBuffers):
         sources = sorted({m.peer for m in receives})
         targets = {m.peer for m in sends}
         self._ready = link.flag("packed", sources)
-        self._stages = [
-            link.flag("packed", _senders(receives, self.incoming_ends, stage))
-            for stage in range(self.stages_in)
-        ]
+        stages = senders_by_stage(receives, self.incoming_ends)
+        self._stages = [link.flag("packed", senders) for senders in stages]
         self._consumed = link.flag("consumed", sorted(targets.difference(sources)))
 
     def _views(
@@ -214,11 +212,6 @@ class SharedBuffers(TransportBuffers):
 
 _STEPS = 2 * MOST_FRAGMENTS
 """Counts of the flag an epoch: more than any message has fragments."""
-
-
-def _senders(receives: Sequence[Message], ends: Sequence[tuple[int, ...]], stage: int) -> list[int]:
-    """Return the ranks that send something in a stage."""
-    return sorted({m.peer for m, at in zip(receives, ends, strict=True) if stage < len(at)})
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ section 4: what remains is the slowest of the three stages, and the other two fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -81,3 +81,13 @@ def within_counts(cut: Cutter) -> Cutter:
         )
 
     return counted
+
+
+def senders_by_stage(
+    messages: Sequence[Message], ends: Sequence[tuple[int, ...]]
+) -> list[list[int]]:
+    """Return for each fragment number the peers whose messages have such a fragment."""
+    return [
+        sorted({m.peer for m, at in zip(messages, ends, strict=True) if stage < len(at)})
+        for stage in range(max(map(len, ends), default=0))
+    ]

@@ -59,7 +59,7 @@ from halox.paths.base import (
     why_not_gpus,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, whole
+from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
 from halox.paths.launches import clearing_of, fragmented, moves_of
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
@@ -318,11 +318,8 @@ class IpcChannel(Channel):
     def _make_signals(self) -> None:
         sends, receives, signal = self._sends, self._receives, self._signal
         self._packed = [signal(_packed(k), ()) for k in range(self._fragments)]
-        lengths = [(m.peer, len(self._cut(m))) for m in receives["staging"]]
-        self._come = [
-            signal(_packed(k), {peer for peer, n in lengths if n > k})
-            for k in range(max((n for _, n in lengths), default=0))
-        ]
+        stages = senders_by_stage(receives["staging"], [*map(self._cut, receives["staging"])])
+        self._come = [signal(_packed(k), senders) for k, senders in enumerate(stages)]
         self._ready = signal(_READY, ())
         self._may_write = signal(_READY, _peers(sends["put"]))
         self._may_read = signal(_READY, _peers(receives["get"]))
