@@ -15,6 +15,7 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
+from halox.runtime.arrays import DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
@@ -109,7 +110,7 @@ class Allreduce:
         self._world = world = World(comm, "making an Allreduce")
         self._context = Context(world)
 
-        def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
+        def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
             find_operation(op, found_dtype)
             gpu = choose_device(device, world.turn)
@@ -124,8 +125,24 @@ class Allreduce:
             self.shape, self.dtype, wish, self.device_id = world.guarded(check, _MAKING)
             self.op = op
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
-            self._compare(wish)
-            self._reduction, self._bind = self._made(wish)
+            mine = {
+                "shape": self.shape,
+                "dtype": str(self.dtype),
+                "op": op,
+                "algorithm": wish,
+                "device": self.device,
+            }
+            world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
+            what = self.shape, self.dtype, op
+            self._reduction: ArrayReduction
+            # On the host a call of a plain array costs no more than a prepared one.
+            self._bind: Callable[..., Launch | None] | None = None
+            if self.device_id is None:
+                assert wish is not None
+                self._reduction = HostAllreduce(self._context, *what, wish)
+            else:
+                self._reduction = DeviceAllreduce(self._context, self.device_id, *what, wish)
+                self._bind = self._reduction.bind
         except HaloxError as error:
             self._context.close_after(error)
             raise
@@ -202,27 +219,6 @@ class Allreduce:
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))
         return result
 
-    def _made(self, wish: str | None) -> tuple[ArrayReduction, Callable[..., Launch | None] | None]:
-        """Return a new reduction, and what prepares its launches: on the host a call of a plain array costs no more."""
-        what = self.shape, self.dtype, self.op
-        if self.device_id is None:
-            assert wish is not None
-            return HostAllreduce(self._context, *what, wish), None
-        made = DeviceAllreduce(self._context, self.device_id, *what, wish)
-        return made, made.bind
-
-    def _compare(self, algorithm: str | None) -> None:
-        """Raise on all ranks if they have come with different arguments."""
-        mine = {
-            "shape": self.shape,
-            "dtype": str(self.dtype),
-            "op": self.op,
-            "algorithm": algorithm,
-            "device": self.device,
-        }
-        remedies = {"device": 'say device="cpu" or device="gpu"'}
-        self._world.compare(mine, _MAKING, remedies=remedies)
-
     @one_thread
     def close(self) -> None:
         """Free memory and communicators; collective, and harmless when repeated."""
@@ -268,9 +264,9 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return found
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def _dtype(dtype: Any) -> DType:
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        found: DType = np.dtype(dtype)
     except Exception as error:  # NumPy's of several kinds, and what an object raises
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"

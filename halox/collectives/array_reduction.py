@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-
+from halox.collectives.prepared import Launch
 from halox.errors import FieldError
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Described, DType
 
 
 class ArrayReduction(ABC):
@@ -28,13 +27,17 @@ class ArrayReduction(ABC):
     algorithm: str
     captures = False
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], op: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, op: str) -> None:
         self.shape, self.dtype, self.op = shape, dtype, op
         self.reasons: dict[str, str] = {}
 
     @abstractmethod
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
+
+    @abstractmethod
+    def bind(self, array: Any, out: Any) -> Launch | None:
+        """Prepare calls with these arrays; None where that saves nothing."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:

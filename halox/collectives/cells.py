@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
-from halox.runtime.arrays import Described, as_ndarray, describe
+from halox.runtime.arrays import Described, DType, as_ndarray, describe
 
 FindLayout = Callable[[Any], FieldLayout]
 """Returns the layout of a field; may raise a `HaloxError`."""
@@ -34,7 +32,7 @@ class Cells:
     described: Described
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Dtype of a cell."""
         return self.described.dtype
 

@@ -8,10 +8,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.errors import FieldError
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Array, Described, DType
 from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
@@ -27,6 +26,12 @@ ELEMENTS: dict[str, str] = {
 }
 """For each dtype that can be reduced, by kind and bytes, what the kernels call it."""
 
+
+def element(dtype: DType) -> str:
+    """Return the kernels' name of a dtype; an empty one if it cannot be reduced."""
+    return ELEMENTS.get(f"{dtype.kind}{dtype.itemsize}", "")
+
+
 _NAMES = {
     "b": "bool",
     "i": "signed integers",
@@ -34,8 +39,6 @@ _NAMES = {
     "f": "float32 and float64",
     "c": "complex64 and complex128",
 }
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ OPERATIONS: dict[str, Operation] = {
 """All operations, by name."""
 
 
-def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
+def find_operation(name: object, dtype: DType) -> Operation:
     """Return an operation, if it has a meaning for a dtype.
 
     Examples
@@ -115,7 +118,7 @@ def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     operation = OPERATIONS.get(name) if isinstance(name, str) else None
     if operation is None:
         raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {shown(name)}")
-    if f"{dtype.kind}{dtype.itemsize}" not in ELEMENTS or not dtype.isnative:
+    if not element(dtype) or not dtype.isnative:
         raise FieldError(
             f"dtype {dtype} cannot be reduced; dtypes are bool, integers of 8 to 64 bits, float32, float64, complex64 "
             "and complex128, in the machine's byte order: convert with array.astype"
@@ -129,7 +132,7 @@ def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     return operation
 
 
-def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
+def _remedy(operation: Operation, dtype: DType) -> str:
     if dtype.kind == "b":
         return ": count with array.astype('i8'), or use 'logical_or', 'logical_and'"
     if operation.of_truth:
@@ -139,7 +142,7 @@ def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
     return ""
 
 
-def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide_dtype(dtype: DType) -> DType:
     """Return the dtype in which sums over a dtype are formed."""
     if dtype.kind == "c":
         return np.dtype(np.result_type(dtype, "c16"))
@@ -148,7 +151,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype("u8" if dtype.kind == "u" else "i8")
 
 
-def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
     """Return the dtype of a field reduction.
 
     Examples
@@ -169,7 +172,7 @@ def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     return wide_dtype(np.result_type(*dtypes))
 
 
-def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> None:
     """Refuse an array that a result does not fit in."""
     fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
     if not fits or out.dtype != dtype:

@@ -618,7 +618,7 @@ class TestSeenBefore:
         shapes = [shape for (shape,), _ in made]
         assert len(set(comm.allgather(tuple(shapes)))) == 1
         assert shapes == [*range(3, 35), 35, 3, *range(36, 40)]
-        assert len(grid._reductions.arrays) == 32
+        assert len(grid._reductions.arrays.reductions) == 32
 
     def test_other_shapes_in_place(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm

@@ -24,8 +24,8 @@ from halox.collectives.device import kernel_reductions as allreduce
 from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
-    make_array_reduction,
-    make_field_reduction,
+    KernelReduction,
+    meet,
 )
 from halox.runtime.arrays import describe
 from halox.runtime.gpu import failure_word
@@ -275,7 +275,10 @@ def connect(
 
 
 def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
-    return connect(n, lambda world, arena: make_array_reduction(world, arena, plan), **options)
+    def make(world: Any, arena: Any) -> KernelReduction:
+        return meet(world, lambda: KernelReduction(world, arena, plan))
+
+    return connect(n, make, **options)
 
 
 def connect_fields(
@@ -284,7 +287,8 @@ def connect_fields(
     """Make a number of the cells that each rank has; `number` launches it."""
 
     def make(world: Any, arena: Any) -> FieldReduction:
-        reduction = make_field_reduction(world, arena, name, fields[world.rank].dtype)
+        dtype = fields[world.rank].dtype
+        reduction = meet(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
         other = None if others is None else describe(others[world.rank])
         # Lays out the launch while nothing asks for a GPU.
         reduction._find(describe(fields[world.rank]), other)
@@ -343,7 +347,7 @@ def reduce_arrays(
             target = source if in_place else guarded_copy(np.zeros_like(mine), offset)
             if late_s:
                 time.sleep(late_s.get(number, 0))
-            rank.reduction(source.ctypes.data, target.ctypes.data, stream)
+            rank.reduction.reduce(source.ctypes.data, target.ctypes.data, stream)
             assert rank.failure == (0, 0), f"rank {number}, epoch {epoch}"
             wanted = expected([contents(other, epoch) for other in range(len(ranks))])
             assert same(target, wanted), f"rank {number}, epoch {epoch}"

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import numpy as np
 
-from halox.collectives.operations import ELEMENTS, Operation, find_operation, wide_dtype
+from halox.collectives.operations import Operation, element, find_operation
 from halox.errors import FieldError
-from halox.packing.refine import Level
-from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
 from halox.paths.peer.table import TILE_BYTES, TILE_DATA_BYTES
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Array, DType
 
 MOST_RANKS = 16
 """Ranks of a kernel, as in ``allreduce_body.cu``."""
@@ -51,12 +47,6 @@ PART_BYTES = (2048, 65536)
 MOST_CHUNKS = 1 << 16
 """Chunks of an array."""
 
-CELLS_IN_FLIGHT = 4
-"""Cells that a thread loads before it combines the first."""
-
-BLOCKS_PER_SM = 4
-"""Blocks a multiprocessor that read a field: one wave, each as long as the field takes."""
-
 _ALIGNMENT = 256
 
 ALLREDUCE = np.dtype(
@@ -78,9 +68,6 @@ ALLREDUCE = np.dtype(
     ]
 )
 """The parameter of all kernels, as in ``allreduce_body.cu``."""
-
-PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
-"""The parameter of ``allreduce_field`` for its blocks' results."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +144,7 @@ class ReductionPlan:
             self.slot_bytes,
         )
 
-    def parameter(
-        self, rank: int, memory: Sequence[int], failure: int, limit_ns: int
-    ) -> np.ndarray[Any, Any]:
+    def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
         """Return the kernel's parameter but for ``source`` and ``target``, shape (1,) of ALLREDUCE."""
         found = np.zeros(1, ALLREDUCE)
         entry = found[0]
@@ -174,7 +159,7 @@ class ReductionPlan:
         return found
 
 
-def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
+def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a small array: everything to everybody, in packets.
 
     Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory, and packets are
@@ -188,10 +173,10 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     """
     if elements * dtype.itemsize >= WIDE_BYTES and dtype.itemsize <= 8:
         return plan_wide(dtype, op, elements, ranks)
-    operation = _checked(dtype, op, ranks)
+    operation = checked(dtype, op, ranks)
     each = max(1, 8 // dtype.itemsize)
     units = -(-elements // each)
-    threads = _threads(units)
+    threads = block_threads(units)
     chunks = -(-units // threads)
     _check_chunks(chunks, elements, MOST_CHUNKS * threads * each)
     rank_bytes = chunks * threads * (32 if dtype.itemsize == 16 else 16)
@@ -209,7 +194,7 @@ def plan_oneshot(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Re
     )
 
 
-def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
+def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
 
     Parameters, errors and notes as of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
@@ -221,7 +206,7 @@ def plan_wide(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> Reduc
     >>> plan.threads, plan.chunks, plan.blocks
     (64, 293, 293)
     """
-    operation = _checked(dtype, op, ranks)
+    operation = checked(dtype, op, ranks)
     if dtype.itemsize > 8:
         raise FieldError(f"elements of {dtype.itemsize} bytes do not travel in LL128-like packets")
     warps = WIDE_THREADS // 32
@@ -251,7 +236,7 @@ def _check_chunks(chunks: int, elements: int, most: int) -> None:
         )
 
 
-def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> ReductionPlan:
+def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a large array: each rank combines a part, and all gather the parts.
 
     Parameters, errors and notes as of :func:`plan_oneshot`. Takes twice the array in device memory.
@@ -262,7 +247,7 @@ def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> 
     >>> plan.chunk_elements, plan.chunks, plan.blocks
     (2048, 256, 256)
     """
-    operation = _checked(dtype, op, ranks)
+    operation = checked(dtype, op, ranks)
     nbytes = elements * dtype.itemsize
     wanted = min(max(-(-nbytes // (ranks * BLOCKS)), PART_BYTES[0]), PART_BYTES[1])
     wanted = max(wanted, -(-nbytes // (ranks * MOST_CHUNKS)))
@@ -286,200 +271,22 @@ def plan_scattered(dtype: np.dtype[Any], op: str, elements: int, ranks: int) -> 
     )
 
 
-@dataclass(frozen=True)
-class FieldOperation:
-    """A field reduction: how a cell counts, and what the result becomes.
-
-    Attributes
-    ----------
-    op : str
-        How cells are combined.
-    local, finish : str
-        Names in ``allreduce_field.cu``: of what a cell counts for, and of what is made of the result.
-    has_other : bool
-        Whether it takes two fields.
-    """
-
-    op: str
-    local: str = "Value"
-    finish: str = "Plain"
-    has_other: bool = False
-
-    def accumulator(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the dtype in which it is formed: 64 bits for what is added, the field's own for what is compared."""
-        if self.op in ("min", "max"):
-            return dtype
-        return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
-
-    def identity(self, dtype: np.dtype[Any]) -> Any:
-        """Return the accumulator that leaves others as they are."""
-        found = self.accumulator(dtype)
-        if self.op not in ("min", "max"):
-            return found.type(0)
-        if found.kind == "f":
-            return found.type(np.inf if self.op == "min" else -np.inf)
-        if found.kind == "b":
-            return found.type(self.op == "min")
-        limits = np.iinfo(found)
-        return found.type(limits.max if self.op == "min" else limits.min)
-
-
-FIELD_REDUCTIONS: dict[str, FieldOperation] = {
-    "sum": FieldOperation("sum"),
-    "min": FieldOperation("min"),
-    "max": FieldOperation("max"),
-    "norm": FieldOperation("sum", "Square", "Root"),
-    "dot": FieldOperation("sum", "Product", has_other=True),
-    "squares": FieldOperation("sum", "Square"),
-}
-"""Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
-
-
-def plan_meeting(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan what ranks need to meet for a number of any field of a dtype, by launches of :func:`plan_field`.
-
-    Parameters, errors as of :func:`plan_field`.
-    """
-    return _planned_field(FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
-
-
-def plan_value(name: str, dtype: np.dtype[Any], ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch for a rank whose cells have been combined already, to one accumulator.
-
-    Parameters, errors as of :func:`plan_field`. Meets launches of that.
-    """
-    found = FIELD_REDUCTIONS[name]
-    return _planned_field(
-        FieldOperation(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
-    )
-
-
-def plan_field(name: str, dtype: np.dtype[Any], row: Row, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan the launch of a field reduction."""
-    return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
-
-
-def _planned_field(
-    reduction: FieldOperation, dtype: np.dtype[Any], words: int, levels: int, ranks: int, sms: int
-) -> ReductionPlan:
-    # Cells that are added are added in 64 bits, so bools can be counted.
-    _checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
-    accumulator = reduction.accumulator(dtype)
-    threads = _threads(words)
-    wanted = -(-words // (threads * CELLS_IN_FLIGHT))
-    most = BLOCKS_PER_SM * sms
-    blocks = max(1, min(wanted, most))
-    unit_bytes = 32 if accumulator.itemsize == 16 else 16
-    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
-    return ReductionPlan(
-        "allreduce_field",
-        (
-            ("ELEMENT", _element(dtype)),
-            ("ACCUMULATOR", _element(accumulator)),
-            ("LOCAL", reduction.local),
-            ("OP", find_operation(reduction.op, accumulator).kernel_name),
-            ("FINISH", reduction.finish),
-            ("MAX_LEVELS", str(kept_levels)),
-            ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
-            ("MAX_THREADS", str(THREADS)),
-        ),
-        ranks,
-        1,
-        1,
-        1,
-        threads,
-        blocks,
-        unit_bytes,
-        ranks * unit_bytes,
-        0,
-        most * accumulator.itemsize,
-    )
-
-
-def field_row(
-    pointer: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    itemsize: int,
-    other: tuple[int, Sequence[int]] | None = None,
-) -> Row:
-    """Return the cells of a field, or the same cells of two, as loops over elements.
-
-    Examples
-    --------
-    >>> field_row(0, (4, 6, 8), (640, 80, 8), 8).levels
-    (Level(steps=4, source_stride=640, target_stride=0), Level(steps=6, source_stride=80, target_stride=0), \
-Level(steps=8, source_stride=8, target_stride=0))
-    >>> field_row(0, (4, 6, 8), (384, 64, 8), 8).levels
-    (Level(steps=192, source_stride=8, target_stride=0),)
-    """
-    other_pointer, other_strides = (0, [0] * len(shape)) if other is None else other
-    levels = _levels(shape, strides, other_strides)
-    if not prod(shape):
-        raise FieldError("a field of no cells on a rank cannot be reduced there")
-    if prod(shape) > MAX_WORDS or len(levels) > MAX_LEVELS:
-        raise FieldError(
-            f"a field of {prod(shape)} cells in {len(levels)} nested loops is more than a kernel walks: at most "
-            f"{MAX_WORDS} cells in {MAX_LEVELS} loops"
-        )
-    return Row(pointer, other_pointer, itemsize, tuple(levels))
-
-
-def can_walk(field: Described, other: Described | None = None) -> bool:
-    """Whether a kernel walks the cells of a field, or of two: there are some, and not too many."""
-    strides = other.strides if other is not None else [0] * len(field.shape)
-    levels = _levels(field.shape, field.strides, strides)
-    return 0 < prod(field.shape) <= MAX_WORDS and len(levels) <= MAX_LEVELS
-
-
-def check_aligned(field: Described) -> None:
-    """Raise unless a field's cells are at multiples of what a GPU loads."""
-    part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
-    strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
-    if field.pointer % part or any(stride % part for stride in strides):
-        raise FieldError(
-            f"a field's address and strides must be multiples of {part} bytes to be reduced on a GPU, got address "
-            f"{field.pointer:#x} and strides {field.strides}; copy it first"
-        )
-
-
-def _levels(
-    shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]
-) -> list[Level]:
-    """Return loops over the cells of two fields, outermost first; those without gaps are one."""
-    levels: list[Level] = []
-    for steps, stride, other_stride in zip(shape, strides, other_strides, strict=True):
-        if steps == 1:
-            continue
-        last = levels[-1] if levels else None
-        if last is not None and last[1:] == (stride * steps, other_stride * steps):
-            levels[-1] = Level(last.steps * steps, stride, other_stride)
-        else:
-            levels.append(Level(steps, stride, other_stride))
-    return levels
-
-
-def _checked(dtype: np.dtype[Any], op: str, ranks: int) -> Operation:
+def checked(dtype: DType, op: str, ranks: int) -> Operation:
+    """Return an operation that a kernel has for a dtype, among so many ranks."""
     if ranks > MOST_RANKS:
         raise FieldError(f"{ranks} ranks are more than the {MOST_RANKS} that a kernel serves")
     return find_operation(op, dtype)
 
 
-def _threads(units: int) -> int:
+def block_threads(units: int) -> int:
     """Threads of a block, a power of two."""
     return min(THREADS, max(LEAST_THREADS, 1 << (units - 1).bit_length() if units else 1))
 
 
-def _element(dtype: np.dtype[Any]) -> str:
-    return ELEMENTS[f"{dtype.kind}{dtype.itemsize}"]
-
-
-def _defines(
-    dtype: np.dtype[Any], operation: Operation, ranks: int = 0
-) -> tuple[tuple[str, str], ...]:
+def _defines(dtype: DType, operation: Operation, ranks: int = 0) -> tuple[tuple[str, str], ...]:
     return (
         ("RANKS", str(ranks if ranks <= KNOWN_RANKS else 0)),
-        ("ELEMENT", _element(dtype)),
+        ("ELEMENT", element(dtype)),
         ("ELEMENT_BYTES", str(dtype.itemsize)),
         ("OP", operation.kernel_name),
         ("MAX_THREADS", str(THREADS)),

@@ -16,15 +16,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from halox.collectives.device.kernel_plans import (
-    EPOCH_SHIFT,
+from halox.collectives.device.field_plans import (
     FIELD_REDUCTIONS,
-    LEAST_THREADS,
-    MOST_RANKS,
     PARTIALS,
-    ReductionPlan,
     can_walk,
     check_aligned,
     field_row,
@@ -32,22 +27,27 @@ from halox.collectives.device.kernel_plans import (
     plan_meeting,
     plan_value,
 )
+from halox.collectives.device.kernel_plans import (
+    EPOCH_SHIFT,
+    LEAST_THREADS,
+    MOST_RANKS,
+    ReductionPlan,
+)
 from halox.errors import (
     ExchangeTimeoutError,
-    FieldError,
     HaloxError,
     MismatchError,
     StateError,
 )
 from halox.packing.strided_plan import Row, fill_region, region_dtype
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
@@ -138,7 +138,7 @@ class _Meeting:
             dependent=True,
         )
 
-    def _enter(self, stream: Any) -> None:
+    def _enter(self, stream: Stream) -> None:
         """Raise if an earlier call has failed, and keep the order of calls; who enters sets its own addresses."""
         if self._failed[0]:
             assert self._failure is not None
@@ -196,7 +196,7 @@ class _Meeting:
 
         return call
 
-    def cancel(self, stream: Any) -> None:
+    def cancel(self, stream: Stream) -> None:
         """Tell all ranks that this one does not take part in its next call, so that none waits for it.
 
         Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
@@ -270,7 +270,7 @@ class _Meeting:
 
 
 class KernelReduction(_Meeting):
-    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`make_array_reduction`."""
+    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`meet`."""
 
     captures = True
 
@@ -278,18 +278,16 @@ class KernelReduction(_Meeting):
         super()._meet(place, memory)
         self._launch = self._prepared(self.plan, [])
 
-    def __call__(self, source: int, target: int, stream: Any) -> None:
-        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
-        self._enter(stream)
-        self._source.value, self._target.value = source, target
-        self._launch.launch(stream.ptr)
-
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Launch, or cancel and raise."""
+    def reduce(
+        self, source: int, target: int, stream: Stream, error: Exception | None = None
+    ) -> None:
+        """Launch on a stream, or cancel and raise; keeps the order of calls across streams, but in captures."""
         if error is not None:
             self.cancel(stream)
             raise error
-        self(source, target, stream)
+        self._enter(stream)
+        self._source.value, self._target.value = source, target
+        self._launch.launch(stream.ptr)
 
     def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
@@ -297,14 +295,14 @@ class KernelReduction(_Meeting):
 
 
 class FieldReduction(_Meeting):
-    """A reduction of fields to one value; made by :func:`make_field_reduction`.
+    """A reduction of fields to one value; made by :func:`meet`, or for one rank alone.
 
     Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
     for cells of other strides is laid out without the other ranks.
     """
 
     def __init__(
-        self, world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any], ranks: int
+        self, world: World, arena: DeviceArena, name: str, dtype: DType, ranks: int
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
@@ -336,7 +334,8 @@ class FieldReduction(_Meeting):
         key = self._key(cells, other)
         found = self._launches.get(key)
         if found is None:
-            row = _row(self._name, self._dtype, cells, other)
+            second = None if other is None else (other.pointer, other.strides)
+            row = field_row(cells.pointer, cells.shape, cells.strides, self._dtype.itemsize, second)
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
             found = self._launches[key] = self._laid_out(plan, row)
         return found
@@ -354,7 +353,9 @@ class FieldReduction(_Meeting):
         launch = self._prepared(plan, [argument, self._kept])
         return (*_addresses(argument, region.dtype), launch)
 
-    def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
+    def __call__(
+        self, cells: Described, other: Described | None, target: int, stream: Stream
+    ) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         found = self._find(cells, other)
         self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
@@ -365,7 +366,7 @@ class FieldReduction(_Meeting):
         sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
         return self._bind(launch, sources, target)
 
-    def of_value(self, value: int, target: int, stream: Any) -> None:
+    def of_value(self, value: int, target: int, stream: Stream) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
         found = self._launches.get("value")
         if found is None:
@@ -373,35 +374,14 @@ class FieldReduction(_Meeting):
             found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
         self._go(found, value, 0, target, stream)
 
-    def _go(self, found: _Layout, source: int, other: int, target: int, stream: Any) -> None:
+    def _go(self, found: _Layout, source: int, other: int, target: int, stream: Stream) -> None:
         first, second, launch = found
         self._enter(stream)
         first.value, second.value, self._target.value = source, other, target
         launch.launch(stream.ptr)
 
 
-def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) -> KernelReduction:
-    """Make the reduction of arrays of one shape; collective."""
-    return _made(world, lambda: KernelReduction(world, arena, plan))
-
-
-def make_field_reduction(
-    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
-) -> FieldReduction:
-    """Make the reduction of fields' cells to one value; collective."""
-    return _made(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
-
-
-def make_local_reduction(
-    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
-) -> FieldReduction:
-    """Make the same for this rank's cells alone; local."""
-    made = FieldReduction(world, arena, name, dtype, 1)
-    made.open_alone()
-    return made
-
-
-def _addresses(argument: Argument, dtype: np.dtype[Any]) -> tuple[Address, Address]:
+def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
     """Return the source and the target in a launch's argument; what is set there holds from the next launch on."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
@@ -409,29 +389,14 @@ def _addresses(argument: Argument, dtype: np.dtype[Any]) -> tuple[Address, Addre
     return source, target
 
 
-def _argument(data: npt.NDArray[Any]) -> Argument:
+def _argument(data: Array) -> Argument:
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
-
-
-def _row(name: str, dtype: np.dtype[Any], field: Described, other: Described | None) -> Row:
-    if FIELD_REDUCTIONS[name].has_other != (other is not None):
-        raise FieldError(f"{name} takes {'two fields' if other is None else 'one field'}")
-    second = None
-    if other is not None:
-        if (other.shape, other.dtype) != (field.shape, field.dtype):
-            raise FieldError(
-                f"{name} needs two fields alike: got {field.shape} of {field.dtype}, {other.shape} of {other.dtype}"
-            )
-        second = other.pointer, other.strides
-    if field.dtype != dtype:
-        raise FieldError(f"this {name} is of {dtype}, got a field of {field.dtype}")
-    return field_row(field.pointer, field.shape, field.strides, dtype.itemsize, second)
 
 
 _Kind = TypeVar("_Kind", bound=_Meeting)
 
 
-def _made(world: World, draft: Callable[[], _Kind]) -> _Kind:
+def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
     """Make a reduction whose launches meet those of the other ranks; collective."""
 
     def opened(made: _Kind, offers: list[_Offer]) -> _Kind:

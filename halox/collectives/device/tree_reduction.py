@@ -28,21 +28,20 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from halox.collectives.operations import ELEMENTS, find_operation
+from halox.collectives.operations import element, find_operation
 from halox.errors import HaloxError
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
+from halox.runtime.arrays import DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
@@ -77,10 +76,9 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
 class DeviceMoves:
     """Steps on arrays of the reduction's length, by a kernel and by the copy engines; addresses, and the stream's."""
 
-    def __init__(self, dtype: np.dtype[Any], op: str, elements: int, device: int) -> None:
+    def __init__(self, dtype: DType, op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
-        element = ELEMENTS[f"{dtype.kind}{dtype.itemsize}"]
-        defines = (("ELEMENT", element), ("OP", operation.kernel_name))
+        defines = (("ELEMENT", element(dtype)), ("OP", operation.kernel_name))
         blocks = max(1, min(-(-elements // _THREADS), 8 * multiprocessors(device)))
         function = kernel("combine", "combine", device, defines)
         self._first, self._next = (
@@ -191,7 +189,7 @@ class TreeReduction:
         self._own_packed = self._link.flag("packed", [])
         self._consumed = self._link.flag("consumed", [0] if rank else [])
 
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Agree that all ranks take part, and put a call on the current stream."""
         self._world.agree(error, _REDUCING)
         self(source, target)

@@ -16,68 +16,67 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.collectives.host.mpi_reduction import PIECE_BYTES, OrderedReduction
 from halox.collectives.host.shared_reduction import HostMoves, make_shared_reduction
 from halox.collectives.operations import Operation
+from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Values = npt.NDArray[Any]
-
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class InRankOrder:
-    """``host``: see the module. Collective to make, to call and to close."""
+class HostAlgorithm:
+    """``host`` or ``hierarchical``: see the module. Collective to make, to call and to close."""
 
     def __init__(
-        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
+        self, context: Context, name: str, operation: Operation, dtype: DType, elements: int
     ) -> None:
         world = self._world = context.world
         what = operation, dtype, elements
-        is_one_node = world.node_size == world.size
-        self._shared = make_shared_reduction(world, context.arena, *what) if is_one_node else None
-        self._all: OrderedReduction | None = None
-        if self._shared is None:
-            self._all = world.guarded(
-                lambda: OrderedReduction(world.data_comm, world.wait_all, *what), _MAKING
-            )
+        by_node = name == "hierarchical"
+        shared = None
+        if by_node or world.node_size == world.size:
+            shared = make_shared_reduction(world, context.arena, *what)
+        comm = world.node_comm if by_node else world.data_comm
 
-    def reduce(
-        self,
-        source: Values | None,
-        target: Values | None,
-        error: Exception | None,
-    ) -> None:
+        def make() -> OrderedReduction | None:
+            return None if shared else OrderedReduction(comm, world.wait_all, *what)
+
+        self._shared, self._ordered = shared, world.guarded(make, _MAKING)
+        self._agrees_first = by_node or not (shared or self._ordered.carries_errors)
+        self._leaders = Leaders(world, *what) if by_node else None
+
+    def reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
         """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
+        if self._agrees_first:
+            self._world.agree(error, _DOING)
         if self._shared is not None:
             moves = None if source is None or target is None else HostMoves(source, target)
             self._shared.reduce(moves, error)
-            return
-        assert self._all is not None
-        if not self._all.carries_errors:
+        elif not self._ordered(source, target):
             self._world.agree(error, _DOING)
-        if not self._all(source, target):
-            self._world.agree(error, _DOING)
+        if self._leaders is not None:
+            assert target is not None
+            self._leaders.combine(target)
 
     def close(self) -> None:
-        """Give the shared memory back; the communicators are the world's."""
+        """Release the shared memory and the leaders' communicator; collective."""
         if self._shared is not None:
             self._shared.close()
+        if self._leaders is not None:
+            self._leaders.close()
 
 
 class Leaders:
     """The first ranks of the nodes, which combine their nodes' values and tell the others; collective to make."""
 
-    def __init__(
-        self, world: World, operation: Operation, dtype: np.dtype[Any], elements: int
-    ) -> None:
+    def __init__(self, world: World, operation: Operation, dtype: DType, elements: int) -> None:
         self._world = world
         is_leader = world.node_rank == 0
         color = 0 if is_leader else world.mpi.UNDEFINED
@@ -97,7 +96,7 @@ class Leaders:
         """Whether this rank is the first one of its node."""
         return self._between is not None
 
-    def combine(self, values: Values) -> None:
+    def combine(self, values: Array) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
 
         Collective; blocks.
@@ -110,53 +109,7 @@ class Leaders:
             self._world.wait_all([request], "in an allreduce for the first rank of its node")
 
     def close(self) -> None:
-        """Give the communicator back; collective."""
+        """Free the communicator; collective."""
         if not self._closed and self._between is not None:
             self._leaders.Free()
         self._closed = True
-
-
-class Hierarchical:
-    """``hierarchical``: see the module. Collective to make, to call and to close."""
-
-    def __init__(
-        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
-    ) -> None:
-        world = self._world = context.world
-        what = operation, dtype, elements
-        self._shared = make_shared_reduction(world, context.arena, *what)
-        self._node = (
-            None if self._shared else OrderedReduction(world.node_comm, world.wait_all, *what)
-        )
-        self._leaders = Leaders(world, *what)
-
-    def reduce(
-        self,
-        source: Values | None,
-        target: Values | None,
-        error: Exception | None,
-    ) -> None:
-        """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
-        self._world.agree(error, _DOING)
-        assert source is not None and target is not None
-        if self._shared is not None:
-            self._shared.reduce(HostMoves(source, target), None)
-        else:
-            assert self._node is not None
-            self._node(source, target)
-        self._leaders.combine(target)
-
-    def close(self) -> None:
-        """Give memory and the leaders' communicator back; collective."""
-        if self._shared is not None:
-            self._shared.close()
-        self._leaders.close()
-
-
-HostAlgorithm = InRankOrder | Hierarchical
-
-HOST: dict[str, type[InRankOrder] | type[Hierarchical]] = {
-    "host": InRankOrder,
-    "hierarchical": Hierarchical,
-}
-"""By name."""

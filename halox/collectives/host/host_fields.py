@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.cells import Cells, FindLayout, cells_of
 from halox.collectives.host.cell_sums import dot, sum_of_squares, total
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import check_out, find_operation, result_dtype
-from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, weak_call
+from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, Signature, weak_call
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError, HaloxError, MismatchError, as_halox_error
-from halox.runtime.arrays import as_ndarray, describe
+from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, to_host
+from halox.runtime.world import World
 from halox.values import shortened, shown
 
 _REDUCING, _COMBINING = "a reduction", "an allreduce"
@@ -46,7 +48,7 @@ class HostFieldReduction:
     """
 
     def __init__(
-        self, context: Context, name: str, dtypes: Sequence[np.dtype[Any]], layout: FieldLayout
+        self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
     ) -> None:
         self._world, self._name, self._layout = context.world, name, layout
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
@@ -111,23 +113,67 @@ class HostFieldReduction:
         """Do nothing: it holds no memory."""
 
 
-class HostReductions:
-    """A grid's reductions on the host.
+class HostArrays:
+    """A grid's reductions of arrays on the host, and what is kept for all of its reductions.
 
     Attributes
     ----------
-    fields : PreparedReductions
-        By name, dtypes and layout.
     arrays : PreparedReductions
-        By shape, dtype and operation.
+        By device, operation, shape and dtype.
+    fields : PreparedReductions
+        By name and dtypes, on the host by layout as well.
     """
+
+    fields: PreparedReductions[Any]
 
     def __init__(self, context: Context, device: int | None, find_layout: FindLayout) -> None:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
-        self._field_again, self._array_again = weak_call(self.field), weak_call(self.array)
-        self.fields: PreparedReductions[HostFieldReduction] = PreparedReductions()
-        self.arrays: PreparedReductions[HostAllreduce] = PreparedReductions(MOST_ARRAYS)
+        self.fields = PreparedReductions()
+        self.arrays: PreparedReductions[ArrayReduction] = PreparedReductions(MOST_ARRAYS)
+
+    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
+        """Combine an array of each rank, element by element; collective, blocks."""
+        array = arrays[0]
+        with self._world.guard:
+            self._world.begin("allreduce", op)
+            error: Exception | None = None
+            signature: Signature | None = None
+            try:
+                host = _values(array, op, out)
+                signature = "cpu", op, host.shape, host.dtype.str
+            except Exception as caught:
+                error = as_halox_error(caught, _COMBINING)
+            _compare(self._world, signature, error)
+            assert signature is not None
+            reduction = self.arrays.reductions.get(signature)
+            if reduction is None:
+                begin = partial(_begin, self._world, op, signature)
+                prepared = begin, weak_call(self.array)
+                made = HostAllreduce(self._context, host.shape, host.dtype, op, prepared=prepared)
+                reduction = self.arrays.add(signature, made)
+            result = reduction(host, out)
+        if isinstance(array, np.ndarray):
+            bind = reduction.bind
+            self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
+        elif out is None:
+            return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
+        return result
+
+    def forget(self) -> None:
+        """Forget prepared calls, since a declaration has changed; local."""
+        self.fields.forget()
+
+    def close(self) -> None:
+        """Free what reductions hold; collective."""
+        self.fields.close()
+        self.arrays.close()
+
+
+class HostReductions(HostArrays):
+    """A grid's reductions on the host."""
+
+    fields: PreparedReductions[HostFieldReduction]
 
     def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
         """Reduce fields to one value; collective, blocks."""
@@ -139,7 +185,7 @@ class HostReductions:
                 layout = cells[0].layout
                 dtypes = [one.dtype for one in cells]
                 signature = (name, *dtypes, id(layout))
-                reduction = self.fields.find(signature)
+                reduction = self.fields.reductions.get(signature)
                 if reduction is None:
                     made = HostFieldReduction(self._context, name, dtypes, layout)
                     reduction = self.fields.add(signature, made)
@@ -150,66 +196,32 @@ class HostReductions:
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise
             result = reduction(views, out)
-        again, arrays = self._field_again, (*fields, None)[:2]
+        again, arrays = weak_call(self.field), (*fields, None)[:2]
         self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, again))
         return result
 
-    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
-        """Combine an array of each rank, element by element; collective, blocks."""
-        array = arrays[0]
-        with self._world.guard:
-            self._world.begin("allreduce", op)
-            error: Exception | None = None
-            signature: tuple[Any, ...] | None = None
-            try:
-                host = _values(array, op, out)
-                signature = host.shape, host.dtype.str, op
-            except Exception as caught:
-                error = as_halox_error(caught, _COMBINING)
-            self._compare(signature, error)
-            assert signature is not None
-            reduction = self.arrays.find(signature)
-            if reduction is None:
-                made = HostAllreduce(self._context, host.shape, host.dtype, op, "host")
-                reduction = self.arrays.add(signature, made)
-            result = reduction(host, out)
-        if isinstance(array, np.ndarray):
-            begin = partial(self._begin, op, signature)
-            again = self._array_again
-            self.arrays.prepare(op, arrays, out, lambda: reduction.bind(array, out, begin, again))
-        elif out is None:
-            return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
-        return result
 
-    def _begin(self, op: str, signature: tuple[Any, ...]) -> None:
-        """Begin a prepared call of `array`."""
-        self._world.begin("allreduce", op)
-        self._compare(signature, None)
-
-    def _compare(self, mine: tuple[Any, ...] | None, error: Exception | None) -> None:
-        """Raise on all ranks if one has an error, or two reduce different arrays."""
-        found = self._world.gather(mine, _COMBINING, error)
-        for rank, other in enumerate(found):
-            if other == found[0]:
-                continue
-            name, part = (
-                ("operation", 2) if other[:2] == found[0][:2] else ("shape and dtype", slice(2))
-            )
-            raise MismatchError(
-                f"allreduce needs the same {name} on all ranks: rank 0 gave {found[0][part]}, rank {rank} {other[part]}"
-            )
-
-    def forget(self) -> None:
-        """Look at all fields again, since a declaration has changed; local."""
-        self.fields.forget()
-
-    def close(self) -> None:
-        """Free what reductions hold; collective."""
-        self.fields.close()
-        self.arrays.close()
+def _begin(world: World, op: str, signature: Signature) -> None:
+    """Begin a prepared call of arrays."""
+    world.begin("allreduce", op)
+    _compare(world, signature, None)
 
 
-def _values(array: Any, op: str, out: Any) -> np.ndarray[Any, Any]:
+def _compare(world: World, mine: Signature | None, error: Exception | None) -> None:
+    """Raise on all ranks if one has an error, or two reduce different arrays."""
+    found = world.gather(mine, _COMBINING, error)
+    for rank, other in enumerate(found):
+        if other == found[0]:
+            continue
+        name, part = (
+            ("operation", 1) if other[2:] == found[0][2:] else ("shape and dtype", slice(2, 4))
+        )
+        raise MismatchError(
+            f"allreduce needs the same {name} on all ranks: rank 0 gave {found[0][part]}, rank {rank} {other[part]}"
+        )
+
+
+def _values(array: Any, op: str, out: Any) -> Array:
     """Return an array or a number as an array of NumPy, which the operation has a meaning for."""
     try:
         host = to_host(array)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.operations import Operation
+from halox.runtime.arrays import Array, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -54,7 +55,7 @@ class OrderedReduction:
         comm: MPI.Intracomm,
         wait: Wait,
         operation: Operation,
-        dtype: np.dtype[Any],
+        dtype: DType,
         elements: int,
     ) -> None:
         self._comm, self._wait, self._operation = comm, wait, operation
@@ -76,7 +77,7 @@ class OrderedReduction:
             self._parts = np.empty(comm.size * longest, dtype)
             self._total = np.empty(longest, dtype)
 
-    def __call__(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+    def __call__(self, source: Array | None, target: Array | None) -> bool:
         """Combine.
 
         Collective; blocks.
@@ -89,7 +90,7 @@ class OrderedReduction:
             self._scatter(source[piece], target[piece])
         return True
 
-    def _gather(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+    def _gather(self, source: Array | None, target: Array | None) -> bool:
         record = self._record
         record[0] = source is not None
         if source is not None:
@@ -101,7 +102,7 @@ class OrderedReduction:
         target[...] = self._combined(self._values)
         return True
 
-    def _scatter(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    def _scatter(self, source: Array, target: Array) -> None:
         comm, itemsize = self._comm, self._dtype.itemsize
         bounds = [len(source) * rank // comm.size for rank in range(comm.size + 1)]
         counts = [(b - a) * itemsize for a, b in pairwise(bounds)]
@@ -122,7 +123,7 @@ class OrderedReduction:
         )
         self._wait([told], _WAITING)
 
-    def _combined(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _combined(self, values: Sequence[Array]) -> Array:
         total = self._total[: len(values[0])]
         self._operation.fold(total, values)
         return total

@@ -27,12 +27,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.runtime.arena import Block, SharedArena
+from halox.runtime.arrays import Array, DType
 from halox.runtime.shared_memory import fence
 from halox.runtime.world import World
 
@@ -49,8 +47,6 @@ _HEAD_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _MOST = 1 << 62
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
-
-Array = npt.NDArray[Any]
 
 
 class Moves(Protocol):
@@ -95,7 +91,7 @@ class SharedReduction:
         arena: SharedArena,
         block: Block,
         operation: Operation,
-        dtype: np.dtype[Any],
+        dtype: DType,
         elements: int,
         longest: int,
     ) -> None:
@@ -217,7 +213,7 @@ def make_shared_reduction(
     world: World,
     arena: SharedArena,
     operation: Operation,
-    dtype: np.dtype[Any],
+    dtype: DType,
     elements: int,
     *,
     page_locked: bool = False,

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy
+
+
+class Stream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the stream."""
+
+    def synchronize(self) -> None:
+        """Wait for all its work."""
+
+    def wait_event(self, event: Any) -> None:
+        """Order later work after an event."""
 
 
 class StreamOrder:
@@ -16,10 +30,10 @@ class StreamOrder:
     """
 
     def __init__(self) -> None:
-        self.last: Any = None
-        self._captured: Any = None
+        self.last: Stream | None = None
+        self._captured: Stream | None = None
 
-    def follow(self, stream: Any) -> None:
+    def follow(self, stream: Stream) -> None:
         """Order the stream of the next call after the last call's; does not block."""
         last = self.last
         if last is stream:
