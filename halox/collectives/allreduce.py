@@ -48,7 +48,7 @@ class Allreduce:
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
         to be fastest of those that are available.
     device : {"auto", "cpu", "gpu"}
-        Where it combines, as of `halox.Grid`.
+        Where it combines; see `halox.Grid`.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Allreduce:
     -----
     Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none; but with
     "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the hosts do not
-    meet: the other ranks' kernels then give up at once, and their next call raises.
+    meet: the other ranks' kernels then stop, and their next call raises.
 
     The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
     ("hierarchical": of the ranks of a node, and then of the nodes; "binomial": of pairs, of pairs of pairs, ...).
@@ -159,8 +159,8 @@ class Allreduce:
         Parameters
         ----------
         array : numpy.ndarray, array on this rank's GPU, or scalar
-            Of this object's shape and dtype, with any strides. What lies elsewhere than `device` is copied there and
-            the result back.
+            Of this object's shape and dtype, with any strides. Arrays elsewhere than on `device` are copied there
+            and the result back.
         out : array, optional
             Where the result is written; may be ``array`` itself, or overlap it.
 
@@ -176,8 +176,8 @@ class Allreduce:
         ClosedError
             If it is closed.
         ExchangeTimeoutError
-            If another rank does not come within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
-            "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
+            If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
+            "reduce_scatter_allgather", if one missed an earlier call. That result, and those since, are not
             valid.
         MismatchError
             If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
@@ -231,7 +231,7 @@ class Allreduce:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not take part then."""
+        """Close it, unless an error is propagating: other ranks may not take part then."""
         if kind is None:
             self.close()
 
@@ -243,7 +243,7 @@ class Allreduce:
         )
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook: what it combines, how, and why not otherwise."""
+        """Return a table for a notebook: operation, algorithm, and reasons against others."""
         facts = {
             "operation": self.op,
             "array": f"shape {self.shape} of {self.dtype}",
@@ -267,7 +267,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 def _dtype(dtype: Any) -> DType:
     try:
         found: DType = np.dtype(dtype)
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy raises several kinds, and objects their own
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
         ) from error

@@ -24,7 +24,7 @@ ELEMENTS: dict[str, str] = {
     "c16": "Complex<double>",
     "b1": "unsigned char",
 }
-"""For each dtype that can be reduced, by kind and bytes, what the kernels call it."""
+"""For each dtype that can be reduced, by kind and bytes, its name in the kernels."""
 
 
 def element(dtype: DType) -> str:
@@ -66,19 +66,19 @@ class Operation:
     of_truth: bool = False
 
     def begin(self, total: Array, values: Array) -> None:
-        """Set a total to what the first rank's values count for."""
+        """Set a total to the first rank's values, or to their truth."""
         total[...] = values != 0 if self.of_truth else values
 
     @np.errstate(all="ignore")
     def add(self, total: Array, values: Array) -> None:
-        """Combine the next rank's values into what all before it came to."""
+        """Combine the next rank's values into a total."""
         # A logical function gives bools, which are 1 or 0 in any dtype.
         casting: Any = "unsafe" if self.of_truth else "same_kind"
         self.combine(total, values, out=total, casting=casting)
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to what all ranks' values come to; it may be where the first rank's are."""
+        """Set a total to all ranks' values combined; it may be the first rank's array."""
         if self.of_truth or len(values) == 1:
             self.begin(total, values[0])
             for other in values[1:]:

@@ -22,7 +22,7 @@ Launch = Callable[[], Any]
 Shape = tuple[int, ...]
 
 Signature = tuple[object, ...]
-"""What tells reductions apart: a name, dtypes, a shape or layout; alike on all ranks."""
+"""Key of a reduction: a name, dtypes, a shape or layout; alike on all ranks."""
 
 MOST_LAUNCHES = 512
 """Launches kept at most; the oldest goes first."""

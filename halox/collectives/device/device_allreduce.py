@@ -121,7 +121,7 @@ class DeviceAllreduce(ArrayReduction):
         return self._empty(self.shape, self.dtype)
 
     def _is_target(self, out: Any, source: Any) -> bool:
-        """Whether a result can be formed in an array, which is the source or lies apart from it."""
+        """Whether a result can be formed in an array, which is the source or disjoint from it."""
         if not self._is_plain(out):
             return False
         apart = abs(out.data.ptr - source.data.ptr)

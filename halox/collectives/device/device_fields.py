@@ -190,7 +190,7 @@ class InOneLaunch:
 class InTwoSteps:
     """By a launch for the rank's cells, or by CuPy, and an allreduce of one element; collective to make.
 
-    What goes wrong on one rank is told to the others where the host takes part in the allreduce.
+    An error of one rank is raised on the others where the host takes part in the allreduce.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class InTwoSteps:
         return None
 
     def refuse(self, error: Exception) -> None:
-        """Raise, and tell the others as the allreduce does."""
+        """Raise, on the others as the allreduce does."""
         self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
@@ -263,7 +263,7 @@ class InTwoSteps:
         return value
 
     def close(self) -> None:
-        """Give back what both steps hold; collective."""
+        """Release what both steps hold; collective."""
         if self._cells is not None:
             self._cells.close()
         self._all.close()

@@ -31,14 +31,14 @@ PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 
 @dataclass(frozen=True)
 class FieldOperation:
-    """A field reduction: how a cell counts, and what the result becomes.
+    """A field reduction: the value of a cell, and the last step of the result.
 
     Attributes
     ----------
     op : str
         How cells are combined.
     local, finish : str
-        Names in ``allreduce_field.cu``: of what a cell counts for, and of what is made of the result.
+        Names in ``allreduce_field.cu``: of the value of a cell, and of the last step.
     has_other : bool
         Whether it takes two fields.
     """
@@ -49,7 +49,7 @@ class FieldOperation:
     has_other: bool = False
 
     def accumulator(self, dtype: DType) -> DType:
-        """Return the dtype in which it is formed: 64 bits for what is added, the field's own for what is compared."""
+        """Return the dtype in which it is formed: 64 bits for sums, the field's own for min and max."""
         if self.op in ("min", "max"):
             return dtype
         return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
@@ -79,9 +79,9 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
 
 
 def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
-    """Plan what ranks need to meet for a number of any field of a dtype, by launches of :func:`plan_field`.
+    """Plan the memory in which launches of :func:`plan_field` meet, for any field of a dtype.
 
-    Parameters, errors as of :func:`plan_field`.
+    Parameters and errors are those of :func:`plan_field`.
     """
     return _planned_field(FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
 
@@ -89,7 +89,7 @@ def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionP
 def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the launch for a rank whose cells have been combined already, to one accumulator.
 
-    Parameters, errors as of :func:`plan_field`. Meets launches of that.
+    Parameters and errors are those of :func:`plan_field`. Meets launches of that.
     """
     found = FIELD_REDUCTIONS[name]
     return _planned_field(
@@ -176,7 +176,7 @@ def can_walk(field: Described, other: Described | None = None) -> bool:
 
 
 def check_aligned(field: Described) -> None:
-    """Raise unless a field's cells are at multiples of what a GPU loads."""
+    """Raise unless a field's cells are aligned for the loads of a GPU."""
     part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
     strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
     if field.pointer % part or any(stride % part for stride in strides):

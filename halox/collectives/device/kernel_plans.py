@@ -30,7 +30,7 @@ LEAST_THREADS = 32
 """No fewer than ranks, since a thread each hears from them."""
 
 WIDE_BYTES = 1 << 13
-"""Bytes of an array from which packets are wide: fewer threads do more each, and less goes over the wire."""
+"""Bytes of an array from which packets are LL128-like: fewer threads do more each, and fewer bytes are sent."""
 
 WIDE_THREADS, WIDE_BLOCKS = 64, 512
 """Threads of a block then, and most blocks."""
@@ -88,7 +88,7 @@ class ReductionPlan:
     threads, blocks : int
         Launch shape.
     rank_bytes, slot_bytes, flag_bytes : int
-        Of what a rank stores in a slot; of a slot; of the flags behind the slots.
+        Of a rank's part of a slot; of a slot; of the flags behind the slots.
     slots : {1, 2}
     partial_bytes : int
         Of the blocks' results, which no other rank sees.
@@ -163,7 +163,7 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
     """Plan the reduction of a small array: everything to everybody, in packets.
 
     Not collective; touches no device. Takes ``2 * ranks`` times the packets' bytes in device memory, and packets are
-    twice the array; from WIDE_BYTES on they are wide.
+    twice the array; from WIDE_BYTES on they are LL128-like.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
 
-    Parameters, errors and notes as of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
+    Parameters, errors and notes are those of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
     array.
 
     Examples
@@ -239,7 +239,7 @@ def _check_chunks(chunks: int, elements: int, most: int) -> None:
 def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a large array: each rank combines a part, and all gather the parts.
 
-    Parameters, errors and notes as of :func:`plan_oneshot`. Takes twice the array in device memory.
+    Parameters, errors and notes are those of :func:`plan_oneshot`. Takes twice the array in device memory.
 
     Examples
     --------

@@ -95,7 +95,7 @@ class _Meeting:
             runtime.deviceSynchronize()
 
     def offer(self) -> _Offer:
-        """Return what the other ranks must know."""
+        """Return this rank's memory and plan for the others."""
         assert self._block is not None
         place = self._block.place
         return _Offer(self._arena.handles([place]), place, self.plan.signature)
@@ -197,7 +197,7 @@ class _Meeting:
         return call
 
     def cancel(self, stream: Stream) -> None:
-        """Tell all ranks that this one does not take part in its next call, so that none waits for it.
+        """Cancel this rank's next call on all ranks, so that none waits for it.
 
         Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
         own account or for another, the next call of all is as good as any.
@@ -255,7 +255,7 @@ class _Meeting:
         )
 
     def close(self) -> None:
-        """Wait for the last launch, then give the memory back; warn if a reduction has failed since the last call."""
+        """Wait for the last launch, then release the memory; warn if a reduction has failed since the last call."""
         self._order.synchronize()
         self._laid_for = None
         if self._failure is not None:
@@ -382,7 +382,7 @@ class FieldReduction(_Meeting):
 
 
 def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
-    """Return the source and the target in a launch's argument; what is set there holds from the next launch on."""
+    """Return the source and the target in a launch's argument; values set there hold from the next launch on."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
     source, target = (Address.from_buffer(argument, offset) for offset in at)

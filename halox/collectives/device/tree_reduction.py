@@ -9,17 +9,17 @@ Every rank has in its own memory a buffer for each of its children, and two for 
 
     source -> total[e % 2]
     for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
-    has a parent:                        total -> its buffer for r; records and raises "packed"
+    has a parent:                        total -> its buffer for r; records and sets "packed"
                                          waits for "consumed" of rank 0;     total of rank 0 -> target
-    is rank 0:                           records and raises "consumed";      total -> target
+    is rank 0:                           records and sets "consumed";      total -> target
 
 The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
 
-No rank has to tell another that a buffer is free, since each call goes up and down the whole tree. A rank stores its
+No rank acknowledges that a buffer is free, since each call goes up and down the whole tree. A rank stores its
 next total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all that was combined.
 Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
 recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
-rank records it again only when its host has seen a flag that other hosts raised after they had made their streams wait
+rank records it again only when its host has seen a flag that other hosts set after they had made their streams wait
 for the last record. For "packed" that is "consumed" of the same call, for "consumed" it is "packed" of the next one.
 """
 
@@ -100,7 +100,7 @@ class DeviceMoves:
         self._nbytes = elements * dtype.itemsize
 
     def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to what the first array counts for."""
+        """Set a total to the first array, or to its truth."""
         self._first.launch_at(stream, total, value)
 
     def combine(self, total: int, value: int, stream: int) -> None:
@@ -151,7 +151,7 @@ class TreeReduction:
         self._order = StreamOrder()
 
     def offer(self) -> _Offer:
-        """Return what the other ranks must know."""
+        """Return this rank's memory and events for the others."""
         assert self._block is not None
         place = self._block.place
         return _Offer(
@@ -159,7 +159,7 @@ class TreeReduction:
         )
 
     def open(self, offers: list[_Offer]) -> None:
-        """Map what this rank uses of the others'."""
+        """Map the memory and events of the others that this rank uses."""
         rank, tree = self._world.rank, self._tree
         if any(offer.signature != self._signature for offer in offers):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")
@@ -224,7 +224,7 @@ class TreeReduction:
         moves.copy(target, result, at)
 
     def close(self) -> None:
-        """Give memory and events back, when all ranks' GPUs have come to the end; collective."""
+        """Release memory and events, when all ranks' GPUs have ended the last call; collective."""
         if self._block is None:
             return
         self._order.synchronize()
@@ -234,7 +234,7 @@ class TreeReduction:
         self.abandon()
 
     def abandon(self) -> None:
-        """Give memory and events back that no rank uses yet, or any more; local."""
+        """Release memory and events that no rank uses yet, or any more; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._pool.release(self._numbers)

@@ -1,8 +1,8 @@
 """The algorithms of allreduce for NumPy arrays.
 
 ``host``: all ranks alike, in the order of the ranks; in shared memory if they are on one node. ``hierarchical``: the
-ranks of each node first, then the first ranks of the nodes, in the order of the nodes; these tell the others of
-theirs::
+ranks of each node first, then the first ranks of the nodes, in the order of the nodes; these broadcast to
+their nodes::
 
     node 0   rank 0 <- 1, 2, 3      rank 0 <-> rank 4      rank 0 -> 1, 2, 3
     node 1   rank 4 <- 5, 6, 7                             rank 4 -> 5, 6, 7
@@ -74,7 +74,7 @@ class HostAlgorithm:
 
 
 class Leaders:
-    """The first ranks of the nodes, which combine their nodes' values and tell the others; collective to make."""
+    """The first ranks of the nodes, which combine their nodes' values and broadcast the result; collective to make."""
 
     def __init__(self, world: World, operation: Operation, dtype: DType, elements: int) -> None:
         self._world = world
@@ -103,9 +103,9 @@ class Leaders:
         """
         if self._between is not None:
             self._between(values, values)
-        told = values.view(np.uint8)
-        for start in range(0, len(told), PIECE_BYTES):
-            request = self._world.node_comm.Ibcast(told[start : start + PIECE_BYTES])
+        raw = values.view(np.uint8)
+        for start in range(0, len(raw), PIECE_BYTES):
+            request = self._world.node_comm.Ibcast(raw[start : start + PIECE_BYTES])
             self._world.wait_all([request], "in an allreduce for the first rank of its node")
 
     def close(self) -> None:

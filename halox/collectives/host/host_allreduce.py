@@ -151,7 +151,7 @@ class HostAllreduce(ArrayReduction):
 
 
 def _empty(shape: tuple[int, ...], dtype: DType) -> Array | None:
-    """Return a new array; None without memory, which the whole call tells the other ranks."""
+    """Return a new array; None without memory, which is an error of the whole call."""
     try:
         return np.empty(shape, dtype)
     except MemoryError:

@@ -1,6 +1,6 @@
 """Reductions of a grid on the host: combined in the order of the ranks, the same bits on every rank.
 
-Every call compares what the ranks reduce, along with the errors of all, so that they raise together.
+Every call compares dtypes and layouts of the ranks, along with the errors of all, so that they raise together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostFieldReduction:
     def __call__(self, cells: Sequence[Any], out: Any) -> Any:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
-        Combining the ranks' values raises no floating-point errors, whatever NumPy is told to do about them: the
+        Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the
         result is then infinite or NaN, on all ranks.
         """
         world, error = self._world, None
@@ -114,7 +114,7 @@ class HostFieldReduction:
 
 
 class HostArrays:
-    """A grid's reductions of arrays on the host, and what is kept for all of its reductions.
+    """A grid's reductions of arrays on the host, and the cache of all of its reductions.
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ def _values(array: Any, op: str, out: Any) -> Array:
         host = to_host(array)
     except HaloxError:
         raise
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy raises several kinds, and objects their own
         raise FieldError(
             f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
         ) from error

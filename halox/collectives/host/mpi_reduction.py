@@ -2,7 +2,7 @@
 
 MPI leaves it open in which order `MPI_Allreduce` combines, so that its bits may differ from run to run, and with some
 algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank, in
-every run and for every size of array, by either of two ways::
+every run and for every size of array, in one of two ways::
 
     gathered    all ranks get all arrays, and each combines all of them: one step, (R - 1) n bytes to each
     scattered   rank r gets part r of all arrays, combines it, and all gather the parts: two steps, 2 n bytes to each
@@ -27,14 +27,14 @@ GATHERED_BYTES = 8192
 """Bytes of an array up to which it is gathered."""
 
 PIECE_BYTES = 4 << 20
-"""Bytes of an array that are scattered at once: what bounds the memory beside it, and MPI's counts."""
+"""Bytes of an array that are scattered at a time, which bounds temporary memory and MPI's counts."""
 
 _LINE_BYTES = 64
 """Alignment of arrays, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
 elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
 
 HEAD_BYTES = _LINE_BYTES
-"""In front of what is gathered: whether the rank's array is good."""
+"""Header of a gathered record: whether the rank's array is good."""
 
 Wait = Callable[[Sequence[Any], str], None]
 
@@ -117,11 +117,11 @@ class OrderedReduction:
         self._wait([sent], _WAITING)
         rows = parts.view(self._dtype).reshape(comm.size, -1)
         combined = self._combined(list(rows))
-        told = comm.Iallgatherv(
+        gathered = comm.Iallgatherv(
             [combined.view(np.uint8), mine, self._byte],
             [target.view(np.uint8), (counts, starts), self._byte],
         )
-        self._wait([told], _WAITING)
+        self._wait([gathered], _WAITING)
 
     def _combined(self, values: Sequence[Array]) -> Array:
         total = self._total[: len(values[0])]
