@@ -94,7 +94,7 @@ SHARED_GPU = DeviceCosts(
     host_us=30.0,
     host_gb_per_s=90.0,
 )
-"""Costs where ranks share one, so that their kernels are time-sliced, and their copies to and from the host share its link;
+"""Costs where ranks share one: their kernels are time-sliced, and their copies to and from the host share its link;
 measured on one H200 with 2, 4 and 8 ranks."""
 
 

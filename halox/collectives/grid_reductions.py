@@ -68,8 +68,8 @@ class GridReductions:
         -----
         Collective, and the same for all reductions: the same bits on every rank and in every run. Blocks on the host.
         On a GPU it is ordered with the current stream. Where every rank has a GPU of its own, and all map one another's
-        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called; otherwise
-        it works like a `halox.Allreduce` of one element.
+        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called;
+        otherwise it works like a `halox.Allreduce` of one element.
 
         There, an error that only one rank can see (an array that does not fit) is raised on it at once, and after the
         first call as a `MismatchError` on the others when they call again; that result is not valid.

@@ -197,8 +197,8 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
     """Plan the reduction of a medium array: everything to everybody, in LL128-like packets.
 
-    Parameters, errors and notes are those of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of the
-    array.
+    Parameters, errors and notes are those of :func:`plan_oneshot`, for elements of at most 8 bytes; packets are 8/7 of
+    the array.
 
     Examples
     --------

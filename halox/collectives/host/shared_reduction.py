@@ -38,7 +38,7 @@ SMALL_BYTES = 32 << 10
 """Bytes of an array up to which every rank combines all of it."""
 
 PIECE_BYTES, DEVICE_PIECE_BYTES = 512 << 10, 1 << 20
-"""Bytes of a slot, which bound the shared memory: for all ranks' arrays to stay in caches, and for copies of a GPU that are
+"""Bytes of a slot, which bound the shared memory: all ranks' arrays stay in caches, or a GPU's copies are
 worth a wait."""
 
 _SLOTS = 3
