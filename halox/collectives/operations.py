@@ -65,28 +65,19 @@ class Operation:
     kinds: str
     of_truth: bool = False
 
-    def begin(self, total: Array, values: Array) -> None:
-        """Set a total to the first rank's values, or to their truth."""
-        total[...] = values != 0 if self.of_truth else values
-
-    @np.errstate(all="ignore")
-    def add(self, total: Array, values: Array) -> None:
-        """Combine the next rank's values into a total."""
-        # A logical function gives bools, which are 1 or 0 in any dtype.
-        casting: Any = "unsafe" if self.of_truth else "same_kind"
-        self.combine(total, values, out=total, casting=casting)
-
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
         """Set a total to all ranks' values combined; it may be the first rank's array."""
-        if self.of_truth or len(values) == 1:
-            self.begin(total, values[0])
-            for other in values[1:]:
-                self.add(total, other)
-            return
-        self.combine(values[0], values[1], out=total)
-        for other in values[2:]:
-            self.combine(total, other, out=total)
+        if self.of_truth:
+            total[...] = values[0] != 0
+            for other in values[1:]:  # of bools, which are 1 or 0 in any dtype
+                self.combine(total, other, out=total, casting="unsafe")
+        elif len(values) == 1:
+            total[...] = values[0]
+        else:
+            self.combine(values[0], values[1], out=total)
+            for other in values[2:]:
+                self.combine(total, other, out=total)
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -27,7 +27,7 @@ from halox.collectives.device.kernel_reductions import (
     KernelReduction,
     meet,
 )
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import Described, describe
 from halox.runtime.gpu import failure_word
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
@@ -286,24 +286,25 @@ def connect_fields(
 ) -> list[Rank]:
     """Make a number of the cells that each rank has; `number` launches it."""
 
+    def cells_of(rank: int) -> list[Described]:
+        return [describe(one[rank]) for one in (fields, others) if one is not None]
+
     def make(world: Any, arena: Any) -> FieldReduction:
         dtype = fields[world.rank].dtype
         reduction = meet(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
-        other = None if others is None else describe(others[world.rank])
         # Lays out the launch while nothing asks for a GPU.
-        reduction._find(describe(fields[world.rank]), other)
+        reduction._find(cells_of(world.rank))
         return reduction
 
     ranks = connect(len(fields), make, **options)
     for rank in ranks:
-        rank.cells = [describe(one[rank.number]) for one in (fields, others) if one is not None]
+        rank.cells = cells_of(rank.number)
     return ranks
 
 
 def number(rank: Rank, target: int, stream: Stream) -> None:
     """Launch a rank's reduction of its cells."""
-    cells, other = (*rank.cells, None)[:2]
-    rank.reduction(cells, other, target, stream)
+    rank.reduction(rank.cells, target, stream)
 
 
 def reduce_arrays(

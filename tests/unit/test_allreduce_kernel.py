@@ -386,7 +386,7 @@ class TestFields:
                     ranks[i].reduction.of_value(values[i].ctypes.data, target, streams[i])
                 else:
                     field = (first, others)[call % 2][i]
-                    ranks[i].reduction(describe(field), None, target, streams[i])
+                    ranks[i].reduction([describe(field)], target, streams[i])
 
         with without_gpu():
             at_once(3, work)

@@ -40,7 +40,7 @@ from halox.collectives.operations import (
 )
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
-from halox.runtime.arrays import Described, DType, describe
+from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_device_array
@@ -159,11 +159,11 @@ class InOneLaunch:
 
     def __call__(self, cells: Sequence[Cells], out: Any) -> None:
         """Launch; does not block."""
-        first, other = _described(cells)
+        described = [one.described for one in cells]
         stream = self._current_stream()
         try:
-            if self._reduction.walks(first, other):
-                self._reduction(first, other, out.data.ptr, stream)
+            if self._reduction.walks(described):
+                self._reduction(described, out.data.ptr, stream)
             else:
                 value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
                 self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
@@ -172,10 +172,10 @@ class InOneLaunch:
 
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
-        first, other = _described(cells)
-        if not self._reduction.walks(first, other):
+        described = [one.described for one in cells]
+        if not self._reduction.walks(described):
             return None
-        return self._reduction.bind(first, other, target)
+        return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
         """Cancel the reduction, and raise."""
@@ -255,11 +255,11 @@ class InTwoSteps:
         self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
     def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
-        first, other = _described(cells)
-        if self._cells is None or not self._cells.walks(first, other):
+        described = [one.described for one in cells]
+        if self._cells is None or not self._cells.walks(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         value = cupy().empty((), self._dtype)
-        self._cells(first, other, value.data.ptr, stream)
+        self._cells(described, value.data.ptr, stream)
         return value
 
     def close(self) -> None:
@@ -267,10 +267,6 @@ class InTwoSteps:
         if self._cells is not None:
             self._cells.close()
         self._all.close()
-
-
-def _described(cells: Sequence[Cells]) -> tuple[Described, Described | None]:
-    return cells[0].described, cells[1].described if len(cells) > 1 else None
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:

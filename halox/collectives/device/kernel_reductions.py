@@ -61,7 +61,7 @@ Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
 Address = ctypes.c_uint64
 """A place for an address in a launch's argument."""
 
-_Layout = tuple[Address, Address, PreparedLaunch]
+_Layout = tuple[tuple[Address, Address], PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
 
 
@@ -316,26 +316,26 @@ class FieldReduction(_Meeting):
         kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
         self._kept = _argument(kept)
 
-    def walks(self, cells: Described, other: Described | None = None) -> bool:
-        """Whether a launch can be laid out for cells, or has been."""
-        pointers = cells.pointer | (other.pointer if other is not None else 0)
-        if self._key(cells, other) in self._launches and not pointers % self._dtype.itemsize:
+    def walks(self, cells: Sequence[Described]) -> bool:
+        """Whether a launch can be laid out for the cells of a field, or of two, or has been."""
+        is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
+        if is_aligned and self._key(cells) in self._launches:
             return True
-        for one in (cells, other):
-            if one is not None:
-                check_aligned(one)
-        return can_walk(cells, other)
+        for one in cells:
+            check_aligned(one)
+        return can_walk(*cells)
 
     @staticmethod
-    def _key(cells: Described, other: Described | None) -> object:
-        return cells.shape, cells.strides, None if other is None else other.strides
+    def _key(cells: Sequence[Described]) -> object:
+        return cells[0].shape, *[one.strides for one in cells]
 
-    def _find(self, cells: Described, other: Described | None) -> _Layout:
-        key = self._key(cells, other)
+    def _find(self, cells: Sequence[Described]) -> _Layout:
+        key = self._key(cells)
         found = self._launches.get(key)
         if found is None:
-            second = None if other is None else (other.pointer, other.strides)
-            row = field_row(cells.pointer, cells.shape, cells.strides, self._dtype.itemsize, second)
+            first, *others = cells
+            second = (others[0].pointer, others[0].strides) if others else None
+            row = field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
             found = self._launches[key] = self._laid_out(plan, row)
         return found
@@ -351,19 +351,16 @@ class FieldReduction(_Meeting):
         fill_region(region[0], row, 0)
         argument = _argument(region)
         launch = self._prepared(plan, [argument, self._kept])
-        return (*_addresses(argument, region.dtype), launch)
+        return _addresses(argument, region.dtype), launch
 
-    def __call__(
-        self, cells: Described, other: Described | None, target: int, stream: Stream
-    ) -> None:
+    def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
-        found = self._find(cells, other)
-        self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
+        self._go(self._find(cells), [one.pointer for one in cells], target, stream)
 
-    def bind(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
+    def bind(self, cells: Sequence[Described], target: Target) -> Callable[[], Any]:
         """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
-        first, second, launch = self._find(cells, other)
-        sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
+        places, launch = self._find(cells)
+        sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
     def of_value(self, value: int, target: int, stream: Stream) -> None:
@@ -372,12 +369,14 @@ class FieldReduction(_Meeting):
         if found is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
             found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
-        self._go(found, value, 0, target, stream)
+        self._go(found, [value], target, stream)
 
-    def _go(self, found: _Layout, source: int, other: int, target: int, stream: Stream) -> None:
-        first, second, launch = found
+    def _go(self, found: _Layout, sources: Sequence[int], target: int, stream: Stream) -> None:
+        places, launch = found
         self._enter(stream)
-        first.value, second.value, self._target.value = source, other, target
+        for place, source in zip(places, sources, strict=False):  # one field or two
+            place.value = source
+        self._target.value = target
         launch.launch(stream.ptr)
 
 

@@ -111,15 +111,15 @@ class OrderedReduction:
         parts = self._parts.view(np.uint8)[: mine * comm.size]
         incoming = [mine] * comm.size, [mine * rank for rank in range(comm.size)]
         sent = comm.Ialltoallv(
-            [source.view(np.uint8), (counts, starts), self._byte],
-            [parts, incoming, self._byte],
+            [source.view(np.uint8), (counts, starts)],
+            [parts, incoming],
         )
         self._wait([sent], _WAITING)
         rows = parts.view(self._dtype).reshape(comm.size, -1)
         combined = self._combined(list(rows))
         gathered = comm.Iallgatherv(
-            [combined.view(np.uint8), mine, self._byte],
-            [target.view(np.uint8), (counts, starts), self._byte],
+            [combined.view(np.uint8), mine],
+            [target.view(np.uint8), (counts, starts)],
         )
         self._wait([gathered], _WAITING)
 
@@ -127,12 +127,6 @@ class OrderedReduction:
         total = self._total[: len(values[0])]
         self._operation.fold(total, values)
         return total
-
-    @property
-    def _byte(self) -> Any:
-        from mpi4py import MPI
-
-        return MPI.BYTE
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
