@@ -56,32 +56,16 @@ SHARED = Link(2.0, 80.0)
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Constants of the algorithms on GPUs, in microseconds and GB/s.
+    """Constants of the algorithms on GPUs, in microseconds and GB/s."""
 
-    Attributes
-    ----------
-    oneshot_us, scattered_us : float
-        Of a launch that exchanges nothing but a few bytes.
-    peer_gb_per_s : float
-        Out of a GPU into its peers.
-    tree_us, step_us : float
-        Of a tree's call, and of each step that the host orders; times the ranks that share a GPU.
-    copy_gb_per_s : float
-        Of a copy between ranks.
-    host_us : float
-        Of copies to the host and back.
-    host_gb_per_s : float
-        Between a GPU and the host, for all its ranks together.
-    """
-
-    oneshot_us: float = 3.5
-    scattered_us: float = 8.0
-    peer_gb_per_s: float = 320.0
-    tree_us: float = 15.0
-    step_us: float = 10.0
-    copy_gb_per_s: float = 250.0
-    host_us: float = 25.0
-    host_gb_per_s: float = 25.0
+    oneshot_us: float = 3.5  # of a launch that exchanges nothing but a few bytes
+    scattered_us: float = 8.0  # the same
+    peer_gb_per_s: float = 320.0  # out of a GPU into its peers
+    tree_us: float = 15.0  # of a tree's call; times the ranks that share a GPU, as are its steps
+    step_us: float = 10.0  # of each step that the host orders
+    copy_gb_per_s: float = 250.0  # between ranks
+    host_us: float = 25.0  # of copies to the host and back
+    host_gb_per_s: float = 25.0  # between a GPU and the host, for all its ranks together
 
 
 OWN_GPU = DeviceCosts()

@@ -11,18 +11,7 @@ from halox.runtime.arrays import Described, DType
 
 
 class ArrayReduction(ABC):
-    """Combines arrays of all ranks; collective to make, to call and to close.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-    op, algorithm : str
-    reasons : dict of str to str
-        Why other algorithms are not available.
-    captures : bool
-        Whether a call may be captured in a CUDA graph.
-    """
+    """Combines arrays of all ranks; collective to make, to call and to close. See `halox.Allreduce`."""
 
     algorithm: str
     captures = False

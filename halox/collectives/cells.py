@@ -16,20 +16,11 @@ FindLayout = Callable[[Any], FieldLayout]
 
 @dataclass(frozen=True)
 class Cells:
-    """A field's cells on this rank, halo left out.
+    """A field's cells on this rank, halo left out."""
 
-    Attributes
-    ----------
-    field : array
-        With halo.
-    layout : FieldLayout
-    described : Described
-        Of the cells.
-    """
-
-    field: Any
+    field: Any  # with halo
     layout: FieldLayout
-    described: Described
+    described: Described  # without halo
 
     @property
     def dtype(self) -> DType:

@@ -43,27 +43,13 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that combines the ranks' values, always in the order of the ranks.
+    """An operation that combines the ranks' values, always in the order of the ranks."""
 
-    Attributes
-    ----------
-    name : str
-        As users name it.
-    combine : callable
-        ``combine(a, b, out)`` of two arrays of one dtype, where ``a`` comes first in the order of the ranks.
-    kernel_name : str
-        As ``operations.cu`` names it.
-    kinds : str
-        Kinds of NumPy dtypes that it has a meaning for.
-    of_truth : bool
-        Whether it takes values for true or false: 1 or 0 in their own dtype.
-    """
-
-    name: str
-    combine: Callable[..., Any]
-    kernel_name: str
-    kinds: str
-    of_truth: bool = False
+    name: str  # users' name
+    combine: Callable[..., Any]  # combine(a, b, out), where a is first in the order of the ranks
+    kernel_name: str  # in operations.cu
+    kinds: str  # of NumPy dtypes that it has a meaning for
+    of_truth: bool = False  # of true and false: 1 and 0 in the values' own dtype
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:

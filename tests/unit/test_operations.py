@@ -66,8 +66,8 @@ def test_on_the_host(op, dtype):
     values = sample(dtype, op, (5, 200))
     operation = find_operation(op, np.dtype(dtype))
     first, apart = values[0].copy(), np.empty_like(values[0])
-    for total, source in ((apart, values[0]), (first, first)):
-        operation.fold(total, [source, *values[1:]])
+    for total, begun in ((apart, values[0]), (first, first)):
+        operation.fold(total, [begun, *values[1:]])
         assert total.dtype == np.dtype(dtype)
         assert same(total, expected(op, values))
 

@@ -39,15 +39,9 @@ _MAKING = "the making of an allreduce"
 
 
 class DeviceAlgorithm(Protocol):
-    """Combines contiguous arrays of one length on the GPUs of all ranks.
+    """Combines contiguous arrays of one length on the GPUs of all ranks."""
 
-    Attributes
-    ----------
-    captures : bool
-        Whether a call may be captured in a CUDA graph.
-    """
-
-    captures: bool
+    captures: bool  # whether a call may be captured in a CUDA graph
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.

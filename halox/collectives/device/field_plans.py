@@ -31,22 +31,11 @@ PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
 
 @dataclass(frozen=True)
 class FieldOperation:
-    """A field reduction: the value of a cell, and the last step of the result.
-
-    Attributes
-    ----------
-    op : str
-        How cells are combined.
-    local, finish : str
-        Names in ``allreduce_field.cu``: of the value of a cell, and of the last step.
-    has_other : bool
-        Whether it takes two fields.
-    """
+    """A field reduction: the value of a cell, and the last step of the result, by their names in the kernel."""
 
     op: str
     local: str = "Value"
     finish: str = "Plain"
-    has_other: bool = False
 
     def accumulator(self, dtype: DType) -> DType:
         """Return the dtype in which it is formed: 64 bits for sums, the field's own for min and max."""
@@ -72,7 +61,7 @@ FIELD_REDUCTIONS: dict[str, FieldOperation] = {
     "min": FieldOperation("min"),
     "max": FieldOperation("max"),
     "norm": FieldOperation("sum", "Square", "Root"),
-    "dot": FieldOperation("sum", "Product", has_other=True),
+    "dot": FieldOperation("sum", "Product"),
     "squares": FieldOperation("sum", "Square"),
 }
 """Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
@@ -126,16 +115,10 @@ def _planned_field(
             ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
             ("MAX_THREADS", str(THREADS)),
         ),
-        ranks,
-        1,
-        1,
-        1,
-        threads,
-        blocks,
-        unit_bytes,
-        ranks * unit_bytes,
-        0,
-        most * accumulator.itemsize,
+        *(ranks, 1, 1, 1),
+        *(threads, blocks),
+        *(unit_bytes, ranks * unit_bytes),
+        partial_bytes=most * accumulator.itemsize,
     )
 
 

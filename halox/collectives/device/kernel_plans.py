@@ -48,6 +48,7 @@ MOST_CHUNKS = 1 << 16
 """Chunks of an array."""
 
 _ALIGNMENT = 256
+_SHARED = ("ranks", "elements", "chunks", "chunk_elements", "rank_bytes", "slot_bytes")
 
 ALLREDUCE = np.dtype(
     [
@@ -72,40 +73,20 @@ ALLREDUCE = np.dtype(
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Plan of a reduction by a kernel, apart from addresses.
+    """Plan of a reduction by a kernel, apart from addresses."""
 
-    Attributes
-    ----------
-    function : str
-        The kernel: a file's name, without its ``.cu``, and that of the function in it.
-    defines : tuple of (str, str)
-        Parameters that it is compiled with.
-    ranks : int
-    elements : int
-        Of the array; 1 for a field reduction.
-    chunks, chunk_elements : int
-        Pieces in which blocks take turns, and elements of a rank's part of one (of a chunk, if it has no parts).
-    threads, blocks : int
-        Launch shape.
-    rank_bytes, slot_bytes, flag_bytes : int
-        Of a rank's part of a slot; of a slot; of the flags behind the slots.
-    slots : {1, 2}
-    partial_bytes : int
-        Of the blocks' results, which no other rank sees.
-    """
-
-    function: str
-    defines: tuple[tuple[str, str], ...]
+    function: str  # a file's name without its .cu, and that of the kernel in it
+    defines: tuple[tuple[str, str], ...]  # macros that it is compiled with
     ranks: int
-    elements: int
-    chunks: int
-    chunk_elements: int
+    elements: int  # of the array; 1 for a field reduction
+    chunks: int  # in which blocks take turns
+    chunk_elements: int  # of a rank's part of a chunk, or of a chunk without parts
     threads: int
     blocks: int
-    rank_bytes: int
+    rank_bytes: int  # of a rank's part of a slot
     slot_bytes: int
-    flag_bytes: int = 0
-    partial_bytes: int = 0
+    flag_bytes: int = 0  # of the flags behind the slots
+    partial_bytes: int = 0  # of the blocks' results, which no other rank sees
     slots: int = 2
 
     @property
@@ -135,13 +116,8 @@ class ReductionPlan:
         return (
             self.function,
             *(text for _, text in self.defines),
-            self.ranks,
-            self.elements,
-            self.chunks,
-            self.chunk_elements,
+            *(getattr(self, name) for name in _SHARED),
             shape,
-            self.rank_bytes,
-            self.slot_bytes,
         )
 
     def parameter(self, rank: int, memory: Sequence[int], failure: int, limit_ns: int) -> Array:
@@ -152,8 +128,7 @@ class ReductionPlan:
         entry["failure"], entry["limit_ns"] = failure, limit_ns
         entry["flags"] = self.flags_offset
         entry["rank"] = rank
-        names = ("ranks", "elements", "chunks", "chunk_elements", "rank_bytes", "slot_bytes")
-        for name in names:
+        for name in _SHARED:
             entry[name] = getattr(self, name)
         entry["memory"][: self.ranks] = memory
         return found
@@ -180,17 +155,11 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
     chunks = -(-units // threads)
     _check_chunks(chunks, elements, MOST_CHUNKS * threads * each)
     rank_bytes = chunks * threads * (32 if dtype.itemsize == 16 else 16)
+    cut = ranks, elements, chunks, threads
+    launch = threads, min(chunks, BLOCKS)
+    defines = _defines(dtype, operation, ranks)
     return ReductionPlan(
-        "allreduce_oneshot",
-        _defines(dtype, operation, ranks),
-        ranks,
-        elements,
-        chunks,
-        threads,
-        threads,
-        min(chunks, BLOCKS),
-        rank_bytes,
-        ranks * rank_bytes,
+        "allreduce_oneshot", defines, *cut, *launch, rank_bytes, ranks * rank_bytes
     )
 
 
@@ -214,18 +183,10 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     chunks = max(1, -(-tiles // warps))
     _check_chunks(chunks, elements, MOST_CHUNKS * warps * TILE_DATA_BYTES // dtype.itemsize)
     rank_bytes = chunks * warps * TILE_BYTES
-    return ReductionPlan(
-        "allreduce_wide",
-        _defines(dtype, operation, ranks),
-        ranks,
-        elements,
-        chunks,
-        warps * TILE_DATA_BYTES // dtype.itemsize,
-        WIDE_THREADS,
-        min(chunks, WIDE_BLOCKS),
-        rank_bytes,
-        ranks * rank_bytes,
-    )
+    cut = ranks, elements, chunks, warps * TILE_DATA_BYTES // dtype.itemsize
+    launch = WIDE_THREADS, min(chunks, WIDE_BLOCKS)
+    defines = _defines(dtype, operation, ranks)
+    return ReductionPlan("allreduce_wide", defines, *cut, *launch, rank_bytes, ranks * rank_bytes)
 
 
 def _check_chunks(chunks: int, elements: int, most: int) -> None:
@@ -255,20 +216,11 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     chunk_elements = part_bytes // dtype.itemsize
     chunks = -(-elements // (chunk_elements * ranks))
     rank_bytes = chunks * part_bytes
-    return ReductionPlan(
-        "allreduce_scattered",
-        _defines(dtype, operation),
-        ranks,
-        elements,
-        chunks,
-        chunk_elements,
-        THREADS,
-        min(chunks, BLOCKS),
-        rank_bytes,
-        2 * ranks * rank_bytes,
-        2 * ranks * chunks * 4,
-        slots=1,
-    )
+    cut = ranks, elements, chunks, chunk_elements
+    launch = THREADS, min(chunks, BLOCKS)
+    memory = rank_bytes, 2 * ranks * rank_bytes, 2 * ranks * chunks * 4
+    defines = _defines(dtype, operation)
+    return ReductionPlan("allreduce_scattered", defines, *cut, *launch, *memory, slots=1)
 
 
 def checked(dtype: DType, op: str, ranks: int) -> Operation:

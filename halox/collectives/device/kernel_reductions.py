@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -65,13 +64,8 @@ _Layout = tuple[tuple[Address, Address], PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """Offer of a rank to the others: its memory, and how it planned."""
-
-    handles: Mapping[Allocation, bytes]
-    place: DevicePlace
-    signature: tuple[object, ...]
+_Offer = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
+"""Offer of a rank to the others: handles of its memory, its place in there, and the signature of its plan."""
 
 
 class _Meeting:
@@ -98,21 +92,22 @@ class _Meeting:
         """Return this rank's memory and plan for the others."""
         assert self._block is not None
         place = self._block.place
-        return _Offer(self._arena.handles([place]), place, self.plan.signature)
+        return self._arena.handles([place]), place, self.plan.signature
 
-    def open(self, offers: list[_Offer]) -> None:
+    def open(self, offers: list[_Offer]) -> Self:
         """Map the other ranks' memory and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
-        for other, offer in enumerate(offers):
-            if offer.signature != plan.signature:
+        for other, (handles, _, signature) in enumerate(offers):
+            if signature != plan.signature:
                 raise MismatchError(
-                    f"rank {other} reduces by {offer.signature}, rank {rank} by {plan.signature}; give all ranks the "
+                    f"rank {other} reduces by {signature}, rank {rank} by {plan.signature}; give all ranks the "
                     "same shape, dtype and operation"
                 )
             if other != rank:
-                self._arena.open(offer.handles)
-        self._meet(rank, [self._arena.pointer(offer.place) for offer in offers])
+                self._arena.open(handles)
+        self._meet(rank, [self._arena.pointer(place) for _, place, _ in offers])
+        return self
 
     def open_alone(self) -> None:
         """Lay out the launch of a plan for this rank alone."""
@@ -397,10 +392,6 @@ _Kind = TypeVar("_Kind", bound=_Meeting)
 
 def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
     """Make a reduction whose launches meet those of the other ranks; collective."""
-
-    def opened(made: _Kind, offers: list[_Offer]) -> _Kind:
-        made.open(offers)
-        return made
-
-    found: _Kind = handshake(world, draft, [lambda made, _: made.offer(), opened], _MAKING)
+    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
+    found: _Kind = handshake(world, draft, rounds, _MAKING)
     return found

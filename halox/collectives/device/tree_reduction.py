@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from halox.collectives.operations import element, find_operation
 from halox.errors import HaloxError
@@ -113,8 +112,7 @@ class DeviceMoves:
         runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream)
 
 
-@dataclass(frozen=True)
-class _Offer:
+class _Offer(NamedTuple):
     """Offer of a rank to the others: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
@@ -158,7 +156,7 @@ class TreeReduction:
             self._arena.handles([place]), place, self._pool.handles(self._numbers), self._signature
         )
 
-    def open(self, offers: list[_Offer]) -> None:
+    def open(self, offers: list[_Offer]) -> Self:
         """Map the memory and events of the others that this rank uses."""
         rank, tree = self._world.rank, self._tree
         if any(offer.signature != self._signature for offer in offers):
@@ -188,6 +186,7 @@ class TreeReduction:
         self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
         self._own_packed = self._link.flag("packed", [])
         self._consumed = self._link.flag("consumed", [0] if rank else [])
+        return self
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Agree that all ranks take part, and put a call on the current stream."""
@@ -260,14 +259,9 @@ def make_tree_reduction(
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
         return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
 
-    def opened(made: TreeReduction, offers: list[_Offer]) -> TreeReduction:
-        made.open(offers)
-        return made
-
+    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
     try:
-        found: TreeReduction = handshake(
-            world, begun, [lambda made, _: made.offer(), opened], _MAKING
-        )
+        found: TreeReduction = handshake(world, begun, rounds, _MAKING)
     except HaloxError:
         link.close()
         raise

@@ -39,13 +39,7 @@ _OF_RANKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max}
 
 
 class HostFieldReduction:
-    """A reduction of fields of one layout and of given dtypes to one value; local to make.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of the result.
-    """
+    """A reduction of fields of one layout and of given dtypes to one value; local to make."""
 
     def __init__(
         self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
@@ -114,15 +108,7 @@ class HostFieldReduction:
 
 
 class HostArrays:
-    """A grid's reductions of arrays on the host, and the cache of all of its reductions.
-
-    Attributes
-    ----------
-    arrays : PreparedReductions
-        By device, operation, shape and dtype.
-    fields : PreparedReductions
-        By name and dtypes, on the host by layout as well.
-    """
+    """A grid's reductions of arrays on the host, and the cache of all of its reductions."""
 
     fields: PreparedReductions[Any]
 

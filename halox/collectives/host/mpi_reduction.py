@@ -44,10 +44,7 @@ _WAITING = "in an allreduce for the other ranks"
 class OrderedReduction:
     """Combines one-dimensional arrays of one length over a communicator.
 
-    Attributes
-    ----------
-    carries_errors : bool
-        Whether a rank that has no good array may call with None, so that all get False.
+    If it ``carries_errors``, a rank without a good array may call with None, and all get False.
     """
 
     def __init__(
