@@ -182,8 +182,8 @@ class HostReductions(HostArrays):
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise
             result = reduction(views, out)
-        again, arrays = weak_call(self.field), (*fields, None)[:2]
-        self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, again))
+        arrays, again = (*fields, None)[:2], self.field
+        self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, weak_call(again)))
         return result
 
 
