@@ -18,20 +18,7 @@ _MAKING = "the making of a grid"
 
 @dataclass(frozen=True)
 class Division:
-    """A rank's part of a grid.
-
-    Attributes
-    ----------
-    decomposition : Decomposition
-    layout : FieldLayout
-        This rank's, of a plain field.
-    device_id : int or None
-        This rank's GPU.
-    corners : bool
-        Whether exchanges fill edges and corners.
-    path : str or None
-        The data path asked for.
-    """
+    """A rank's part of a grid: ``layout`` of a plain field, its GPU, and the options of the grid's exchanges."""
 
     decomposition: Decomposition
     layout: FieldLayout
@@ -93,12 +80,7 @@ def divide(
     placement: bool,
     path: str | None,
 ) -> Division:
-    """Divide a grid among the ranks of a world; arguments and errors as of `halox.Grid`.
-
-    Notes
-    -----
-    Collective. Raises on all ranks, also where their arguments differ.
-    """
+    """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective."""
 
     def build() -> Division:
         fill_corners = check_bool("corners", corners, DecompositionError)

@@ -44,19 +44,9 @@ def checkout() -> Path | None:
 
 
 def package(name: str) -> ModuleType:
-    """Import the package of apps or of benchmarks that belongs to this very halox.
+    """Import `PACKAGE` or `BENCHMARKS` of this very halox; raise `MissingPackageError` if it is not found.
 
-    A checkout comes first: its apps fit its library, an older wheel's may not.
-
-    Parameters
-    ----------
-    name : str
-        `PACKAGE` or `BENCHMARKS`.
-
-    Raises
-    ------
-    MissingPackageError
-        If neither an installed package nor a checkout with such a folder is found.
+    A checkout is preferred: its apps fit its library, an older wheel's may not.
     """
     if name in sys.modules:
         return sys.modules[name]

@@ -75,13 +75,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def benchmarks() -> ModuleType:
-    """Return the command of the benchmark suite, which stands outside of the library.
-
-    Raises
-    ------
-    MissingPackageError
-        If the suite is not installed; names the remedy.
-    """
+    """Return the command of the benchmark suite; raise `MissingPackageError` if that is not installed."""
     catalogue.package(catalogue.BENCHMARKS)
     return import_module(f"{catalogue.BENCHMARKS}.command")
 

@@ -28,11 +28,7 @@ def show(*, as_json: bool) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """Return what halox finds: versions, MPI, GPUs and their links, possible data paths.
-
-    Not collective. Initialises MPI only far enough to ask for its version; makes a GPU context
-    where there is a GPU.
-    """
+    """Return versions, MPI, GPUs and their links, and data paths; makes a GPU context where there is a GPU."""
     why_no_gpu, gpus = _gpus()
     return {
         "halox": __version__,
@@ -72,27 +68,21 @@ def _mpi() -> dict[str, Any]:
 
 def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
     """Return why no GPU can be used (None if one can) and the GPUs."""
-    try:
-        from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
+    from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
 
-        reason = why_no_gpu()
-        if reason is not None:
-            return reason, []
-        runtime = cupy().cuda.runtime
-        gpus = []
-        for device in range(gpu_count()):
-            properties = runtime.getDeviceProperties(device)
-            gpus.append(
-                {
-                    "device": device,
-                    "name": properties["name"].decode(),
-                    "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
-                    "capability": f"{properties['major']}.{properties['minor']}",
-                }
-            )
-        return None, gpus
-    except HaloxError as error:
-        return str(error), []
+    reason = why_no_gpu()
+    gpus = []
+    for device in range(gpu_count()):
+        properties = cupy().cuda.runtime.getDeviceProperties(device)
+        gpus.append(
+            {
+                "device": device,
+                "name": properties["name"].decode(),
+                "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
+                "capability": f"{properties['major']}.{properties['minor']}",
+            }
+        )
+    return reason, gpus
 
 
 def _links(count: int) -> dict[str, Any]:

@@ -57,17 +57,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class Campaign:
-    """Measurements of all protocols.
-
-    Attributes
-    ----------
-    samples : dict of str to list of Sample
-        By "path/protocol".
-    refused : dict of str to str
-        Why a protocol could not be measured at all.
-    cut_short : bool
-        Whether time ran out before all points were measured.
-    """
+    """Measurements by "path/protocol": samples, the reasons where there are none, and whether time ran out."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -106,10 +96,9 @@ def campaign(
 
 
 def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, ProtocolCost]:
-    """Return the constants that follow from a campaign, by `protocol_name`.
+    """Return the constants of a campaign, by `protocol_name`.
 
-    Protocols that could not be measured follow those of their path that could; but not where they go through MPI,
-    which has a speed of its own.
+    Protocols that were not measured follow those of their path that were, except through MPI, which has its own speed.
     """
 
     def full(name: str) -> str:
@@ -127,10 +116,7 @@ def fitted(found: Campaign, before: Costs, *, shared_gpu: bool) -> dict[str, Pro
 
 
 def tuned(memory: str) -> list[tuple[str, str]]:
-    """Return the paths and protocols that ``halox tune`` measures for arrays on GPUs ("gpu"), or on the host ("host").
-
-    Paths within a rank take part where arrays are on GPUs.
-    """
+    """Return paths and protocols that ``halox tune`` measures, "gpu" (with paths within a rank) or "host"."""
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
@@ -140,7 +126,6 @@ def tuned(memory: str) -> list[tuple[str, str]]:
 
 
 def _protocol(name: str) -> Protocol:
-    """Return the protocol of a name "path/protocol"."""
     path, _, protocol = name.partition("/")
     found = PATHS[path].protocol(protocol)
     assert found is not None
@@ -149,17 +134,9 @@ def _protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True)
 class Prober:
-    """Measures protocols between this rank and a partner.
+    """Measurement of protocols between this rank and its partners: ``near`` on its node, ``far`` on another.
 
-    Attributes
-    ----------
-    world : World
-        Of all ranks, for times and agreement.
-    comm : mpi4py.MPI.Intracomm
-    device : int or None
-        This rank's GPU.
-    near, far : int or None
-        The partners: on this node, and on another where there is one; None for a rank left over.
+    A partner is None for a rank left over; ``device`` is this rank's GPU.
     """
 
     world: World

@@ -16,6 +16,7 @@ import numpy as np
 
 from halox.errors import HaloxError
 from halox.exchange.plan import Bound, Plan
+from halox.exchange.report import Report
 from halox.runtime.arrays import Described, owner
 
 CAPACITY = 512
@@ -23,6 +24,23 @@ CAPACITY = 512
 
 
 Shared = tuple[Hashable, Sequence[Described]]
+
+
+class Moved:
+    """A plan as it is called for some of the arrays that it serves."""
+
+    __slots__ = ("_bound", "_plan")
+
+    def __init__(self, plan: Plan, bound: Bound) -> None:
+        self._plan, self._bound = plan, bound
+
+    def __call__(self) -> None:
+        """Run one exchange of these arrays."""
+        self._plan.__call__(self._bound)
+
+    def explain(self) -> Report:
+        """Return the plan's report."""
+        return self._plan.explain()
 
 
 class _Entry:
@@ -52,13 +70,13 @@ class _Seen:
         advises against it: nobody pays for looking at them in every call.)
     entry : _Entry or None
         Of the plan of the arrays up to this one.
-    bound : Bound or None
-        The plan's views of these arrays, if it serves others, too.
+    moved : Moved or None
+        The plan with its views of these arrays, if it serves others, too.
     after : _Nodes
         What was seen behind it.
     """
 
-    __slots__ = ("after", "bound", "dtype", "entry", "is_numpy", "shape", "watch", "writable")
+    __slots__ = ("after", "dtype", "entry", "is_numpy", "moved", "shape", "watch", "writable")
 
     def __init__(self, array: Any, nodes: _Nodes) -> None:
         key, place = id(array), weakref.ref(nodes)
@@ -73,7 +91,7 @@ class _Seen:
         self.dtype: Any = array.dtype if self.is_numpy else None
         self.writable: Any = array.flags.writeable if self.is_numpy else None
         self.entry: _Entry | None = None
-        self.bound: Bound | None = None
+        self.moved: Moved | None = None
         self.after = _NOTHING
         self.watch = weakref.ref(array, forget)
 
@@ -129,7 +147,7 @@ class PlanCache:
         """Return how many plans are kept."""
         return len(self._entries)
 
-    def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | None:
+    def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | Moved | None:
         """Return the plan of these arrays, None if there is none yet.
 
         None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
@@ -160,10 +178,7 @@ class PlanCache:
         if seen is not None:
             entry = seen.entry
             if entry is not None and entry.plan is not None:
-                plan = entry.plan
-                if plan.bound is not seen.bound:
-                    plan.move(seen.bound)
-                return plan
+                return entry.plan if seen.moved is None else seen.moved
         return self._find_field(kind, arrays)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
@@ -211,7 +226,7 @@ class PlanCache:
         self.forget()
         self.sweep()
 
-    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | None:
+    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
         """Find the plan of what the arrays describe now, or that of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
@@ -227,19 +242,18 @@ class PlanCache:
             return None
         if entry is None or entry.plan is None:
             return None
-        bound = None
+        moved = None
         if shared is not None:
             bound = entry.plan.views(described)
             if bound is None:
                 return None
+            moved = Moved(entry.plan, bound)
         # The next call with the same objects is found at once.
-        self._remember(kind, arrays, entry, bound)
-        if entry.plan.bound is not bound:
-            entry.plan.move(bound)
-        return entry.plan
+        self._remember(kind, arrays, entry, moved)
+        return entry.plan if moved is None else moved
 
     def _remember(
-        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, bound: Bound | None
+        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, moved: Moved | None
     ) -> None:
         nodes, seen = self._seen.setdefault(kind, _Nodes()), None
         for array in arrays:
@@ -252,7 +266,7 @@ class PlanCache:
                 # And nothing is known of calls in which others come after it as it is now.
                 seen = nodes[id(array)] = _Seen(array, nodes)
         if seen is not None:
-            seen.entry, seen.bound = entry, bound
+            seen.entry, seen.moved = entry, moved
 
     def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""

@@ -21,7 +21,7 @@ from halox.paths.build import Build
 from halox.paths.messages import check_match
 from halox.runtime.arrays import Described, HostArray
 from halox.runtime.context import Context
-from halox.runtime.gpu.capture import is_capturing
+from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"

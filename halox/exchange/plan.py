@@ -115,7 +115,7 @@ class Plan:
         self.bytes_sent = sum(m.nbytes for m in sent)
         self.messages_sent = len(sent)
 
-    def __call__(self) -> None:
+    def __call__(self, _bound: Bound | None = None) -> None:
         """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
         # As `_advance`, without the time that another call takes.
         guard, life = self._guard, self._life
@@ -125,6 +125,8 @@ class Plan:
         if self._checks:
             self._check(_READY)
         try:
+            if _bound is not self.bound:  # not before: another thread may be inside until then
+                self._move(_bound)
             for start in self._runs:
                 start()
             for finish in self._finishes:
@@ -148,15 +150,15 @@ class Plan:
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
 
-    def move(self, bound: Bound | None) -> None:
-        """Work on other arrays of the same layout from the next exchange on."""
+    def _move(self, bound: Bound | None) -> None:
+        """Work on other arrays of the same layouts from now on."""
         if bound is not None:
             for channel, views in zip(self._movable, bound, strict=True):
                 channel.bind(views)
         self.bound = bound
 
     def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return what `move` takes to work on some arrays; None if these must not be exchanged together."""
+        """Return views of other arrays for a call; None if these must not be exchanged together."""
         adds = len(described) > 1 and self._report.operation != "exchange"
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None

@@ -17,7 +17,7 @@ from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import Plan, plan
 from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
-from halox.runtime.gpu.device_memory import uploaded
+from halox.runtime.gpu.memory import uploaded
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

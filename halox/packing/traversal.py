@@ -13,7 +13,7 @@ from halox.packing.device_packer import DevicePacker, table_launch
 from halox.packing.traversal_plan import plan
 from halox.packing.traversal_tree import MOST_NESTED, Tree, common_word, nesting, simplified
 from halox.runtime.gpu.cuda import multiprocessors
-from halox.runtime.gpu.device_memory import uploaded
+from halox.runtime.gpu.memory import uploaded
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

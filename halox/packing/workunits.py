@@ -32,8 +32,8 @@ from halox.packing.workunits_plan import (
     table,
 )
 from halox.runtime.gpu.cuda import cupy, multiprocessors, stream_pointer
-from halox.runtime.gpu.device_memory import DeviceBytes, uploaded
 from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
+from halox.runtime.gpu.memory import DeviceBytes, uploaded
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype

@@ -24,7 +24,7 @@ from halox.packing.workunits_plan import (
     joined,
     most_words,
 )
-from halox.runtime.gpu.device_memory import DeviceBytes, uploaded
+from halox.runtime.gpu.memory import DeviceBytes, uploaded
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype, Layout

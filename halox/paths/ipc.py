@@ -64,8 +64,8 @@ from halox.paths.launches import clearing_of, fragmented, moves_of
 from halox.paths.messages import Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
-from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.gpu.streams import refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World

@@ -1,12 +1,11 @@
 """Memory that the ranks of a node share, handed out in blocks and used again.
 
-Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map. Fields that
-a grid allocates and the staging memory of plans come from here. Releasing a block is a local act, which may happen at
-another time on every rank; so allocation asks all ranks of the node whether each has room, and only then do those that
-have none make a segment.
+Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map: fields that
+a grid allocates, and staging memory of plans. Releases are local, at another time on every rank; so allocation asks
+all ranks of the node whether each has room, and those that have none make a segment.
 
-The segments belong to a communicator and serve all grids made on it, one after the other. What is free when a grid is
-closed goes back to the system; fields that outlive their grid give their pages back when the last view is gone.
+The segments belong to a communicator and serve all grids made on it, one after the other. Free ones are unmapped when
+a grid is closed; fields that outlive their grid return their pages when the last view is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -53,17 +53,17 @@ class Block:
 
     place: Place
     memory: Bytes
-    number: int = 0
+    number: int
 
 
+@dataclass(eq=False)
 class _Own:
-    """A segment that this rank has made; ``idle`` counts allocations since its last use."""
+    """A segment that this rank has made; ``idle`` counts allocations since its last use, ``trim`` returns its pages."""
 
-    def __init__(self, segment: SharedSegment) -> None:
-        self.segment, self.free = segment, FreeList(segment.nbytes)
-        self.idle = 0
-        self.is_trimmed = False
-        """Whether its pages were returned to the system."""
+    segment: SharedSegment
+    free: FreeList
+    idle: int = 0
+    is_trimmed: bool = False
 
 
 def arena_of(world: World) -> SharedArena:
@@ -84,7 +84,8 @@ class SharedArena:
         self._used: dict[int, tuple[int, int, int, bool]] = {}
         self._released: deque[int] = deque()
         self._is_sweeping = False
-        self._next = self._made = 0
+        self._next = 0
+        self._numbers = count()
         self._chunk = _FIRST_CHUNK
         self._registered: dict[tuple[int, int], Any] = {}
         self._is_open = False
@@ -108,20 +109,17 @@ class SharedArena:
         """Number of segments that this rank has made."""
         return len(self._own)
 
-    def allocate(self, nbytes: int) -> Block | None:
-        """Return a block of shared memory, its contents undefined; ranks may ask for different amounts.
+    def allocate(self, nbytes: int, *, is_field: bool = False) -> Block | None:
+        """Return shared memory with undefined contents, of any size on each rank; collective over those of the node.
 
-        None on all ranks of the node if its shared memory is too small, or there is only one rank.
-
-        Collective over the ranks of the node.
+        None on all of them if the node's shared memory is too small, or there is only one rank.
         """
-        return self._allocate(nbytes, is_field=False)
-
-    def _allocate(self, nbytes: int, *, is_field: bool) -> Block | None:
         if not self._shares_memory:
             return None
         rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
         self._sweep()
+        for own in self._own.values():
+            own.idle += 1
         idle = self._idle()
         found = self._find(rounded)
         said = self._gather(
@@ -143,8 +141,7 @@ class SharedArena:
         own = self._own[number]
         own.idle = 0
         place = Place(number, self.node_rank, offset)
-        self._made += 1
-        block = Block(place, own.segment.memory[offset : offset + nbytes], self._made)
+        block = Block(place, own.segment.memory[offset : offset + nbytes], next(self._numbers))
         self._used[block.number] = number, offset, rounded, is_field
         return block
 
@@ -170,8 +167,6 @@ class SharedArena:
 
     def _idle(self) -> list[int]:
         """Return the large segments of this rank that nothing has used for a while."""
-        for own in self._own.values():
-            own.idle += 1
         return [
             number
             for number, own in self._own.items()
@@ -210,11 +205,11 @@ class SharedArena:
         for node_rank, one in mapped.items():
             self._segments[number, node_rank] = one
         if segment is not None:
-            self._own[number] = _Own(segment)
+            self._own[number] = _Own(segment, FreeList(segment.nbytes))
         return number
 
     def release(self, block: Block) -> None:
-        """Give a block back; it may be handed out again once every rank of the node has come to an allocation."""
+        """Release a block, for use again once every rank of the node has entered an allocation; local."""
         # May run in the middle of anything, where an array is collected.
         self._released.append(block.number)
         if not self._is_open:
@@ -242,7 +237,7 @@ class SharedArena:
         Collective over the ranks of the node; None where `allocate` gives None.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        block = self._allocate(nbytes, is_field=True)
+        block = self.allocate(nbytes, is_field=True)
         if block is None:
             return None
         # NumPy makes this the base of every view, so that it lives as long as any of them. Its own base must
@@ -275,10 +270,7 @@ class SharedArena:
         return int(self._registered[key].device_pointer) + place.offset
 
     def close(self) -> None:
-        """Give back to the system what no field needs any more; collective over the ranks of the node.
-
-        Fields live on, and give their memory back with their last views.
-        """
+        """Return to the system what no field needs any more; collective over the ranks of the node."""
         for registration in self._registered.values():
             registration.close()
         self._registered.clear()

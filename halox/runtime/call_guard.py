@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import get_ident
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from halox.errors import StateError
 
@@ -61,18 +61,11 @@ class CallGuard:
         )
 
 
-class _OnRanks(Protocol):
-    _world: Any
-
-
-S = TypeVar("S", bound=_OnRanks)
-
-
-def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+def one_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Make a collective method refuse a second thread; for objects with a ``_world``."""
 
     @wraps(method)
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._world.guard:
             return method(self, *args, **kwargs)
 

@@ -41,57 +41,54 @@ MAKING = "the making of a communicator"
 UNFINISHED: list[Any] = []
 """Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
 
-_ending: list[bool] = []
-"""Not empty from the beginning of MPI's end on, when communicators are MPI's to free."""
+_left_to_mpi: list[bool] = []
+"""Not empty once MPI is being finalized, when communicators are MPI's to free."""
 
 
-def end() -> None:
+def leave_to_mpi() -> None:
     """Leave the communicators to MPI, which is being finalized."""
-    _ending.append(True)
+    _left_to_mpi.append(True)
 
 
 class Communicator:
     """A duplicate of a user's communicator with all that its ranks share; see `World` for most attributes.
 
-    ``data_comm`` is another duplicate, which `gather` does not match, and ``node_comm`` one of the ranks of this node;
-    each is ``comm`` itself where ranks gather in shared memory, and where there is one node. ``watch`` compares calls.
-
-    Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank is missing after ``limit_s`` seconds; 0 is no
-    limit.
+    ``data_comm`` is ``comm`` itself where ranks gather in shared memory, and ``node_comm`` where there is one node.
+    `begin` precedes each use. Collective over ``parent``. Raises `ExchangeTimeoutError` if a rank is missing after
+    ``limit_s`` seconds; 0 is no limit.
     """
 
     def __init__(self, mpi: Any, parent: MPI.Intracomm, limit_s: float) -> None:
         self.mpi = mpi
         self.node_name = node_name()
-        self.limit_s = limit_s
         self.plans = 0
         """Plans made so far: their numbers tell the messages of plans apart, also those of objects before."""
         self.kept: dict[str, Any] = {}
         """Resources that serve all objects that use this communicator, one after the other."""
-        self._waiter = Waiter(self.limit_s, True)
+        self.waiter = Waiter(limit_s, True)
         self.comm: MPI.Intracomm = self._duplicate(parent)
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._is_shared = False
+        self.shares_memory = False
+        """Whether the ranks of this node, more than one, share memory."""
         blocks = {self.rank: Block(np.zeros(BLOCK_BYTES, np.uint8))}
         self.watch = CallWatch(mpi, self.comm, blocks, {})
         self._find_nodes()
         if self.size > 1:
             self._share_status()
         self.data_comm: MPI.Intracomm = self.comm
-        if not (self.is_one_node and self._is_shared):
+        if not (self.is_one_node and self.shares_memory):
             self.data_comm = self._duplicate(self.comm)
         self.node_comm: MPI.Intracomm = self.comm
         if not self.is_one_node:
             # Now, when all ranks are here: later only those of some nodes may want theirs.
             within: Any = self.comm.Split(self.nodes[self.rank], self.rank)
             self.node_comm = within
-        self._waiter = self.waiter(self.limit_s)
         self._spins = range(0 if self.crowded else SPINS)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return a duplicate of a communicator; collective over its ranks."""
         made, request = comm.Idup()
-        self._waiter.until(
+        self.waiter.until(
             request.Test, lambda: f"rank {comm.rank} has waited in {MAKING} for ranks of comm"
         )
         return made
@@ -133,8 +130,8 @@ class Communicator:
         finally:
             if name:
                 shared_memory.unlink(name)
-        self._is_shared = len(mates) > 1 and all(mapped[mate] for mate in mates)
-        if segment is None or not self._is_shared:
+        self.shares_memory = len(mates) > 1 and all(mapped[mate] for mate in mates)
+        if segment is None or not self.shares_memory:
             return
         parts = segment.memory.reshape(len(mates), -1)
         blocks = {
@@ -158,32 +155,24 @@ class Communicator:
         """Whether all ranks are on one node."""
         return len(self.node_ranks) == self.size
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the ranks of this node, more than one, share memory."""
-        return self._is_shared
-
     # Waits
 
-    def waiter(self, limit_s: float) -> Waiter:
-        """Return a waiter that knows this communicator's status."""
-        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
-        return Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
-
-    def wait(
+    def until(
         self,
-        requests: Sequence[MPI.Request],
+        ready: Callable[[], bool],
         what: Callable[[], str],
-        ranks: Ranks = tuple,
-        *,
-        collective: bool = False,
+        ranks: Ranks,
+        requests: Sequence[MPI.Request] = (),
     ) -> None:
-        """Wait for requests; see `World.wait`."""
-        Testall = self.mpi.Request.Testall
-        if collective:
-            self._until(lambda: Testall(requests), what, ranks, requests)
-        else:
-            self._waiter.until(lambda: Testall(requests), what, ranks)
+        """Wait for a step of all ranks; a failure leaves them apart, and the buffers of requests to MPI."""
+        try:
+            self.waiter.until(ready, what, ranks)
+        except BaseException as error:
+            self.failed = f"{error}" or type(error).__name__
+            UNFINISHED.extend(requests)
+            if isinstance(error, self.mpi.Exception):
+                raise HaloxError(f"MPI has failed where {what()}: {error}") from error
+            raise
 
     def check(self) -> None:
         """Raise `StateError` after a failed call, since the ranks may be in different places."""
@@ -209,34 +198,13 @@ class Communicator:
     def gather_node(self, mine: Any, doing: str) -> list[Any]:
         """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
         self.check()
-        return self._gathered(mine, doing, self._in_memory)
+        return self._gather(mine, doing, is_of_node=True)
 
-    def _gather(self, mine: Any, doing: str) -> list[Any]:
-        in_memory = self._is_shared and self.is_one_node
-        return self._gathered(mine, doing, self._in_memory if in_memory else self._by_mpi)
-
-    def _gathered(
-        self, mine: Any, doing: str, carry: Callable[[bytes, str], list[bytes]]
-    ) -> list[Any]:
+    def _gather(self, mine: Any, doing: str, *, is_of_node: bool = False) -> list[Any]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
-        return [pickle.loads(one) if one else None for one in carry(sent, doing)]
-
-    def _until(
-        self,
-        ready: Callable[[], bool],
-        what: Callable[[], str],
-        ranks: Ranks,
-        requests: Sequence[MPI.Request] = (),
-    ) -> None:
-        """Wait for a step of all ranks; a failure leaves them apart, and the buffers to MPI."""
-        try:
-            self._waiter.until(ready, what, ranks)
-        except BaseException as error:
-            self.failed = f"{error}" or type(error).__name__
-            UNFINISHED.extend(requests)
-            if isinstance(error, self.mpi.Exception):
-                raise HaloxError(f"MPI has failed where {what()}: {error}") from error
-            raise
+        in_memory = is_of_node or (self.shares_memory and self.is_one_node)
+        found = self._in_memory(sent, doing) if in_memory else self._by_mpi(sent, doing)
+        return [pickle.loads(one) if one else None for one in found]
 
     def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
         """Gather through the blocks of this node's ranks, in as many rounds as the longest object needs."""
@@ -299,7 +267,7 @@ class Communicator:
             pairs = zip(self.node_ranks, counts, strict=True)
             return [rank for rank, count in pairs if count[0] < n]
 
-        self._until(
+        self.until(
             lambda: all(count[0] >= n for count in counts),
             lambda: f"rank {self.rank} has waited in {doing} for {ranks_text(missing())}",
             missing,
@@ -338,7 +306,7 @@ class Communicator:
         ]
 
     def _wait_mpi(self, request: MPI.Request, doing: str) -> None:
-        self._until(
+        self.until(
             request.Test,
             lambda: f"rank {self.rank} has waited in {doing} for the other ranks",
             tuple,
@@ -360,7 +328,7 @@ class Communicator:
 
     def destroy(self) -> None:
         """Free the communicators; harmless when repeated."""
-        if _ending:
+        if _left_to_mpi:
             return
         with suppress(Exception):
             self.watch.drain()
@@ -369,14 +337,14 @@ class Communicator:
                     comm.Free()
             self.comm.Free()
 
-    def begin(self, limit_s: float, error: str) -> list[str]:
-        """Prepare for the next object that uses it, and return the ranks' reasons against it; collective."""
-        self.limit_s = limit_s
-        self._waiter = self.waiter(limit_s)
+    def begin(self, limit_s: float, number: int, error: str) -> tuple[int, list[str]]:
+        """Prepare for the next object; return the largest number and the errors of all ranks; collective."""
+        self.watch.note_after_s = min(1.0, limit_s / 4 or 1.0)
+        self.waiter = Waiter(limit_s, self.crowded, self.watch if self.size > 1 else None)
         self.watch.renumber(0)
-        said: list[tuple[int, str]] = self.gather((self.plans, error), MAKING)
-        self.plans = max(plans for plans, _ in said)
-        return [text for _, text in said]
+        said: list[tuple[int, int, str]] = self.gather((self.plans, number, error), MAKING)
+        self.plans = max(plans for plans, _, _ in said)
+        return max(number for _, number, _ in said), [text for _, _, text in said]
 
 
 def node_name() -> str:

@@ -22,22 +22,9 @@ Found = TypeVar("Found")
 class Context:
     """Shared state of all plans and reductions of a grid, of an exchange, or of an allreduce.
 
-    Parameters
-    ----------
-    world : World
-
-    Attributes
-    ----------
-    arena : SharedArena
-        Host memory that the ranks of the node share.
-    leftovers : Leftovers
-        Of plans that are closed.
-    device_arena : DeviceArena or None
-        Memory of this rank's GPU that they can map, once it is known which GPU that is.
-    events : EventPool or None
-        Events of this rank's GPU for which their streams can wait.
-    topology : Topology or None
-        The GPUs of all ranks, from the first plan or reduction on that any rank makes for a GPU.
+    ``arena`` is host memory that the ranks of the node share; ``device_arena`` memory of this rank's GPU that they can
+    map, and ``events`` those for which their streams can wait, once the GPU is known; ``topology`` the GPUs of all
+    ranks, from the first plan or reduction on that any rank makes for a GPU.
     """
 
     def __init__(self, world: World) -> None:

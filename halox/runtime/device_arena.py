@@ -1,11 +1,8 @@
 """Memory of this rank's GPU that the other ranks of its node may map.
 
-Only memory that comes from here is exported. It is allocated by cudaMalloc in segments, out of which blocks are
-handed; CuPy's pools cannot be exported, and what other libraries allocated is theirs to free. A segment that a
-peer has mapped is kept until `free`, and its blocks are used again, so that handles are few and never stale: a
-segment's number names one allocation and is never used for another.
-
-A mapping belongs to the process, not to an arena: the plans of one grid may reach fields of another.
+Only memory that comes from here is exported: CuPy's pools cannot be, and what other libraries allocated is theirs to
+free. A segment, one cudaMalloc, that a peer has mapped is kept until `free`, and its blocks are used again, so that
+handles are few and never stale. A mapping belongs to the process: plans of one grid may reach fields of another.
 """
 
 from __future__ import annotations
@@ -29,17 +26,7 @@ _LARGE_GRANULE = 2 << 20
 
 @dataclass(frozen=True)
 class DevicePlace:
-    """Address of memory, in terms that mean the same to every rank of the node.
-
-    Attributes
-    ----------
-    arena : str
-        Name of the arena that owns it.
-    segment : int
-        Number of the arena's allocation.
-    offset : int
-        Bytes from the allocation's start.
-    """
+    """Address of memory for every rank of the node: an arena's name, the number of its allocation, bytes into that."""
 
     arena: str
     segment: int
@@ -74,13 +61,7 @@ _mapped: dict[Allocation, int] = {}
 
 
 class DeviceArena:
-    """Exportable memory of one rank's GPU.
-
-    Attributes
-    ----------
-    name : str
-        No other arena of any rank has it.
-    """
+    """Exportable memory of one rank's GPU; no other arena of any rank has its ``name``."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -111,7 +92,7 @@ class DeviceArena:
         return self._block(number, 0, nbytes)
 
     def release(self, block: DeviceBlock) -> None:
-        """Give a block back; local. No work that uses it may be on its way."""
+        """Release a block that no work under way uses; local."""
         segment = self._segments.get(block.place.segment)
         if segment is None:  # after `close`
             return
@@ -120,7 +101,7 @@ class DeviceArena:
             del self._segments[block.place.segment]  # nobody else knows of it
 
     def retire(self, block: DeviceBlock) -> None:
-        """Give a block back that peers may still write to; it is kept until `reclaim`."""
+        """Release a block that peers may still write to, at the next `reclaim`."""
         self._retired.append(block)
 
     def reclaim(self) -> None:
@@ -129,10 +110,7 @@ class DeviceArena:
             self.release(self._retired.pop())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a CuPy array, its contents undefined, that gives its block back with its last view.
-
-        Local. Valid after `close` as well.
-        """
+        """Return a CuPy array, its contents undefined, that releases its block with its last view; local."""
         cp = cupy()
         nbytes = prod(shape) * dtype.itemsize
         block = self.allocate(nbytes)
@@ -151,7 +129,7 @@ class DeviceArena:
         return None
 
     def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
-        """Return the handles of the segments in which places of this process lie, for peers to `open`."""
+        """Return the handles of the segments with places of this process, for peers to `open`."""
         found = {}
         for name, number in sorted({(place.arena, place.segment) for place in places}):
             segment = _arenas[name]._segments[number]

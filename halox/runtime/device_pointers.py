@@ -113,28 +113,24 @@ def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None 
     if denied is not None:
         return Verdict(False, denied)
     key = set_up() if key is None else key
-    path = kept_in()
-    kept = _read(path)
-    entry = kept.get(key)
+    entry = _kept().get(key)
     known = entry if isinstance(entry, dict) else {}
     takes, reason = known.get("takes"), known.get("reason")
     if isinstance(takes, bool) and isinstance(reason, str):
         return Verdict(takes, f"{reason[:_MOST_SAID]} (found by an earlier job)")
     verdict = ask(device)
     if verdict.lasting:
-        # Another process may have written meanwhile.
-        kept = _read(path) | {key: {"takes": verdict.takes, "reason": verdict.reason}}
-        _write(path, kept)
+        with suppress(OSError, ValueError, RuntimeError):
+            # Read again: another process may have written meanwhile.
+            write_json(
+                kept_in(), _kept() | {key: {"takes": verdict.takes, "reason": verdict.reason}}
+            )
     return verdict
 
 
-def library_denies(query: Callable[[], int | None] | None = None) -> str | None:
-    """Return a sentence if the MPI library says that it was built without support for CUDA.
-
-    Its yes is worth nothing here, since it was built with support does not mean that it works.
-    """
-    value = (_query_library if query is None else query)()
-    if value == 0:
+def library_denies() -> str | None:
+    """Return a sentence if the MPI library was built without support for CUDA; its yes does not mean that it works."""
+    if _query_library() == 0:
         return "the MPI library says that it has no support for CUDA (MPIX_Query_cuda_support)"
     return None
 
@@ -163,27 +159,17 @@ def set_up(environ: Mapping[str, str] = os.environ) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def kept_in() -> Path | None:
-    """Return the file of answers, None if there is no place for one."""
-    try:
-        return cache_folder() / "device_pointers.json"
-    except RuntimeError:
-        return None
+def kept_in() -> Path:
+    """Return the file of answers; RuntimeError if there is no place for one."""
+    return cache_folder() / "device_pointers.json"
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        if path is not None:
-            found = read_json(path)
-            if isinstance(found, dict):
-                return found
+def _kept() -> dict[str, Any]:
+    with suppress(OSError, ValueError, RuntimeError):
+        found = read_json(kept_in())
+        if isinstance(found, dict):
+            return found
     return {}
-
-
-def _write(path: Path | None, kept: dict[str, Any]) -> None:
-    with suppress(OSError, ValueError):
-        if path is not None:
-            write_json(path, kept)
 
 
 def ask_child(

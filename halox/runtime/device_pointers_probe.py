@@ -1,14 +1,14 @@
 """Trial process that hands device pointers to MPI: ``python -m halox.runtime.device_pointers_probe DEVICE``.
 
-An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So the question is put
-to a process of its own, which sends itself some messages between two device buffers and looks at what arrived. It
-says yes by printing `YES` and ending with status 0; whatever else happens is a no.
+An MPI library without support for a GPU reads the pointer on the host and crashes, or worse. So this process sends
+itself messages between two device buffers, and compares them. It prints `YES` and ends with status 0 if all arrived;
+anything else is a no.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,6 @@ YES = "halox: this MPI takes device pointers"
 
 SIZES = (8, 4096, 1 << 16, 4 << 20)
 """Bytes of the messages: MPIs send short, middling and long ones in different ways."""
-
-
-class Memory(Protocol):
-    """Memory that the probe sends from and to."""
-
-    def allocate(self, nbytes: int) -> Any:
-        """Return memory with an attribute ``ptr``."""
-
-    def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:
-        """Copy bytes from the host."""
-
-    def read(self, pointer: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Copy bytes to the host."""
 
 
 class DeviceMemory:
@@ -62,7 +49,7 @@ class DeviceMemory:
         return content
 
 
-def why_wrong(comm: Any, span: Any, memory: Memory) -> str | None:
+def why_wrong(comm: Any, span: Any, memory: DeviceMemory) -> str | None:
     """Send messages of several sizes from this rank to itself, and return what was wrong with them."""
     guard = 64
     for nbytes in SIZES:

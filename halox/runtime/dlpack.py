@@ -2,7 +2,7 @@
 
 Read here rather than by ``numpy.from_dlpack`` or ``cupy.from_dlpack``: those refuse element types
 that NumPy does not have, such as bfloat16, and CuPy's forgets that an array may not be written to.
-The capsule is given back at once, as the array itself keeps its memory alive.
+The capsule is released at once, as the array itself keeps its memory alive.
 """
 
 from __future__ import annotations
@@ -63,18 +63,10 @@ class _Versioned(ctypes.Structure):
 
 
 class Shown(NamedTuple):
-    """What a capsule says of an array.
+    """Description of an array by a capsule: the address of element [0, ..., 0], and strides in bytes.
 
-    Attributes
-    ----------
-    pointer : int
-        Address of element [0, ..., 0].
-    shape, strides : tuple of int
-        Strides in bytes.
-    dtype : numpy.dtype
-        Opaque bytes (``V2`` for bfloat16) where NumPy has no such type.
-    writable : bool
-        False also where the array's library is too old to say.
+    ``dtype`` is opaque bytes (``V2`` for bfloat16) where NumPy has no such type; ``writable`` is False also where the
+    array's library is too old to say.
     """
 
     pointer: int
@@ -85,13 +77,7 @@ class Shown(NamedTuple):
 
 
 def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
-    """Return the kind and number of an array's device, None if it does not offer DLPack.
-
-    Raises
-    ------
-    FieldError
-        If the array has no one device.
-    """
+    """Return kind and number of an array's device, None without DLPack; raise `FieldError` if it has no one device."""
     if not hasattr(type(array), "__dlpack_device__"):
         return None
     try:
@@ -102,26 +88,11 @@ def device_of(array: Any, name: str = "array") -> tuple[int, int] | None:
 
 
 def shown(array: Any, name: str = "array", stream: int | None = None) -> Shown:
-    """Read what an array that offers DLPack says of its memory.
+    """Describe an array with ``__dlpack__``; ``name`` is its name in errors.
 
-    Parameters
-    ----------
-    array : object
-        With ``__dlpack__``.
-    name : str
-        For errors.
-    stream : int, optional
-        Address of a CUDA stream of the array's GPU, 0 for the legacy one: its later work comes
-        after what the array's library has under way on the array. Not for arrays on the host.
-
-    Raises
-    ------
-    FieldError
-        If the library does not show the memory, or the elements are not of whole bytes.
-
-    Notes
-    -----
-    Not collective. Without a stream some libraries wait on the host.
+    ``stream`` is the address of a CUDA stream of the array's GPU, 0 for the legacy one, whose later work follows what
+    the array's library has under way on the array; without it some libraries wait on the host. Raises `FieldError` if
+    the library does not show the memory, or the elements are not of whole bytes.
     """
     # DLPack's number of the legacy stream is 1.
     ordered = {} if stream is None else {"stream": stream or 1}

@@ -13,7 +13,7 @@ class Participant(Protocol):
     """The part of this rank, under construction."""
 
     def abandon(self) -> None:
-        """Give back what it holds, after an error that was raised on all ranks."""
+        """Release its resources, after an error that was raised on all ranks."""
 
 
 Mine = TypeVar("Mine", bound=Participant)
@@ -26,14 +26,12 @@ def handshake(
     doing: str,
     peers: Callable[[Mine], Sequence[int]] | None = None,
 ) -> Any:
-    """Make something in rounds: all ranks succeed in one before any enters the next.
+    """Make something in rounds: all ranks succeed in one before any enters the next; collective over the world.
 
-    ``begin`` returns this rank's part, None on a rank that only keeps the others company. A round takes the part and
-    the peers' records of the round before (None in the first). It returns records for them: by rank, or one for all
-    ranks if there is no ``peers``, which returns the ranks with which a part swaps. The last round returns the result.
-    Where one raises, a `HaloxError` is raised on all ranks, and parts are abandoned.
-
-    Collective over the world.
+    ``begin`` returns this rank's part, None on a rank that only takes part in the rounds. A round takes the part and
+    the peers' records of the round before (None in the first), and returns records: by rank for the ``peers`` of the
+    part, or one for all ranks. The last returns the result. Where one raises, a `HaloxError` is raised on all ranks,
+    and parts are abandoned.
     """
     part: Mine | None = None
     told: Any = None

@@ -30,7 +30,7 @@ class Closable(Protocol):
     """Memory that `close` releases."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Release it."""
 
 
 class Shared(Protocol):
@@ -45,7 +45,7 @@ class Shared(Protocol):
         """Whether an exchange has failed of which the caller may not have been told."""
 
     def free(self) -> None:
-        """Give back what other ranks reached; local."""
+        """Release the memory that other ranks reached; local."""
 
 
 @dataclass(eq=False)
@@ -77,10 +77,7 @@ class Leftovers:
     def keep(
         self, receives: Sequence[Any], sends: Sequence[Any], memory: Sequence[Closable]
     ) -> None:
-        """Take over persistent requests and their memory; free them at once if none is active.
-
-        Local; does not wait.
-        """
+        """Take over persistent requests and their memory, and free what is not active; local, does not wait."""
         kept = _Active([*receives], [*sends], memory)
         _hold(kept)
         self._active.append(kept)
@@ -103,9 +100,7 @@ class Leftovers:
             _let_go(active)
 
     def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[Any]) -> None:
-        """Take over what other ranks reach of a plan that is closed here.
-
-        Its channels are freed, in this order, once all ranks have closed the plan; its arrays live until then.
+        """Take over a plan that is closed here, until all ranks have closed it: then its channels are freed, in order.
 
         Local. A plan with a channel that has not ended is kept for good.
         """

@@ -1,18 +1,14 @@
-"""Pool of communicators for the next objects on the same ranks.
-
-A communicator that is released is kept by the user's communicator, as an attribute, until the user frees that one. The
-next object on the same ranks takes one that is free on all ranks, so that any number of objects made and closed, or
-dropped, leave nothing behind.
-"""
+"""Pool of communicators, an attribute of the user's: one that is released serves the next object on the same ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.runtime.communicator import MAKING, UNFINISHED, Communicator, node_name
+from halox.runtime.communicator import UNFINISHED, Communicator, node_name
 from halox.runtime.status import ranks_text
 from halox.runtime.waiting import Waiter
 
@@ -24,7 +20,7 @@ _MOST_NAMED = 32
 
 
 class _Kept:
-    """Communicators made for one of the user's, by number; unused ones are taken again."""
+    """Communicators made for one of the user's, by a number that is the same on all ranks."""
 
     def __init__(self) -> None:
         self.all: list[Communicator | None] = []
@@ -41,14 +37,6 @@ class _Kept:
                 found |= 1 << number
         return found
 
-    def add(self, made: Communicator, error: str) -> tuple[int, list[str]]:
-        """Give a new one its number, the same on all ranks, and return what they cannot begin for; collective."""
-        said: list[tuple[int, str]] = made.gather((len(self.all), error), MAKING)
-        number = max(length for length, _ in said)
-        if number < _MOST_KEPT:
-            self.all += [None] * (number - len(self.all)) + [made]
-        return number, [text for _, text in said]
-
     def destroy(self) -> None:
         """Free the unused ones; the rest follows on release."""
         self.is_gone = True
@@ -57,9 +45,6 @@ class _Kept:
             if one is not None:
                 one.destroy()
         self.free.clear()
-
-
-_keyvals: dict[str, int] = {}
 
 
 def acquire(
@@ -73,15 +58,13 @@ def acquire(
     """
     kept = _kept_by(mpi, parent)
     common = _common(mpi, parent, kept.offered(), making, limit_s)
-    numbers = [n for n in range(_MOST_KEPT) if common >> n & 1]
-    known = kept.all[numbers[0]] if numbers else None
-    if known is not None:
-        found, number = known, numbers[0]
-        kept.free.discard(number)
-        errors = found.begin(limit_s, error)
-    else:
-        found = Communicator(mpi, parent, limit_s)
-        number, errors = kept.add(found, error)
+    first = (common & -common).bit_length() - 1
+    known = kept.all[first] if common else None
+    found = Communicator(mpi, parent, limit_s) if known is None else known
+    kept.free.discard(first)
+    number, errors = found.begin(limit_s, len(kept.all) if known is None else first, error)
+    if known is None and number < _MOST_KEPT:
+        kept.all += [None] * (number - len(kept.all)) + [found]
 
     def release() -> None:
         if found.failed:
@@ -132,13 +115,15 @@ def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s:
 
 def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
     """Return the pool that a user's communicator keeps."""
-    if "kept" not in _keyvals:
-        _keyvals["kept"] = mpi.Comm.Create_keyval(
-            delete_fn=lambda comm, keyval, kept: kept.destroy()
-        )
-    found: Any = parent.Get_attr(_keyvals["kept"])
+    keyval = _keyval(mpi)
+    found: Any = parent.Get_attr(keyval)
     if found is None:
         found = _Kept()
-        parent.Set_attr(_keyvals["kept"], found)
+        parent.Set_attr(keyval, found)
     kept: _Kept = found
     return kept
+
+
+@cache
+def _keyval(mpi: Any) -> int:
+    return int(mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, kept: kept.destroy()))

@@ -22,18 +22,10 @@ _SURVEYING = "the survey of GPUs"
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of all ranks.
+    """GPUs of all ranks: for each rank its GPU's UUID (None on the host) and its node.
 
-    Attributes
-    ----------
-    gpus : tuple of str or None
-        For each rank the UUID of its GPU, None if it works on the host.
-    nodes : tuple of int
-        For each rank its node.
-    unmapped : mapping from (rank, rank) to str
-        Why the first rank cannot map the second one's memory, for pairs of one node where it cannot.
-    no_events : mapping from (rank, rank) to str
-        The same for waiting for its events.
+    ``unmapped`` and ``no_events`` have the reasons why the first rank of a pair of one node cannot map the second
+    one's memory, or wait for its events.
     """
 
     gpus: tuple[str | None, ...]
@@ -78,10 +70,7 @@ class Topology:
 
 
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
-    """Find out the GPUs of all ranks and try to map the memory of those on this node.
-
-    Collective over the world.
-    """
+    """Find out the GPUs of all ranks and try to map the memory of those on this node; collective."""
     offer: tuple[Any, Any] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from halox.errors import (
     MissingPackageError,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
-from halox.runtime.communicator import Communicator, end
+from halox.runtime.communicator import Communicator, leave_to_mpi
 from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
@@ -38,7 +38,6 @@ _HANDSHAKE_TAG = 1
 _MOST_TEXTS = 3
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
-_is_watched: list[bool] = []
 
 
 def load_mpi() -> Any:
@@ -55,14 +54,14 @@ def load_mpi() -> Any:
 
 
 class World:
-    """Ranks with a private communicator, and their places on nodes.
+    """Ranks of ``comm`` (None is ``MPI.COMM_WORLD``) with a private communicator, and their places on nodes.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm or None
-        Communicator of the ranks; None is ``MPI.COMM_WORLD``.
-    making : str
-        The call that makes it, as errors name it.
+    ``making`` is the call that makes it, as errors name it. Collective. Raises `StateError` if another thread is
+    making one.
+
+    A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine with
+    different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
+    ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
 
     Attributes
     ----------
@@ -70,33 +69,16 @@ class World:
         The duplicate, one for collectives that carry users' data, and one of the ranks of this node.
     ranks : Communicator
         The communicator with all that its ranks share, which outlives the world.
-    rank, size : int
-        Place in ``comm`` and its size.
     nodes : tuple of int
         For each rank the number of its node.
     node_ranks : dict of int to int
         For each rank of this node its place among them.
     node_rank, node_size, machine_rank : int
-        Place among the ranks of this node, and their number; place among those of this machine, which ``HALOX_NODE``
-        may divide into several nodes.
-    shares_memory : bool
-        Whether the ranks of this node, more than one, share memory.
+        Place among the ranks of this node, and their number; place among those of this machine.
     crowded : bool
         Whether some node has more ranks than cores.
     guard : CallGuard
         Guard of the collective calls on these ranks.
-
-    Raises
-    ------
-    StateError
-        If another thread is making one.
-
-    Notes
-    -----
-    Collective. A node is a set of ranks that can share memory. ``HALOX_NODE`` divides it further: ranks of a machine
-    with different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
-
-    ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, making: str = "a call") -> None:
@@ -115,16 +97,12 @@ class World:
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
         self.mpi = mpi
-        error: HaloxError | None = None
-        try:
-            self.limit_s = timeout_s()
-        except HaloxError as caught:  # on this rank alone, maybe
-            self.limit_s, error = DEFAULT_TIMEOUT_S, caught
+        limit_s, error = _attempt(timeout_s)  # an error may be of this rank alone
+        self.limit_s: float = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
         self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
         self.guard = CallGuard()
         with alone_in_making():
-            text = "" if error is None else str(error)
-            found = acquire(mpi, comm, making, self.limit_s, text)
+            found = acquire(mpi, comm, making, self.limit_s, "" if error is None else str(error))
         ranks, release, errors = found
         if any(errors):
             release()
@@ -142,7 +120,7 @@ class World:
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
-        _watch_the_end(mpi)
+        _watch_finalize(mpi)
         _living.add(self)
         self.begin(making)
 
@@ -199,8 +177,8 @@ class World:
     # Waits
 
     def waiter(self) -> Waiter:
-        """Return a waiter with this world's limit."""
-        return self.ranks.waiter(self.limit_s)
+        """Return the waiter with this world's limit."""
+        return self.ranks.waiter
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the world was closed."""
@@ -224,12 +202,15 @@ class World:
         waited for where they are known. After a failure in a ``collective`` of MPI no further call can be made. Raises
         `ExchangeTimeoutError` at the limit, and `MismatchError` if another rank has made another call.
         """
-        self.ranks.wait(
-            requests,
-            lambda: f"rank {self.rank} has waited {what() if callable(what) else what}",
-            ranks,
-            collective=collective,
-        )
+
+        def text() -> str:
+            return f"rank {self.rank} has waited {what() if callable(what) else what}"
+
+        ready = partial(self.mpi.Request.Testall, requests)
+        if collective:
+            self.ranks.until(ready, text, ranks, requests)
+        else:
+            self.ranks.waiter.until(ready, text, ranks)
 
     def wait_all(self, requests: Sequence[MPI.Request], what: str) -> None:
         """Wait for requests of a collective of MPI, as `wait` does."""
@@ -254,7 +235,11 @@ class World:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
-        found = self.ranks.gather(sent, doing)
+        try:
+            found = self.ranks.gather(sent, doing)
+        except MismatchError as other:
+            # The others are in another call because of it, maybe: this rank's user must read it all the same.
+            raise (error or other) from (None if error is None else other)
         errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
         if errors:
             raise_together(errors, self.size, error)
@@ -376,20 +361,13 @@ def raise_together(
     raise kind("\n".join(lines)) from own
 
 
-class _End:
-    """Attribute that MPI deletes first when it is finalized."""
-
-
-def _watch_the_end(mpi: Any) -> None:
-    """Close all worlds when MPI is finalized, before a call can reach for it."""
-    if _is_watched:
-        return
-    _is_watched.append(True)
+@cache
+def _watch_finalize(mpi: Any) -> None:
+    """Close all worlds when MPI is finalized, which deletes COMM_SELF's attributes first."""
 
     def finalized(comm: Any, keyval: int, value: object) -> None:
-        end()
+        leave_to_mpi()
         for world in list(_living):
             world.close("MPI has been finalized; use halox before MPI.Finalize")
 
-    keyval = mpi.Comm.Create_keyval(delete_fn=finalized)
-    mpi.COMM_SELF.Set_attr(keyval, _End())
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalized), object())

@@ -4,7 +4,7 @@
 
     calls.CALLS  x  path  x  fault (killed, stopped, raising, elsewhere)  x  stage (before, early, halfway, late)
 
-Tests run what is `QUICK`; the rest with ``pytest -m exhaustive tests/faults``.
+Tests run what is `QUICK`; the rest with ``pytest -n 0 -m exhaustive tests/faults``.
 """
 
 from __future__ import annotations

@@ -216,13 +216,13 @@ class Machine:
         from halox.collectives.device import device_algorithms
         from halox.collectives.device import kernel_reductions as allreduce
         from halox.runtime import context
-        from halox.runtime.gpu import capture, cuda, failure_word, memory
+        from halox.runtime.gpu import cuda, failure_word, memory, streams
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)
         monkeypatch.setattr(cuda, "why_no_gpu", lambda: None)
         monkeypatch.setattr(cuda, "_cupy_types", set())
-        capture._query.cache_clear()
+        streams._query.cache_clear()
         monkeypatch.setattr(context, "DeviceArena", FakeArena)
         monkeypatch.setattr(context, "EventPool", FakeEvents)
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)

@@ -114,10 +114,10 @@ class FakeGpu:
             Device=lambda number: contextlib.nullcontext(),
             Event=lambda disable_timing: FakeEvent(self),
         )
-        from halox.runtime.gpu import capture
+        from halox.runtime.gpu import streams
 
-        capture._query.cache_clear()
-        for module in ("cuda", "ipc_events", "capture"):
+        streams._query.cache_clear()
+        for module in ("cuda", "ipc_events", "streams"):
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )

@@ -27,7 +27,7 @@ from halox.errors import (
     MismatchError,
     StateError,
 )
-from halox.runtime.gpu import capture, memory
+from halox.runtime.gpu import memory, streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.limits import short_waits
@@ -56,7 +56,7 @@ def machine(way: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> I
     found = Machine(comm.rank, shared=way == "one GPU" and comm.size > 1)
     found.install(monkeypatch)
     yield found
-    capture._query.cache_clear()
+    streams._query.cache_clear()
 
 
 def possible(way: str, ranks: int) -> set[str]:

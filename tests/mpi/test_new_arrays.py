@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, MismatchError
+from halox.errors import FieldError, MismatchError, StateError
 from halox.exchange import cache
 from tests.mpi.conftest import agree
 
@@ -210,6 +210,16 @@ def test_a_layout_that_one_rank_alone_knows_raises(grid: halox.Grid, comm: World
         grid.exchange(start(grid, "F" if comm.rank == 0 else "C"))
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World) -> None:
+    """The others have a plan for the layout and look at nothing more."""
+    grid.exchange(start(grid))
+    bad = np.zeros((3, 3)) if comm.rank == 0 else start(grid)
+    kind, text = (FieldError, "shape") if comm.rank == 0 else (MismatchError, "different calls")
+    with pytest.raises(kind, match=text):
+        grid.exchange(bad)
+
+
 def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,3 +293,23 @@ def test_like(grid: halox.Grid) -> None:
     assert grid.zeros_like(mine).shape == mine.shape
     with pytest.raises(FieldError, match="does not fit the grid"):
         grid.zeros_like(np.zeros((3, 3, 3)))
+
+
+def test_a_thread_that_is_refused_moves_no_plan(grid: halox.Grid) -> None:
+    """Another thread may be between the start and the finish of the same plan, for another array."""
+    fields = [start(grid) for _ in range(2)]
+    for u in (*fields, *fields):
+        grid.exchange(u)
+    (entry,) = grid._plans._entries.values()
+    assert entry.plan is not None
+    before, guard = entry.plan.bound, grid._world.guard
+    guard.user = 1  # no thread of this process
+    try:
+        for u in (fields[0], start(grid)):
+            with pytest.raises(StateError, match="another thread"):
+                grid.exchange(u)
+    finally:
+        guard.user = 0
+    assert entry.plan.bound is before
+    grid.exchange(fields[0])
+    assert entry.plan.bound is not before

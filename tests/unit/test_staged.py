@@ -117,10 +117,10 @@ class FakeGpu:
             Event=lambda disable_timing: FakeEvent(self),
             Stream=lambda non_blocking: self.stream(),
         )
-        from halox.runtime.gpu import capture
+        from halox.runtime.gpu import streams
 
-        capture._query.cache_clear()
-        for module in ("cuda", "capture"):
+        streams._query.cache_clear()
+        for module in ("cuda", "streams"):
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )

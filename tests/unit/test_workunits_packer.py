@@ -15,7 +15,7 @@ from halox.packing.host import HostPacker
 from halox.packing.workunits import WorkUnitsCopy, WorkUnitsPacker
 from halox.packing.workunits_lists import ListCache, UnitList, layout_key, unit_list
 from halox.packing.workunits_plan import SEGMENT, Units
-from halox.runtime.gpu import device_memory
+from halox.runtime.gpu import memory
 from tests.support import require
 from tests.unit.cpu_kernels import aligned, run_workunits
 
@@ -84,7 +84,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(
         device_packer, "kernel", lambda name, function, *_: function.removeprefix("workunits_")
     )
-    monkeypatch.setattr(device_memory, "DeviceBytes", Memory)
+    monkeypatch.setattr(memory, "DeviceBytes", Memory)
     monkeypatch.setattr(workunits_lists, "DeviceBytes", Memory)
     monkeypatch.setattr(workunits_lists, "cache", ListCache(1 << 20))
     return made

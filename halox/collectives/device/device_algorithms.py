@@ -27,10 +27,9 @@ from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateErro
 from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
 from halox.runtime.device_arena import DeviceArena
-from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
-from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 

@@ -15,9 +15,9 @@ from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Described, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
-from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
+from halox.runtime.gpu.streams import is_capturing
 
 
 class DeviceAllreduce(ArrayReduction):

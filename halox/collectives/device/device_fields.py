@@ -42,10 +42,9 @@ from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
-from halox.runtime.gpu.capture import is_capturing
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.streams import Stream
+from halox.runtime.gpu.streams import Stream, is_capturing
 
 _DOING = "a reduction"
 

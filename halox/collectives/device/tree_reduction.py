@@ -35,12 +35,11 @@ from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
 from halox.runtime.arrays import DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
-from halox.runtime.gpu.capture import refuse_capture
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 

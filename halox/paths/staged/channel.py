@@ -40,8 +40,8 @@ class _Stream:
     """The packing and unpacking of a job, and the stream that was given the last of it."""
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        from halox.runtime.gpu.capture import refuse_capture
         from halox.runtime.gpu.cuda import cupy
+        from halox.runtime.gpu.streams import refuse_capture
 
         self._current_stream = cupy().cuda.get_current_stream
         self._refuse_capture, self._path = refuse_capture, path

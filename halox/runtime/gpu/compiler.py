@@ -1,8 +1,4 @@
-"""Kernels from the package's ``.cu`` files, compiled at first use.
-
-CuPy compiles with NVRTC and keeps the result on disk, by a digest of the source; here functions are kept per process
-and device on top of that.
-"""
+"""Kernels from the package's ``.cu`` files, compiled by NVRTC at first use and cached on disk by CuPy."""
 
 from __future__ import annotations
 
@@ -28,13 +24,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 def source(name: str) -> str:
     """Return the text of a kernel file, named without ``.cu``, with the shared text it includes spliced in.
 
-    Spliced rather than included, because a compile cache that hashes the kernel's text alone would serve a stale binary
-    after a change in an included file.
-
-    Examples
-    --------
-    >>> "struct __align__(16) Region" in source("strided_copy")
-    True
+    A compile cache that hashes the kernel's text alone would serve a stale binary after a change in an included file.
     """
     return _read(f"{name}.cu")
 
@@ -76,33 +66,11 @@ def _without_files(load: Callable[[], Any], error: OSError) -> Any:
 
 @cache
 def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()) -> Any:
-    """Load a kernel on a device, compiling it if that has not been done before.
+    """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are the lines of its preamble.
 
-    Parameters
-    ----------
-    name : str
-        A file of a folder ``kernels`` of halox, without its ``.cu``.
-    function : str
-        An ``extern "C"`` function of that file.
-    device : int
-        Ordinal of the GPU.
-    defines : tuple of (str, str)
-        Parameters of the kernel, as names and values of a ``#define`` preamble.
-
-    Returns
-    -------
-    cupy.cuda.function.Function
-        Its ``ptr`` is what the driver launches; it keeps its module loaded.
-
-    Raises
-    ------
-    DeviceError
-        If there is no GPU, or the kernel cannot be compiled or loaded there.
-
-    Notes
-    -----
-    Blocks while it compiles; creates a context on the device. Not for use while a stream is being captured. Warns once
-    if CuPy's cache of kernels cannot be used.
+    Returns CuPy's function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
+    cannot be compiled or loaded. Blocks while it compiles; not for use while a stream is captured. Warns once if
+    CuPy's cache of kernels cannot be used.
     """
     cp = cupy()
 

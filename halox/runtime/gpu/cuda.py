@@ -1,8 +1,4 @@
-"""CuPy and the GPUs it finds, or a sentence on why there are none.
-
-CuPy is imported here, on first use, and nowhere at import time: everything on the host works
-without it.
-"""
+"""CuPy, imported on first use, and the GPUs it finds, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -114,15 +110,7 @@ def is_cupy_array(x: object) -> bool:
 def is_device_array(x: object, name: str = "array") -> bool:
     """Whether an object is an array in a GPU's memory, of CuPy or any other library.
 
-    Raises
-    ------
-    FieldError
-        If it is an array on several devices, or raises when asked for its device.
-
-    Examples
-    --------
-    >>> is_device_array([1, 2])
-    False
+    Raises `FieldError` if it is on several devices, or raises when asked for its device.
     """
     if type(x) in _cupy_types or is_cupy_array(x):
         return True

@@ -31,13 +31,7 @@ _OTHERWISE = "if an earlier CUDA call of this process failed, this is its conseq
 
 @cache
 def bindings() -> Any:
-    """Return the module ``cuda.bindings.driver``, with a driver behind it; creates no CUDA context.
-
-    Raises
-    ------
-    DeviceError
-        If the bindings or the driver are missing.
-    """
+    """Return the module ``cuda.bindings.driver``; raise `DeviceError` without it or a driver. Creates no context."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -57,12 +51,8 @@ def bindings() -> Any:
 def call(function: Callable[..., Any], *arguments: Any, device: int | None = None) -> Any:
     """Call a function of the bindings and return what it finds, as a list.
 
-    A thread that has no CUDA context gets one, on ``device`` or on the GPU that CUDA chooses.
-
-    Raises
-    ------
-    DeviceError
-        If the driver lacks the function or returns an error; names the function, the error and a remedy.
+    A thread that has no CUDA context gets one, on ``device`` or on the GPU that CUDA chooses. Raises `DeviceError` if
+    the driver lacks the function or returns an error.
     """
     try:
         code, *found = function(*arguments)

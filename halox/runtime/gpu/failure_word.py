@@ -9,14 +9,9 @@ from halox.runtime.gpu.pools import HOST_WORDS
 
 
 class FailureWord:
-    """Two 32-bit words in page-locked memory: 0 or the failure's number, and the call in which it happened.
+    """Two 32-bit ``words`` in page-locked memory: 0 or the failure's number, and the call in which it happened.
 
-    Attributes
-    ----------
-    words : memoryview
-        To be looked at before each launch: what is not 0 has failed.
-    is_told : bool
-        Whether the caller has been told of the failure.
+    ``is_told`` says whether the caller has been told of the failure.
     """
 
     def __init__(self, device: int) -> None:

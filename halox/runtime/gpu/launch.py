@@ -26,24 +26,13 @@ _CAPABILITY, _DRIVER = 90, 12030  # of programmatic dependent launch, in graphs 
 class PreparedLaunch:
     """A kernel, its launch shape and its arguments, ready to be launched again and again.
 
-    Parameters
-    ----------
-    function : object with ``ptr``
-        What :func:`halox.runtime.gpu.compiler.kernel` returns; kept alive.
-    grid, block : int or tuple of int
-        Thread blocks, and threads of a block, in one to three dimensions.
-    args : sequence of ctypes values
-        Arguments of exactly the kernel's parameter types, such as ``c_void_p(pointer)`` or
-        ``c_uint32(n)``. Kept alive, unlike the memory they point to; a value changed in place
-        (``args[1].value = n``) holds from the next launch on.
-    device : int
-        The GPU the function was loaded on.
-    shared_bytes : int
-        Dynamic shared memory.
-    dependent : bool
-        Programmatic dependent launch, where the GPU and its driver have it: blocks are scheduled as soon as those of
-        the kernel ahead in the stream have ended, and there wait until its stores are visible. The kernel must call
-        ``wait_for_earlier`` (``kernels/signals.cu``) before it accesses memory.
+    ``function`` is a `halox.runtime.gpu.compiler.kernel` of ``device``; ``grid`` and ``block`` have one to three
+    dimensions; ``args`` are ctypes values of exactly the kernel's parameter types, kept alive unlike the memory they
+    point to. A value changed in place (``args[1].value = n``) holds from the next launch on.
+
+    ``dependent`` asks for programmatic dependent launch, where the GPU and its driver have it: blocks are scheduled as
+    soon as those of the kernel ahead in the stream have ended. The kernel must call ``wait_for_earlier``
+    (``kernels/signals.cu``) before it accesses memory.
     """
 
     def __init__(
@@ -72,12 +61,8 @@ class PreparedLaunch:
     def launch(self, stream_ptr: int) -> None:
         """Launch on a stream of the function's device, which must be the calling thread's current one.
 
-        Does not block. May be captured into a graph, which keeps the arguments' present values.
-
-        Raises
-        ------
-        DeviceError
-            If the driver refuses the launch.
+        Does not block. May be captured into a graph, which keeps the arguments' present values. Raises `DeviceError`
+        if the driver refuses the launch.
         """
         self._run(self._on_streams.get(stream_ptr) or self._on_stream(stream_ptr))
 

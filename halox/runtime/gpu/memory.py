@@ -1,8 +1,9 @@
-"""Host memory that a GPU reads and writes by itself: page-locked and mapped."""
+"""Memory of a GPU for the tables that kernels read, and mapped page-locked host memory."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,58 @@ from halox.runtime.gpu.cuda import cupy
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all contexts
 _MAPPED = 2  # cudaHostRegisterMapped
+
+
+class DeviceBytes:
+    """Device memory at ``pointer``, aligned to 256 bytes, with a stream that fills it.
+
+    Not from CuPy's pool: it may be dropped while the last launch that reads it runs on any stream, and the pool knows
+    only the stream that memory was made on. cudaFree waits.
+    """
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        cp = cupy()
+        self.nbytes = nbytes
+        with cp.cuda.Device(device):
+            self._memory = cp.cuda.Memory(max(16, nbytes))
+            self._stream = cp.cuda.Stream(non_blocking=True)
+            self._event = cp.cuda.Event(disable_timing=True)
+        self.pointer = int(self._memory.ptr)
+        self._kept: list[Any] = []  # host memory of uploads that may be under way
+
+    def write(self, at: int, values: npt.NDArray[Any]) -> None:
+        """Start to upload an array to byte ``at``."""
+        if not values.nbytes:
+            return
+        values = np.ascontiguousarray(values)
+        self._kept.append(values)
+        runtime = cupy().cuda.runtime
+        runtime.memcpyAsync(
+            self.pointer + at,
+            values.ctypes.data,
+            values.nbytes,
+            runtime.memcpyHostToDevice,
+            self._stream.ptr,
+        )
+
+    def order(self, stream: int) -> None:
+        """Make a stream wait for the uploads so far; the host does not wait."""
+        self._event.record(self._stream)
+        cupy().cuda.runtime.streamWaitEvent(stream, self._event.ptr)
+
+    def wait(self) -> None:
+        """Wait for all uploads; none can follow."""
+        self._stream.synchronize()
+        self._kept.clear()
+        del self._stream, self._event
+
+
+def uploaded(table: npt.NDArray[Any], device: int) -> DeviceBytes:
+    """Return device memory with a copy of a table; waits for the copy. Not for use while a stream is captured."""
+    memory = DeviceBytes(table.nbytes, device)
+    memory.write(0, table)
+    memory.wait()
+    return memory
 
 
 class _Pages:
@@ -95,12 +148,8 @@ def pinned(nbytes: int) -> PinnedBuffer:
     """
     if nbytes < 0:
         raise DeviceError(f"nbytes: got {nbytes}, must not be negative")
-    try:
+    with _naming(f"cannot page-lock {nbytes} bytes of host memory"):
         return PinnedBuffer(_Pages(nbytes), nbytes)
-    except RuntimeError as error:
-        if isinstance(error, DeviceError):
-            raise
-        raise DeviceError(f"cannot page-lock {nbytes} bytes of host memory: {error}") from error
 
 
 def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
@@ -115,15 +164,20 @@ def register(array: npt.NDArray[np.uint8]) -> RegisteredBuffer:
             f"array: got dtype {array.dtype} and shape {array.shape}; memory is registered as a "
             "contiguous one-dimensional uint8 array, such as array.reshape(-1).view('u1')"
         )
-    try:
+    at = array.ctypes.data
+    with _naming(f"cannot register {array.nbytes} bytes of host memory at {at:#x}"):
         return RegisteredBuffer(array)
+
+
+@contextmanager
+def _naming(failed: str) -> Iterator[None]:
+    """Raise the runtime's errors as `DeviceError`."""
+    try:
+        yield
+    except DeviceError:
+        raise
     except RuntimeError as error:
-        if isinstance(error, DeviceError):
-            raise
-        raise DeviceError(
-            f"cannot register {array.nbytes} bytes of host memory at {array.ctypes.data:#x}: "
-            f"{error}"
-        ) from error
+        raise DeviceError(f"{failed}: {error}") from error
 
 
 def _device_pointer(pointer: int) -> int:
