@@ -224,7 +224,6 @@ class InTwoSteps:
         """Launch, and combine; blocks as the allreduce does."""
         cp = cupy()
         stream = cp.cuda.get_current_stream()
-        value, error = None, None
         try:
             if not self._all.captures and is_capturing(stream):
                 raise StateError(
@@ -232,11 +231,9 @@ class InTwoSteps:
                     f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
                 )
             value = self._value(cells, stream)
-        except Exception as caught:
-            error = caught
-        if error is not None:
+        except Exception as error:
             self.refuse(error)
-        assert value is not None
+            raise
         is_direct = self._name != "norm" and out.dtype == self._dtype
         total = out if is_direct else value
         self._all.reduce(value.data.ptr, total.data.ptr, stream, None)

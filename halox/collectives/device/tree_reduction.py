@@ -79,21 +79,12 @@ class DeviceMoves:
         defines = (("ELEMENT", element(dtype)), ("OP", operation.kernel_name))
         blocks = max(1, min(-(-elements // _THREADS), 8 * multiprocessors(device)))
         function = kernel("combine", "combine", device, defines)
-        self._first, self._next = (
-            PreparedLaunch(
-                function,
-                blocks,
-                _THREADS,
-                [
-                    ctypes.c_uint64(),
-                    ctypes.c_uint64(),
-                    ctypes.c_uint64(elements),
-                    ctypes.c_uint32(is_first),
-                ],
-                device=device,
-            )
-            for is_first in (1, 0)
-        )
+
+        def launch(is_first: bool) -> PreparedLaunch:
+            args = [*map(ctypes.c_uint64, (0, 0, elements)), ctypes.c_uint32(is_first)]
+            return PreparedLaunch(function, blocks, _THREADS, args, device=device)
+
+        self._first, self._next = launch(True), launch(False)
         self._runtime = cupy().cuda.runtime
         self._nbytes = elements * dtype.itemsize
 

@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from halox.runtime.context import Context
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
@@ -78,30 +78,20 @@ class Leaders:
 
     def __init__(self, world: World, operation: Operation, dtype: DType, elements: int) -> None:
         self._world = world
-        is_leader = world.node_rank == 0
-        color = 0 if is_leader else world.mpi.UNDEFINED
+        self.is_one = world.node_rank == 0  # whether this rank is the first one of its node
         # Nodes are numbered in the order of their first ranks.
         world.gather(None, _MAKING)
-        leaders: Any = world.comm.Split(color, world.rank)
-        self._leaders: MPI.Intracomm = leaders
-        self._between: OrderedReduction | None = None
-        if is_leader:
-            self._between = OrderedReduction(
-                self._leaders, world.wait_all, operation, dtype, elements
-            )
-        self._closed = False
-
-    @property
-    def is_one(self) -> bool:
-        """Whether this rank is the first one of its node."""
-        return self._between is not None
+        color = 0 if self.is_one else world.mpi.UNDEFINED
+        self._comm: Any = world.comm.Split(color, world.rank)
+        if self.is_one:
+            self._between = OrderedReduction(self._comm, world.wait_all, operation, dtype, elements)
 
     def combine(self, values: Array) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
 
         Collective; blocks.
         """
-        if self._between is not None:
+        if self.is_one:
             self._between(values, values)
         raw = values.view(np.uint8)
         for start in range(0, len(raw), PIECE_BYTES):
@@ -110,6 +100,6 @@ class Leaders:
 
     def close(self) -> None:
         """Free the communicator; collective."""
-        if not self._closed and self._between is not None:
-            self._leaders.Free()
-        self._closed = True
+        if self.is_one and self._comm is not None:
+            self._comm.Free()
+        self._comm = None
