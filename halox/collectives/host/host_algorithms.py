@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
