@@ -37,12 +37,7 @@ CLEAN = [
     "halox/division.py",
     "halox/errors.py",
     "halox/packing",
-    *(
-        f"halox/runtime/{name}.py"
-        for name in ("call_guard", "communicator", "pool", "shared_memory", "status")
-    ),
-    *(f"halox/runtime/{name}.py" for name in ("user_files", "waiting", "world")),
-    "halox/runtime/gpu",
+    "halox/runtime",
     "halox/tables.py",
     "halox/values.py",
     "halox/xarray.py",

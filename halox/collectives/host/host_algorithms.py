@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from halox.runtime.context import Context
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
-    pass
+    from mpi4py import MPI
 
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
@@ -82,9 +82,10 @@ class Leaders:
         # Nodes are numbered in the order of their first ranks.
         world.gather(None, _MAKING)
         color = 0 if self.is_one else world.mpi.UNDEFINED
-        self._comm: Any = world.comm.Split(color, world.rank)
+        comm: Any = world.comm.Split(color, world.rank)
+        self._comm: MPI.Intracomm | None = comm
         if self.is_one:
-            self._between = OrderedReduction(self._comm, world.wait_all, operation, dtype, elements)
+            self._between = OrderedReduction(comm, world.wait_all, operation, dtype, elements)
 
     def combine(self, values: Array) -> None:
         """Combine the nodes' values in place; on other ranks than the first ones they are only written.
