@@ -53,7 +53,7 @@ class GridAllocation:
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it lies
+            Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it is
             in memory that they share, so that neighbours can read halos in place; unless it is large and cut along
             its innermost axis, where packing from private memory (in huge pages) is faster.
 

@@ -1,8 +1,8 @@
-"""The algorithms of allreduce by name, what they are expected to take, and the choice among them.
+"""The algorithms of allreduce by name, their predicted times, and the choice among them.
 
 The constants need only be right enough to order the algorithms. Those of GPUs are for H200-class GPUs joined by NVLink;
-processes that share a GPU take turns of it, a quarter of a millisecond each, and their kernels pay that at every step.
-Copies to and from the host need no turn.
+processes that share a GPU are time-sliced, a quarter of a millisecond each, and their kernels pay that at every step.
+Copies to and from the host need no time slice.
 """
 
 from __future__ import annotations
@@ -51,37 +51,21 @@ WITHIN, BETWEEN = Link(1.0, 8.0), Link(5.0, 10.0)
 """MPI within a node, and over a network: orders of magnitude, which is all that the choice below needs."""
 
 SHARED = Link(2.0, 80.0)
-"""A meeting of a node's ranks in shared memory, and what they read and write there together; measured on two."""
+"""Synchronisation of a node's ranks in shared memory, and the bytes they read and write there; measured on two."""
 
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Constants of the algorithms on GPUs, in microseconds and GB/s.
+    """Constants of the algorithms on GPUs, in microseconds and GB/s."""
 
-    Attributes
-    ----------
-    oneshot_us, scattered_us : float
-        Of a launch that exchanges nothing but a few bytes.
-    peer_gb_per_s : float
-        Out of a GPU into its peers.
-    tree_us, step_us : float
-        Of a tree's call, and of each step that the host orders; times the ranks that take turns on a GPU.
-    copy_gb_per_s : float
-        Of a copy between ranks.
-    host_us : float
-        Of the way to the host and back.
-    host_gb_per_s : float
-        Between a GPU and the host, for all its ranks together.
-    """
-
-    oneshot_us: float = 3.5
-    scattered_us: float = 8.0
-    peer_gb_per_s: float = 320.0
-    tree_us: float = 15.0
-    step_us: float = 10.0
-    copy_gb_per_s: float = 250.0
-    host_us: float = 25.0
-    host_gb_per_s: float = 25.0
+    oneshot_us: float = 3.5  # of a launch that exchanges nothing but a few bytes
+    scattered_us: float = 8.0  # the same
+    peer_gb_per_s: float = 320.0  # out of a GPU into its peers
+    tree_us: float = 15.0  # of a tree's call; times the ranks that share a GPU, as are its steps
+    step_us: float = 10.0  # of each step that the host orders
+    copy_gb_per_s: float = 250.0  # between ranks
+    host_us: float = 25.0  # of copies to the host and back
+    host_gb_per_s: float = 25.0  # between a GPU and the host, for all its ranks together
 
 
 OWN_GPU = DeviceCosts()
@@ -94,12 +78,12 @@ SHARED_GPU = DeviceCosts(
     host_us=30.0,
     host_gb_per_s=90.0,
 )
-"""Costs where ranks share one, so that their kernels take turns, and their copies to and from the host share its link;
+"""Costs where ranks share one: their kernels are time-sliced, and their copies to and from the host share its link;
 measured on one H200 with 2, 4 and 8 ranks."""
 
 
 def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
-    """Return what an algorithm for NumPy arrays is expected to take.
+    """Return the predicted microseconds of an algorithm for NumPy arrays.
 
     Examples
     --------
@@ -115,7 +99,7 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
 
 
 def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1) -> float:
-    """Return what an algorithm for arrays on GPUs is expected to take.
+    """Return the predicted microseconds of an algorithm for arrays on GPUs.
 
     Examples
     --------
@@ -155,7 +139,7 @@ def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers
 
 
 def _leaders_us(nbytes: int, ranks: int, nodes: int) -> float:
-    """Cost of the nodes' first ranks among themselves, and of what they tell the others."""
+    """Cost of the nodes' first ranks among themselves, and of their broadcasts."""
     return _ordered_us(nbytes, nodes, nodes) + WITHIN.us(math.ceil(ranks / nodes), nbytes)
 
 
@@ -192,7 +176,7 @@ def rank_algorithms(
 ) -> list[str]:
     """Return algorithms for arrays on GPUs, the one first that is expected to be fastest.
 
-    Parameters as of :func:`predict_device_us`.
+    Parameters are those of :func:`predict_device_us`.
 
     Examples
     --------

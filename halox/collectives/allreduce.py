@@ -15,6 +15,7 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
+from halox.runtime.arrays import DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
@@ -47,7 +48,7 @@ class Allreduce:
         "shared_buffer", "binomial", "hierarchical" or "host" (docs/allreduce.md). By default the one that is expected
         to be fastest of those that are available.
     device : {"auto", "cpu", "gpu"}
-        Where it combines, as of `halox.Grid`.
+        Where it combines; see `halox.Grid`.
 
     Attributes
     ----------
@@ -80,7 +81,7 @@ class Allreduce:
     -----
     Collective over ``comm``, as are calls and `close`. All errors are raised on all ranks or on none; but with
     "oneshot" and "reduce_scatter_allgather" a call with a bad array raises on its rank alone, since the hosts do not
-    meet: the other ranks' kernels then give up at once, and their next call raises.
+    meet: the other ranks' kernels then stop, and their next call raises.
 
     The result is the same bits on every rank and in every run: the values are combined in the order of the ranks
     ("hierarchical": of the ranks of a node, and then of the nodes; "binomial": of pairs, of pairs of pairs, ...).
@@ -109,7 +110,7 @@ class Allreduce:
         self._world = world = World(comm, "making an Allreduce")
         self._context = Context(world)
 
-        def check() -> tuple[tuple[int, ...], np.dtype[Any], str | None, int | None]:
+        def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
             find_operation(op, found_dtype)
             gpu = choose_device(device, world.turn)
@@ -124,8 +125,24 @@ class Allreduce:
             self.shape, self.dtype, wish, self.device_id = world.guarded(check, _MAKING)
             self.op = op
             self.device: Literal["cpu", "gpu"] = "cpu" if self.device_id is None else "gpu"
-            self._compare(wish)
-            self._reduction, self._bind = self._made(wish)
+            mine = {
+                "shape": self.shape,
+                "dtype": str(self.dtype),
+                "op": op,
+                "algorithm": wish,
+                "device": self.device,
+            }
+            world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
+            what = self.shape, self.dtype, op
+            self._reduction: ArrayReduction
+            # On the host a call of a plain array costs no more than a prepared one.
+            self._bind: Callable[..., Launch | None] | None = None
+            if self.device_id is None:
+                assert wish is not None
+                self._reduction = HostAllreduce(self._context, *what, wish)
+            else:
+                self._reduction = DeviceAllreduce(self._context, self.device_id, *what, wish)
+                self._bind = self._reduction.bind
         except HaloxError as error:
             self._context.close_after(error)
             raise
@@ -142,8 +159,8 @@ class Allreduce:
         Parameters
         ----------
         array : numpy.ndarray, array on this rank's GPU, or scalar
-            Of this object's shape and dtype, with any strides. What lies elsewhere than `device` is copied there and
-            the result back.
+            Of this object's shape and dtype, with any strides. Arrays elsewhere than on `device` are copied there
+            and the result back.
         out : array, optional
             Where the result is written; may be ``array`` itself, or overlap it.
 
@@ -159,8 +176,8 @@ class Allreduce:
         ClosedError
             If it is closed.
         ExchangeTimeoutError
-            If another rank does not come within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
-            "reduce_scatter_allgather", if one did not come to an earlier call. That result, and those since, are not
+            If another rank does not call within ``HALOX_TIMEOUT`` seconds; on a GPU with "oneshot" and
+            "reduce_scatter_allgather", if one missed an earlier call. That result, and those since, are not
             valid.
         MismatchError
             If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
@@ -202,27 +219,6 @@ class Allreduce:
             self._prepared.prepare("", (array,), out, lambda: bind(array, out))
         return result
 
-    def _made(self, wish: str | None) -> tuple[ArrayReduction, Callable[..., Launch | None] | None]:
-        """Return a new reduction, and what prepares its launches: on the host a call of a plain array costs no more."""
-        what = self.shape, self.dtype, self.op
-        if self.device_id is None:
-            assert wish is not None
-            return HostAllreduce(self._context, *what, wish), None
-        made = DeviceAllreduce(self._context, self.device_id, *what, wish)
-        return made, made.bind
-
-    def _compare(self, algorithm: str | None) -> None:
-        """Raise on all ranks if they have come with different arguments."""
-        mine = {
-            "shape": self.shape,
-            "dtype": str(self.dtype),
-            "op": self.op,
-            "algorithm": algorithm,
-            "device": self.device,
-        }
-        remedies = {"device": 'say device="cpu" or device="gpu"'}
-        self._world.compare(mine, _MAKING, remedies=remedies)
-
     @one_thread
     def close(self) -> None:
         """Free memory and communicators; collective, and harmless when repeated."""
@@ -235,7 +231,7 @@ class Allreduce:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not take part then."""
+        """Close it, unless an error is propagating: other ranks may not take part then."""
         if kind is None:
             self.close()
 
@@ -247,7 +243,7 @@ class Allreduce:
         )
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook: what it combines, how, and why not otherwise."""
+        """Return a table for a notebook: operation, algorithm, and reasons against others."""
         facts = {
             "operation": self.op,
             "array": f"shape {self.shape} of {self.dtype}",
@@ -268,10 +264,10 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return found
 
 
-def _dtype(dtype: Any) -> np.dtype[Any]:
+def _dtype(dtype: Any) -> DType:
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+        found: DType = np.dtype(dtype)
+    except Exception as error:  # NumPy raises several kinds, and objects their own
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype ({shortened(str(error))})"
         ) from error

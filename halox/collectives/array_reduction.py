@@ -5,36 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-
+from halox.collectives.prepared import Launch
 from halox.errors import FieldError
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Described, DType
 
 
 class ArrayReduction(ABC):
-    """Combines arrays of all ranks; collective to make, to call and to close.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-    op, algorithm : str
-    reasons : dict of str to str
-        Why other algorithms are not available.
-    captures : bool
-        Whether a call may be captured in a CUDA graph.
-    """
+    """Combines arrays of all ranks; collective to make, to call and to close. See `halox.Allreduce`."""
 
     algorithm: str
     captures = False
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], op: str) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, op: str) -> None:
         self.shape, self.dtype, self.op = shape, dtype, op
         self.reasons: dict[str, str] = {}
 
     @abstractmethod
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
+
+    @abstractmethod
+    def bind(self, array: Any, out: Any) -> Launch | None:
+        """Prepare calls with these arrays; None where that saves nothing."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:

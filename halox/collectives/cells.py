@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError
-from halox.runtime.arrays import Described, as_ndarray, describe
+from halox.runtime.arrays import Described, DType, as_ndarray, describe
 
 FindLayout = Callable[[Any], FieldLayout]
 """Returns the layout of a field; may raise a `HaloxError`."""
@@ -18,23 +16,14 @@ FindLayout = Callable[[Any], FieldLayout]
 
 @dataclass(frozen=True)
 class Cells:
-    """A field's cells on this rank, halo left out.
+    """A field's cells on this rank, halo left out."""
 
-    Attributes
-    ----------
-    field : array
-        With halo.
-    layout : FieldLayout
-    described : Described
-        Of the cells.
-    """
-
-    field: Any
+    field: Any  # with halo
     layout: FieldLayout
-    described: Described
+    described: Described  # without halo
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Dtype of a cell."""
         return self.described.dtype
 

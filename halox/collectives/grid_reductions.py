@@ -1,7 +1,7 @@
 """Reductions of a grid: of its fields' cells, and of arrays of all ranks.
 
-Public methods of `halox.Grid`, with what they share. A call with arrays that a call was prepared for costs a look in a
-dict and a launch; so these are methods of the grid itself, and forward nothing before that look.
+Public methods of `halox.Grid`, with their cache. A call with arrays of a prepared call costs a look-up in a dict and a
+launch; so these are methods of the grid itself, and forward nothing before that look-up.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class GridReductions:
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
             ranks share a GPU or are on several nodes; if another thread is inside a collective call of this grid.
         ExchangeTimeoutError
-            If a rank does not come within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one did not
-            come to an earlier call. That result, and those since, are not valid.
+            If a rank does not call within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one
+            missed an earlier call. That result, and those since, are not valid.
 
         Notes
         -----
         Collective, and the same for all reductions: the same bits on every rank and in every run. Blocks on the host.
         On a GPU it is ordered with the current stream. Where every rank has a GPU of its own, and all map one another's
-        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called; else
-        it goes the way of a `halox.Allreduce` of one element.
+        memory, it is one launch that does not block and can be captured in a CUDA graph, once it has been called;
+        otherwise it works like a `halox.Allreduce` of one element.
 
         There, an error that only one rank can see (an array that does not fit) is raised on it at once, and after the
         first call as a `MismatchError` on the others when they call again; that result is not valid.
@@ -77,21 +77,21 @@ class GridReductions:
         return self._reduce("sum", out, field)
 
     def min(self, field: Any, out: Any = None) -> Any:
-        """Return the smallest value of a real field; NaN if there is one. All else as of `sum`."""
+        """Return the smallest value of a real field; NaN if there is one. Otherwise the same as `sum`."""
         return self._reduce("min", out, field)
 
     def max(self, field: Any, out: Any = None) -> Any:
-        """Return the largest value of a real field; NaN if there is one. All else as of `sum`."""
+        """Return the largest value of a real field; NaN if there is one. Otherwise the same as `sum`."""
         return self._reduce("max", out, field)
 
     def norm(self, field: Any, out: Any = None) -> Any:
-        """Return the Euclidean norm, formed in float64. All else as of `sum`."""
+        """Return the Euclidean norm, formed in float64. Otherwise the same as `sum`."""
         return self._reduce("norm", out, field)
 
     def dot(self, field: Any, other: Any, out: Any = None) -> Any:
         """Return the sum of ``conj(field) * other``, formed in float64, complex128 or 64-bit integers.
 
-        The fields are of one layout. All else as of `sum`.
+        The fields are of one layout. Otherwise the same as `sum`.
         """
         return self._reduce("dot", out, field, other)
 

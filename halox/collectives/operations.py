@@ -8,10 +8,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.errors import FieldError
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Array, Described, DType
 from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
@@ -25,7 +24,13 @@ ELEMENTS: dict[str, str] = {
     "c16": "Complex<double>",
     "b1": "unsigned char",
 }
-"""For each dtype that can be reduced, by kind and bytes, what the kernels call it."""
+"""For each dtype that can be reduced, by kind and bytes, its name in the kernels."""
+
+
+def element(dtype: DType) -> str:
+    """Return the kernels' name of a dtype; an empty one if it cannot be reduced."""
+    return ELEMENTS.get(f"{dtype.kind}{dtype.itemsize}", "")
+
 
 _NAMES = {
     "b": "bool",
@@ -35,55 +40,30 @@ _NAMES = {
     "c": "complex64 and complex128",
 }
 
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that combines the ranks' values, always in the order of the ranks.
+    """An operation that combines the ranks' values, always in the order of the ranks."""
 
-    Attributes
-    ----------
-    name : str
-        As users name it.
-    combine : callable
-        ``combine(a, b, out)`` of two arrays of one dtype, where ``a`` comes first in the order of the ranks.
-    kernel_name : str
-        As ``operations.cu`` names it.
-    kinds : str
-        Kinds of NumPy dtypes that it has a meaning for.
-    of_truth : bool
-        Whether it takes values for true or false: 1 or 0 in their own dtype.
-    """
-
-    name: str
-    combine: Callable[..., Any]
-    kernel_name: str
-    kinds: str
-    of_truth: bool = False
-
-    def begin(self, total: Array, values: Array) -> None:
-        """Set a total to what the first rank's values count for."""
-        total[...] = values != 0 if self.of_truth else values
-
-    @np.errstate(all="ignore")
-    def add(self, total: Array, values: Array) -> None:
-        """Combine the next rank's values into what all before it came to."""
-        # A logical function gives bools, which are 1 or 0 in any dtype.
-        casting: Any = "unsafe" if self.of_truth else "same_kind"
-        self.combine(total, values, out=total, casting=casting)
+    name: str  # users' name
+    combine: Callable[..., Any]  # combine(a, b, out), where a is first in the order of the ranks
+    kernel_name: str  # in operations.cu
+    kinds: str  # of NumPy dtypes that it has a meaning for
+    of_truth: bool = False  # of true and false: 1 and 0 in the values' own dtype
 
     @np.errstate(all="ignore")
     def fold(self, total: Array, values: Sequence[Array]) -> None:
-        """Set a total to what all ranks' values come to; it may be where the first rank's are."""
-        if self.of_truth or len(values) == 1:
-            self.begin(total, values[0])
-            for other in values[1:]:
-                self.add(total, other)
-            return
-        self.combine(values[0], values[1], out=total)
-        for other in values[2:]:
-            self.combine(total, other, out=total)
+        """Set a total to all ranks' values combined; it may be the first rank's array."""
+        if self.of_truth:
+            total[...] = values[0] != 0
+            for other in values[1:]:  # of bools, which are 1 or 0 in any dtype
+                self.combine(total, other, out=total, casting="unsafe")
+        elif len(values) == 1:
+            total[...] = values[0]
+        else:
+            self.combine(values[0], values[1], out=total)
+            for other in values[2:]:
+                self.combine(total, other, out=total)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -104,7 +84,7 @@ OPERATIONS: dict[str, Operation] = {
 """All operations, by name."""
 
 
-def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
+def find_operation(name: object, dtype: DType) -> Operation:
     """Return an operation, if it has a meaning for a dtype.
 
     Examples
@@ -115,7 +95,7 @@ def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     operation = OPERATIONS.get(name) if isinstance(name, str) else None
     if operation is None:
         raise FieldError(f"op must be one of {', '.join(map(repr, OPERATIONS))}, got {shown(name)}")
-    if f"{dtype.kind}{dtype.itemsize}" not in ELEMENTS or not dtype.isnative:
+    if not element(dtype) or not dtype.isnative:
         raise FieldError(
             f"dtype {dtype} cannot be reduced; dtypes are bool, integers of 8 to 64 bits, float32, float64, complex64 "
             "and complex128, in the machine's byte order: convert with array.astype"
@@ -129,7 +109,7 @@ def find_operation(name: object, dtype: np.dtype[Any]) -> Operation:
     return operation
 
 
-def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
+def _remedy(operation: Operation, dtype: DType) -> str:
     if dtype.kind == "b":
         return ": count with array.astype('i8'), or use 'logical_or', 'logical_and'"
     if operation.of_truth:
@@ -139,7 +119,7 @@ def _remedy(operation: Operation, dtype: np.dtype[Any]) -> str:
     return ""
 
 
-def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide_dtype(dtype: DType) -> DType:
     """Return the dtype in which sums over a dtype are formed."""
     if dtype.kind == "c":
         return np.dtype(np.result_type(dtype, "c16"))
@@ -148,7 +128,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype("u8" if dtype.kind == "u" else "i8")
 
 
-def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+def result_dtype(name: str, dtypes: Sequence[DType]) -> DType:
     """Return the dtype of a field reduction.
 
     Examples
@@ -169,7 +149,7 @@ def result_dtype(name: str, dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     return wide_dtype(np.result_type(*dtypes))
 
 
-def check_out(out: Described, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> None:
     """Refuse an array that a result does not fit in."""
     fits = prod(out.shape) == 1 if shape is None else tuple(out.shape) == tuple(shape)
     if not fits or out.dtype != dtype:

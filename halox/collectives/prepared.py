@@ -13,13 +13,16 @@ would cost more than it saves.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 Launch = Callable[[], Any]
 """A prepared call; returns the result."""
 
 Shape = tuple[int, ...]
+
+Signature = tuple[object, ...]
+"""Key of a reduction: a name, dtypes, a shape or layout; alike on all ranks."""
 
 MOST_LAUNCHES = 512
 """Launches kept at most; the oldest goes first."""
@@ -46,6 +49,8 @@ class PreparedReductions(Generic[R]):
 
     Attributes
     ----------
+    reductions : dict
+        By signature, oldest first.
     launches : dict
         A launch and the shape that its arrays must have, by a name and the ids of the arrays and ``out`` in one tuple.
         To look at only.
@@ -53,30 +58,17 @@ class PreparedReductions(Generic[R]):
 
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
-        self._reductions: dict[tuple[Any, ...], R] = {}
+        self.reductions: dict[Signature, R] = {}
         self.launches: dict[Hashable, tuple[Launch, Shape]] = {}
         self._watched: dict[Hashable, list[weakref.ref[Any]]] = {}
         self._met: dict[int, weakref.ref[Any]] = {}
 
-    def __len__(self) -> int:
-        """Return how many reductions are kept."""
-        return len(self._reductions)
-
-    @property
-    def signatures(self) -> Iterable[tuple[Any, ...]]:
-        """Signatures of the reductions, oldest first."""
-        return self._reductions.keys()
-
-    def find(self, signature: tuple[Any, ...]) -> R | None:
-        """Return the reduction of a signature, if it has been made."""
-        return self._reductions.get(signature)
-
-    def add(self, signature: tuple[Any, ...], reduction: R) -> R:
+    def add(self, signature: Signature, reduction: R) -> R:
         """Keep a reduction; collective where it closes another one."""
-        self._reductions[signature] = reduction
-        if self._capacity is not None and len(self._reductions) > self._capacity:
+        self.reductions[signature] = reduction
+        if self._capacity is not None and len(self.reductions) > self._capacity:
             self.forget()
-            self._reductions.pop(next(iter(self._reductions))).close()
+            self.reductions.pop(next(iter(self.reductions))).close()
         return reduction
 
     def prepare(
@@ -124,7 +116,7 @@ class PreparedReductions(Generic[R]):
 
     def refuse(self, error: Exception, *name: str) -> bool:
         """Raise on all ranks, if it is clear which reduction the others call."""
-        known = [one for of, one in self._reductions.items() if of[: len(name)] == name]
+        known = [one for of, one in self.reductions.items() if of[: len(name)] == name]
         if len(known) == 1:
             known[0].refuse(error)
         return bool(known)
@@ -138,9 +130,9 @@ class PreparedReductions(Generic[R]):
     def close(self) -> None:
         """Close all reductions; collective."""
         self.forget()
-        for reduction in self._reductions.values():
+        for reduction in self.reductions.values():
             reduction.close()
-        self._reductions.clear()
+        self.reductions.clear()
 
 
 def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
+from halox.runtime.gpu.streams import Stream
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-
-
-class Stream(Protocol):
-    """A stream of CuPy."""
-
-    @property
-    def ptr(self) -> int:
-        """Address of the stream."""
 
 
 StreamLike = Stream | int | None

@@ -190,10 +190,10 @@ class FakeMoves:
         return np.frombuffer(raw, self._dtype)
 
     def begin(self, total: int, value: int, stream: int) -> None:
-        self._operation.begin(self._at(total), self._at(value))
+        self._operation.fold(self._at(total), [self._at(value)])
 
     def combine(self, total: int, value: int, stream: int) -> None:
-        self._operation.add(self._at(total), self._at(value))
+        self._operation.fold(self._at(total), [self._at(total), self._at(value)])
 
     def copy(self, target: int, source: int, stream: int) -> None:
         self._at(target)[...] = self._at(source).copy()

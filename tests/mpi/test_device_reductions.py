@@ -597,6 +597,22 @@ class TestSeenBefore:
             assert not found
         assert len(ids) < 9, "an address has been used again"
 
+    def test_arrays_of_the_host_and_of_a_gpu_in_turns(
+        self, grid: halox.Grid, comm: MPI.Intracomm
+    ) -> None:
+        """Alike in shape and dtype: each has a reduction and launches of its own."""
+        host, given = np.zeros(3), Array(np.zeros(3))
+        ok = True
+        for call in range(4):
+            host[...] = given[...] = comm.rank + call
+            total = sum(range(comm.size)) + call * comm.size
+            on_gpu, on_host = grid.allreduce(given), grid.allreduce(host)
+            ok &= type(on_gpu) is Array and bool((on_gpu.get() == total).all())
+            ok &= type(on_host) is np.ndarray and bool((on_host == total).all())
+        assert agree(ok, comm)
+        assert [device for device, *_ in grid._reductions.arrays.reductions] == ["gpu", "cpu"]
+        assert len(grid._reductions.arrays.launches) == 2
+
     def test_evicted_alike_on_all_ranks(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm
     ) -> None:
@@ -618,7 +634,7 @@ class TestSeenBefore:
         shapes = [shape for (shape,), _ in made]
         assert len(set(comm.allgather(tuple(shapes)))) == 1
         assert shapes == [*range(3, 35), 35, 3, *range(36, 40)]
-        assert len(grid._reductions.arrays) == 32
+        assert len(grid._reductions.arrays.reductions) == 32
 
     def test_other_shapes_in_place(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm

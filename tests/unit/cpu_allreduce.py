@@ -24,10 +24,10 @@ from halox.collectives.device import kernel_reductions as allreduce
 from halox.collectives.device.kernel_plans import ALLREDUCE, EPOCH_SHIFT, ReductionPlan
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
-    make_array_reduction,
-    make_field_reduction,
+    KernelReduction,
+    meet,
 )
-from halox.runtime.arrays import describe
+from halox.runtime.arrays import Described, describe
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
@@ -275,7 +275,10 @@ def connect(
 
 
 def connect_arrays(n: int, plan: ReductionPlan, **options: Any) -> list[Rank]:
-    return connect(n, lambda world, arena: make_array_reduction(world, arena, plan), **options)
+    def make(world: Any, arena: Any) -> KernelReduction:
+        return meet(world, lambda: KernelReduction(world, arena, plan))
+
+    return connect(n, make, **options)
 
 
 def connect_fields(
@@ -283,23 +286,25 @@ def connect_fields(
 ) -> list[Rank]:
     """Make a number of the cells that each rank has; `number` launches it."""
 
+    def cells_of(rank: int) -> list[Described]:
+        return [describe(one[rank]) for one in (fields, others) if one is not None]
+
     def make(world: Any, arena: Any) -> FieldReduction:
-        reduction = make_field_reduction(world, arena, name, fields[world.rank].dtype)
-        other = None if others is None else describe(others[world.rank])
+        dtype = fields[world.rank].dtype
+        reduction = meet(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
         # Lays out the launch while nothing asks for a GPU.
-        reduction._find(describe(fields[world.rank]), other)
+        reduction._find(cells_of(world.rank))
         return reduction
 
     ranks = connect(len(fields), make, **options)
     for rank in ranks:
-        rank.cells = [describe(one[rank.number]) for one in (fields, others) if one is not None]
+        rank.cells = cells_of(rank.number)
     return ranks
 
 
 def number(rank: Rank, target: int, stream: Stream) -> None:
     """Launch a rank's reduction of its cells."""
-    cells, other = (*rank.cells, None)[:2]
-    rank.reduction(cells, other, target, stream)
+    rank.reduction(rank.cells, target, stream)
 
 
 def reduce_arrays(
@@ -343,7 +348,7 @@ def reduce_arrays(
             target = source if in_place else guarded_copy(np.zeros_like(mine), offset)
             if late_s:
                 time.sleep(late_s.get(number, 0))
-            rank.reduction(source.ctypes.data, target.ctypes.data, stream)
+            rank.reduction.reduce(source.ctypes.data, target.ctypes.data, stream)
             assert rank.failure == (0, 0), f"rank {number}, epoch {epoch}"
             wanted = expected([contents(other, epoch) for other in range(len(ranks))])
             assert same(target, wanted), f"rank {number}, epoch {epoch}"

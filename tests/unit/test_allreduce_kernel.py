@@ -101,7 +101,7 @@ class TestArrays:
             streams = [Stream(i, "random", 1, 0, 0) for i in range(n)]
             at_once(
                 n,
-                lambda i: ranks[i].reduction(
+                lambda i: ranks[i].reduction.reduce(
                     found[i].ctypes.data, found[i].ctypes.data, streams[i]
                 ),
             )
@@ -159,7 +159,7 @@ class TestArrays:
         def launch(i):
             number = there[i].number
             at = found[number].ctypes.data
-            there[i].reduction(at, at, streams[number])
+            there[i].reduction.reduce(at, at, streams[number])
 
         with without_gpu():
             start = time.monotonic()
@@ -183,7 +183,7 @@ class TestArrays:
 
         def reduced(i, epoch):
             found = np.full(elements, float(i + epoch))
-            ranks[i].reduction(found.ctypes.data, found.ctypes.data, streams[i])
+            ranks[i].reduction.reduce(found.ctypes.data, found.ctypes.data, streams[i])
             return found
 
         def work(i):
@@ -221,12 +221,12 @@ class TestArrays:
                         ranks[1].reduction.cancel(streams[1])
                     else:
                         at = found.ctypes.data
-                        ranks[0].reduction(at, at, streams[0])
+                        ranks[0].reduction.reduce(at, at, streams[0])
                         assert ranks[0].failure[0] == 16 + 2
                         with pytest.raises(MismatchError, match="rank 1 has cancelled"):
-                            ranks[0].reduction(at, at, streams[0])
+                            ranks[0].reduction.reduce(at, at, streams[0])
                     other = np.ones(200)
-                    ranks[i].reduction(other.ctypes.data, other.ctypes.data, streams[i])
+                    ranks[i].reduction.reduce(other.ctypes.data, other.ctypes.data, streams[i])
                     assert (other == 2).all()
 
                 at_once(2, work)
@@ -240,7 +240,7 @@ class TestArrays:
         def work(i):
             found = np.full(200, float(i))
             stream = Stream(i, "random", 1, 0, 0)
-            ranks[i].reduction(found.ctypes.data, found.ctypes.data, stream)
+            ranks[i].reduction.reduce(found.ctypes.data, found.ctypes.data, stream)
             return found
 
         with without_gpu():
@@ -251,7 +251,9 @@ class TestArrays:
         found = np.zeros(8)
         with without_gpu():
             ranks[1].reduction.cancel(Stream(1, "random", 1, 0, 0))
-            ranks[0].reduction(found.ctypes.data, found.ctypes.data, Stream(0, "random", 1, 0, 0))
+            ranks[0].reduction.reduce(
+                found.ctypes.data, found.ctypes.data, Stream(0, "random", 1, 0, 0)
+            )
         with pytest.warns(UserWarning, match="rank 1 has cancelled reduction 1"):
             ranks[0].reduction.close()
         ranks[1].reduction.close()  # has raised itself
@@ -263,16 +265,16 @@ class TestArrays:
         target = np.full(8, -1.0)
         with without_gpu():
             stream = Stream(1, "forward", 1, 0, 0)
-            ranks[1].reduction(np.ones(8).ctypes.data, target.ctypes.data, stream)
+            ranks[1].reduction.reduce(np.ones(8).ctypes.data, target.ctypes.data, stream)
         assert ranks[1].failure == (1, 5)
         assert algorithm == "scattered" or (target == -1).all()
 
     def test_ranks_that_plan_otherwise(self, algorithm):
         def make(world, arena):
-            from halox.collectives.device.kernel_reductions import make_array_reduction
+            from halox.collectives.device.kernel_reductions import KernelReduction, meet
 
             plan = PLANS[algorithm](np.dtype("f8"), "sum", 8 + world.rank // 2, 3)
-            return make_array_reduction(world, arena, plan)
+            return meet(world, lambda: KernelReduction(world, arena, plan))
 
         with pytest.raises(MismatchError, match="give all ranks the same shape, dtype and op"):
             connect(3, make)
@@ -384,7 +386,7 @@ class TestFields:
                     ranks[i].reduction.of_value(values[i].ctypes.data, target, streams[i])
                 else:
                     field = (first, others)[call % 2][i]
-                    ranks[i].reduction(describe(field), None, target, streams[i])
+                    ranks[i].reduction([describe(field)], target, streams[i])
 
         with without_gpu():
             at_once(3, work)
@@ -399,9 +401,11 @@ class TestFields:
         cells = fields("f4", UNEVEN)[0]
 
         def make(world, arena):
-            from halox.collectives.device.kernel_reductions import make_local_reduction
+            from halox.collectives.device.kernel_reductions import FieldReduction
 
-            return make_local_reduction(world, arena, "squares", cells.dtype)
+            made = FieldReduction(world, arena, "squares", cells.dtype, 1)
+            made.open_alone()
+            return made
 
         ranks = connect(2, make)
         ranks[1].cells = [describe(cells)]
@@ -462,14 +466,8 @@ class TestFields:
             at_once(3, work)
         np.testing.assert_allclose(out, sum(float(one.sum()) for one in cells), rtol=1e-12)
 
-    def test_fields_that_do_not_fit(self):
+    def test_dtypes_that_differ(self):
         cells = fields("f8", UNEVEN)
-        with pytest.raises(FieldError, match="two fields alike"):
-            connect_fields("dot", cells, [one[:-1] if len(one) > 1 else one for one in cells])
-        with pytest.raises(FieldError, match="dot takes two fields"):
-            connect_fields("dot", cells)
-        with pytest.raises(FieldError, match="norm takes one field"):
-            connect_fields("norm", cells, cells)
         mixed = [one.astype("f4" if rank == 1 else "f8") for rank, one in enumerate(cells)]
         with pytest.raises(MismatchError, match="rank 1 reduces by"):
             connect_fields("max", mixed)

@@ -8,18 +8,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from halox.collectives.device.field_plans import FIELD_REDUCTIONS, PARTIALS, field_row, plan_field
 from halox.collectives.device.kernel_plans import (
     ALLREDUCE,
     EPOCH_SHIFT,
-    FIELD_REDUCTIONS,
     LEAST_THREADS,
     MOST_CHUNKS,
     MOST_RANKS,
-    PARTIALS,
     THREADS,
     WIDE_BYTES,
-    field_row,
-    plan_field,
     plan_oneshot,
     plan_scattered,
     plan_wide,

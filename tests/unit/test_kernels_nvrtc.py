@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halox.collectives.device.field_plans import field_row, plan_field
 from halox.collectives.device.kernel_plans import (
-    field_row,
-    plan_field,
     plan_oneshot,
     plan_scattered,
     plan_wide,

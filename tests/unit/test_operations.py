@@ -65,12 +65,11 @@ def test_what_has_no_meaning_is_refused(op, dtype, text):
 def test_on_the_host(op, dtype):
     values = sample(dtype, op, (5, 200))
     operation = find_operation(op, np.dtype(dtype))
-    total = np.empty_like(values[0])
-    operation.begin(total, values[0])
-    for value in values[1:]:
-        operation.add(total, value)
-    assert total.dtype == np.dtype(dtype)
-    assert same(total, expected(op, values))
+    first, apart = values[0].copy(), np.empty_like(values[0])
+    for total, begun in ((apart, values[0]), (first, first)):
+        operation.fold(total, [begun, *values[1:]])
+        assert total.dtype == np.dtype(dtype)
+        assert same(total, expected(op, values))
 
 
 @pytest.fixture(scope="module")

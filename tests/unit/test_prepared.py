@@ -105,10 +105,10 @@ def test_the_oldest_reduction_is_closed_first():
     found: PreparedReductions[Reduction] = PreparedReductions(2)
     made = [found.add(("sum", n), Reduction()) for n in range(3)]
     assert [one.is_closed for one in made] == [True, False, False]
-    assert list(found.signatures) == [("sum", 1), ("sum", 2)]
-    assert found.find(("sum", 0)) is None and found.find(("sum", 2)) is made[2]
+    assert list(found.reductions) == [("sum", 1), ("sum", 2)]
+    assert found.reductions["sum", 2] is made[2]
     found.close()
-    assert all(one.is_closed for one in made) and not len(found)
+    assert all(one.is_closed for one in made) and not found.reductions
 
 
 def test_refused_where_it_is_clear_what_others_call():

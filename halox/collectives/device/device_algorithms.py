@@ -16,22 +16,20 @@ from functools import partial
 from itertools import combinations
 from typing import Any, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
-from halox.collectives.device.kernel_reductions import make_array_reduction
+from halox.collectives.device.kernel_reductions import KernelReduction, meet
 from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
-from halox.collectives.host.host_algorithms import HostAlgorithm, InRankOrder, Leaders
+from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
 from halox.collectives.operations import Operation, find_operation
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, StateError
+from halox.runtime.arrays import Array, DType
 from halox.runtime.context import Context
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.memory import pinned
-from halox.runtime.gpu.streams import StreamOrder, is_capturing
+from halox.runtime.gpu.memory import PinnedBuffer, pinned
+from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
@@ -40,17 +38,11 @@ _MAKING = "the making of an allreduce"
 
 
 class DeviceAlgorithm(Protocol):
-    """Combines contiguous arrays of one length on the GPUs of all ranks.
+    """Combines contiguous arrays of one length on the GPUs of all ranks."""
 
-    Attributes
-    ----------
-    captures : bool
-        Whether a call may be captured in a CUDA graph.
-    """
+    captures: bool  # whether a call may be captured in a CUDA graph
 
-    captures: bool
-
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
 
         Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
@@ -58,7 +50,7 @@ class DeviceAlgorithm(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what it holds; collective."""
+        """Release what it holds; collective."""
 
 
 class Nothing:
@@ -66,7 +58,7 @@ class Nothing:
 
     captures = True
 
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Do nothing."""
         if error is not None:
             raise error
@@ -75,48 +67,25 @@ class Nothing:
         """Do nothing."""
 
 
-def _copy(target: int, source: int, nbytes: int, stream: Any) -> None:
+def _pinned(world: World, dtype: DType, elements: int) -> PinnedBuffer:
+    """Return page-locked memory of an array, for one call at a time; collective."""
+    found: PinnedBuffer = world.guarded(lambda: pinned(dtype.itemsize * elements), _MAKING)
+    return found
+
+
+def _copy(target: int, source: int, nbytes: int, stream: Stream) -> None:
     """Copy between a GPU and the host; does not wait."""
     runtime = cupy().cuda.runtime
     runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
 
 
-class _Pinned:
-    """An array in page-locked memory, for one call at a time."""
-
-    def __init__(self, dtype: np.dtype[Any], elements: int) -> None:
-        self._nbytes = dtype.itemsize * elements
-        self._buffer = pinned(self._nbytes)
-        self.values = self._buffer.array.view(dtype)
-        self._order = StreamOrder()
-
-    def fetch(self, source: int, stream: Any) -> None:
-        """Copy an array of the GPU to the host, and wait for it."""
-        self.follow(stream)
-        _copy(self.values.ctypes.data, source, self._nbytes, stream)
-        stream.synchronize()
-
-    def follow(self, stream: Any) -> None:
-        """Order a stream after the last call's."""
-        self._order.follow(stream)
-
-    def bring(self, target: int, stream: Any) -> None:
-        """Copy the array to the GPU; does not wait."""
-        _copy(target, self.values.ctypes.data, self._nbytes, stream)
-
-    def close(self) -> None:
-        """Wait for the last copy, and free the memory."""
-        self._order.synchronize()
-        self._buffer.close()
-
-
 class _Copies:
     """`Moves` between a GPU and the host, on a stream."""
 
-    def __init__(self, source: int, target: int, stream: Any) -> None:
+    def __init__(self, source: int, target: int, stream: Stream) -> None:
         self._source, self._target, self._stream = source, target, stream
 
-    def fetch(self, values: npt.NDArray[Any], start: int) -> None:
+    def fetch(self, values: Array, start: int) -> None:
         """Copy a piece of the array to the host; does not wait."""
         source = self._source + start * values.itemsize
         _copy(values.ctypes.data, source, values.nbytes, self._stream)
@@ -125,7 +94,7 @@ class _Copies:
         """Wait for the stream."""
         self._stream.synchronize()
 
-    def bring(self, values: npt.NDArray[Any], start: int) -> None:
+    def bring(self, values: Array, start: int) -> None:
         """Copy a piece of the result to the GPU; does not wait."""
         target = self._target + start * values.itemsize
         _copy(target, values.ctypes.data, values.nbytes, self._stream)
@@ -136,36 +105,42 @@ class ThroughHost:
 
     captures = False
 
-    def __init__(
-        self, context: Context, operation: Operation, dtype: np.dtype[Any], elements: int
-    ) -> None:
+    def __init__(self, context: Context, operation: Operation, dtype: DType, elements: int) -> None:
         world, what = context.world, (operation, dtype, elements)
         self._order = StreamOrder()
         self._shared: SharedReduction | None = None
         if world.node_size == world.size:
             self._shared = make_shared_reduction(world, context.arena, *what, page_locked=True)
         if self._shared is None:
-            self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
-            self._host: HostAlgorithm = InRankOrder(context, *what)
+            self._buffer = _pinned(world, dtype, elements)
+            self._values = self._buffer.array.view(dtype)
+            self._host = HostAlgorithm(context, "host", *what)
 
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine."""
+        moves = _Copies(source, target, stream)
+
+        def begin() -> None:
+            self._order.follow(stream)
+            if self._shared is None:
+                moves.fetch(self._values, 0)
+                moves.wait()
+
+        error = error or _failure(begin)
         if self._shared is not None:
-            error = error or _failure(lambda: self._order.follow(stream))
-            self._shared.reduce(None if error else _Copies(source, target, stream), error)
+            self._shared.reduce(None if error else moves, error)
             return
-        error = error or _failure(lambda: self._pinned.fetch(source, stream))
-        values = None if error else self._pinned.values
+        values = None if error else self._values
         self._host.reduce(values, values, error)
-        self._pinned.bring(target, stream)
+        moves.bring(self._values, 0)
 
     def close(self) -> None:
-        """Wait for the last copy, and give the memory back."""
+        """Wait for the last copy, and release the memory."""
+        self._order.synchronize()
         if self._shared is not None:
-            self._order.synchronize()
             self._shared.close()
         else:
-            self._pinned.close()
+            self._buffer.close()
             self._host.close()
 
 
@@ -178,12 +153,14 @@ class AcrossNodes:
         self,
         context: Context,
         operation: Operation,
-        dtype: np.dtype[Any],
+        dtype: DType,
         elements: int,
         device: int,
     ) -> None:
         world = self._world = context.world
-        self._pinned: _Pinned = world.guarded(lambda: _Pinned(dtype, elements), _MAKING)
+        self._order = StreamOrder()
+        self._buffer = _pinned(world, dtype, elements)
+        self._values = self._buffer.array.view(dtype)
         self._nodes = len(set(world.nodes))
         self._node: Context | None = None
         self._within: DeviceAlgorithm | None = None
@@ -207,31 +184,31 @@ class AcrossNodes:
                 self._within.close()
             if self._node is not None:
                 self._node.close_after(error)
-            self._pinned.close()
+            self._buffer.close()
             raise
         self._leaders = Leaders(world, operation, dtype, elements)
 
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine."""
         self._world.agree(error, _DOING)
-        host = self._pinned
         if self._within is not None:
             self._within.reduce(source, target, stream, None)
             source = target
             if self._nodes == 1:
                 return
+        moves = _Copies(source, target, stream)
+        self._order.follow(stream)
         if self._leaders.is_one:
-            host.fetch(source, stream)
-        else:
-            # What the last call brought to the GPU must be there before the memory is written again.
-            host.follow(stream)
-            stream.synchronize()
-        self._leaders.combine(host.values)
-        host.bring(target, stream)
+            moves.fetch(self._values, 0)
+        # On other ranks for the last call's copy to the GPU, before its memory is written again.
+        moves.wait()
+        self._leaders.combine(self._values)
+        moves.bring(self._values, 0)
 
     def close(self) -> None:
-        """Give memory and communicators back; collective."""
-        self._pinned.close()
+        """Release memory and communicators; collective."""
+        self._order.synchronize()
+        self._buffer.close()
         self._leaders.close()
         if self._within is not None:
             self._within.close()
@@ -262,7 +239,7 @@ def _first_reason(world: World, why: Callable[[int, int], str | None]) -> str | 
 
 
 def why_not(
-    world: World, topology: Topology, op: str, dtype: np.dtype[Any], elements: int
+    world: World, topology: Topology, op: str, dtype: DType, elements: int
 ) -> dict[str, str]:
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
     found: dict[str, str] = {}
@@ -302,7 +279,7 @@ def begin_making(context: Context, device: int, doing: str, why_no_capture: str)
 def make_algorithm(
     context: Context,
     device: int,
-    what: tuple[str, np.dtype[Any], int],
+    what: tuple[str, DType, int],
     wish: str | None = None,
     without: Collection[str] = (),
 ) -> tuple[DeviceAlgorithm, str, dict[str, str]]:
@@ -344,14 +321,15 @@ def make_algorithm(
 
 
 def _made(
-    context: Context, device: int, name: str, what: tuple[str, np.dtype[Any], int]
+    context: Context, device: int, name: str, what: tuple[str, DType, int]
 ) -> DeviceAlgorithm:
     op, dtype, elements = what
     world, arena, events = context.world, context.device_arena, context.events
     assert arena is not None and events is not None
     if name in ("oneshot", "reduce_scatter_allgather"):
         planner = plan_oneshot if name == "oneshot" else plan_scattered
-        return make_array_reduction(world, arena, planner(dtype, op, elements, world.size))
+        plan = planner(dtype, op, elements, world.size)
+        return meet(world, lambda: KernelReduction(world, arena, plan))
     if name in ("shared_buffer", "binomial"):
         steps = partial(DeviceMoves, dtype, op, elements, device)
         memory, nbytes = (arena, events, context.arena), elements * dtype.itemsize

@@ -13,7 +13,7 @@ from halox.collectives.device.device_algorithms import make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
-from halox.runtime.arrays import Described, as_ndarray, describe, scalar_array
+from halox.runtime.arrays import Described, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
@@ -28,7 +28,7 @@ class DeviceAllreduce(ArrayReduction):
         context: Context,
         device: int,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: DType,
         op: str,
         algorithm: str | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class DeviceAllreduce(ArrayReduction):
         return self._empty(self.shape, self.dtype)
 
     def _is_target(self, out: Any, source: Any) -> bool:
-        """Whether a result can be formed in an array, which is the source or lies apart from it."""
+        """Whether a result can be formed in an array, which is the source or disjoint from it."""
         if not self._is_plain(out):
             return False
         apart = abs(out.data.ptr - source.data.ptr)

@@ -23,49 +23,40 @@ from halox.collectives.device.device_algorithms import (
     why_no_kernels,
 )
 from halox.collectives.device.device_allreduce import DeviceAllreduce
-from halox.collectives.device.kernel_plans import FIELD_REDUCTIONS, MOST_RANKS, check_aligned
+from halox.collectives.device.field_plans import FIELD_REDUCTIONS, check_aligned
+from halox.collectives.device.kernel_plans import MOST_RANKS
 from halox.collectives.device.kernel_reductions import (
     FieldReduction,
     Target,
-    make_field_reduction,
-    make_local_reduction,
+    meet,
 )
-from halox.collectives.host.host_fields import HostReductions
+from halox.collectives.host.host_fields import HostArrays
 from halox.collectives.operations import (
-    ELEMENTS,
     check_out,
+    element,
     find_operation,
     result_dtype,
     wide_dtype,
 )
-from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions
+from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
-from halox.runtime.arrays import Described, describe
+from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.streams import is_capturing
+from halox.runtime.gpu.streams import Stream, is_capturing
 
 _DOING = "a reduction"
 
 
-class DeviceReductions:
-    """A grid's reductions on GPUs.
+class DeviceReductions(HostArrays):
+    """A grid's reductions on GPUs; of host arrays on the host."""
 
-    Attributes
-    ----------
-    fields : PreparedReductions
-        By name and dtypes.
-    arrays : PreparedReductions
-        By operation, shape and dtype.
-    """
+    fields: PreparedReductions[InOneLaunch | InTwoSteps]
 
     def __init__(self, context: Context, device: int, find_layout: FindLayout) -> None:
-        self._context, self._world, self._device = context, context.world, device
-        self._find_layout = find_layout
-        self._of_host = HostReductions(context, device, find_layout)
-        self.fields: PreparedReductions[InOneLaunch | InTwoSteps] = PreparedReductions()
-        self.arrays: PreparedReductions[DeviceAllreduce] = PreparedReductions(MOST_ARRAYS)
+        super().__init__(context, device, find_layout)
+        self._gpu = device
 
     def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
@@ -76,7 +67,7 @@ class DeviceReductions:
                 cells = cells_of(name, fields, self._find_layout)
                 dtypes = [one.dtype for one in cells]
                 signature = (name, *(dtype.str for dtype in dtypes))
-                reduction = self.fields.find(signature)
+                reduction = self.fields.reductions.get(signature)
                 dtype = result_dtype(name, dtypes)
                 new = partial(cupy().empty, (), dtype)
                 target = new() if out is None else self._target(out, dtype)
@@ -94,12 +85,12 @@ class DeviceReductions:
             self.fields.prepare(name, arrays, out, lambda: bind(cells, address))
             return target if out is None else out
 
-    def _target(self, out: Any, dtype: np.dtype[Any]) -> Any:
+    def _target(self, out: Any, dtype: DType) -> Any:
         found = describe(out, "out")
-        if found.device != self._device:
+        if found.device != self._gpu:
             where = "the host" if found.device is None else f"GPU {found.device}"
             raise DeviceError(
-                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
+                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._gpu}; allocate it there"
             )
         check_out(found, None, dtype)
         return as_device_array(out)
@@ -109,12 +100,12 @@ class DeviceReductions:
         self._world.begin(name)
         self._world.agree(error, _DOING)
 
-    def _make(self, name: str, dtypes: Sequence[np.dtype[Any]]) -> InOneLaunch | InTwoSteps:
+    def _make(self, name: str, dtypes: Sequence[DType]) -> InOneLaunch | InTwoSteps:
         world, context = self._world, self._context
         world.begin(name)
         topology = begin_making(
             context,
-            self._device,
+            self._gpu,
             _DOING,
             f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
         )
@@ -123,49 +114,39 @@ class DeviceReductions:
         reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:
             reason = f"{world.size} ranks are more than a kernel serves"
-        is_known = f"{dtypes[0].kind}{dtypes[0].itemsize}" in ELEMENTS and len(set(dtypes)) == 1
+        is_known = bool(element(dtypes[0])) and len(set(dtypes)) == 1
         if is_known and reason is None:
-            assert context.device_arena is not None
-            made = make_field_reduction(world, context.device_arena, name, dtypes[0])
-            return InOneLaunch(name, made)
-        return InTwoSteps(context, self._device, name, dtypes, is_known)
+            arena, dtype = context.use_device(self._gpu), dtypes[0]
+            draft = partial(FieldReduction, world, arena, name, dtype, world.size)
+            return InOneLaunch(name, meet(world, draft))
+        return InTwoSteps(context, self._gpu, name, dtypes, is_known)
 
     def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
         """Combine an array of each rank, element by element; collective."""
         array = arrays[0]
         if not is_device_array(array):
-            return self._of_host.array(op, arrays, out)
+            return super().array(op, arrays, out)
         with self._world.guard:
             self._world.check_open()
             try:
                 found = describe(array)
                 find_operation(op, found.dtype)
-                signature = op, tuple(found.shape), found.dtype.str
+                signature = "gpu", op, found.shape, found.dtype.str
             except HaloxError as error:
-                if not self.arrays.refuse(error):
+                if not self.arrays.refuse(error, "gpu"):
                     self._refuse_making("allreduce", error)
                 raise
-            reduction = self.arrays.find(signature)
+            reduction = self.arrays.reductions.get(signature)
             if reduction is None:
                 self._world.begin("allreduce")
                 self._world.agree(None, _DOING)
-                mine = {"shape": signature[1], "dtype": str(found.dtype), "op": op}
+                mine = {"shape": found.shape, "dtype": str(found.dtype), "op": op}
                 self._world.compare(mine, _DOING)
-                made = DeviceAllreduce(self._context, self._device, signature[1], found.dtype, op)
+                made = DeviceAllreduce(self._context, self._gpu, found.shape, found.dtype, op)
                 reduction = self.arrays.add(signature, made)
             result, bind = reduction(array, out), reduction.bind
             self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
             return result
-
-    def forget(self) -> None:
-        """Look at all fields again, since a declaration has changed; local."""
-        self.fields.forget()
-
-    def close(self) -> None:
-        """Free what reductions hold; collective."""
-        self.fields.close()
-        self.arrays.close()
-        self._of_host.close()
 
 
 class InOneLaunch:
@@ -177,11 +158,11 @@ class InOneLaunch:
 
     def __call__(self, cells: Sequence[Cells], out: Any) -> None:
         """Launch; does not block."""
-        first, other = _described(cells)
+        described = [one.described for one in cells]
         stream = self._current_stream()
         try:
-            if self._reduction.walks(first, other):
-                self._reduction(first, other, out.data.ptr, stream)
+            if self._reduction.walks(described):
+                self._reduction(described, out.data.ptr, stream)
             else:
                 value = combine_by_cupy("squares" if self._name == "norm" else self._name, cells)
                 self._reduction.of_value(value.data.ptr, out.data.ptr, stream)
@@ -190,10 +171,10 @@ class InOneLaunch:
 
     def bind(self, cells: Sequence[Cells], target: Target) -> Launch | None:
         """Return the launch for these cells, None if CuPy combines them first."""
-        first, other = _described(cells)
-        if not self._reduction.walks(first, other):
+        described = [one.described for one in cells]
+        if not self._reduction.walks(described):
             return None
-        return self._reduction.bind(first, other, target)
+        return self._reduction.bind(described, target)
 
     def refuse(self, error: Exception) -> None:
         """Cancel the reduction, and raise."""
@@ -208,7 +189,7 @@ class InOneLaunch:
 class InTwoSteps:
     """By a launch for the rank's cells, or by CuPy, and an allreduce of one element; collective to make.
 
-    What goes wrong on one rank is told to the others where the host takes part in the allreduce.
+    An error of one rank is raised on the others where the host takes part in the allreduce.
     """
 
     def __init__(
@@ -216,14 +197,14 @@ class InTwoSteps:
         context: Context,
         device: int,
         name: str,
-        dtypes: Sequence[np.dtype[Any]],
+        dtypes: Sequence[DType],
         is_known: bool,
     ) -> None:
         assert context.device_arena is not None
         self._name = name
         self._local = "squares" if name == "norm" else name
         self._dtype = result_dtype(name, dtypes)
-        if f"{self._dtype.kind}{self._dtype.itemsize}" not in ELEMENTS:
+        if not element(self._dtype):
             self._dtype = np.dtype("f4")  # of float16, exactly
         op = FIELD_REDUCTIONS[name].op
         self._all: DeviceAlgorithm
@@ -231,15 +212,18 @@ class InTwoSteps:
         self._cells: FieldReduction | None = None
         if is_known:
             arena, world = context.device_arena, context.world
-            self._cells = world.guarded(
-                lambda: make_local_reduction(world, arena, self._local, dtypes[0]), _DOING
-            )
+
+            def make() -> FieldReduction:
+                made = FieldReduction(world, arena, self._local, dtypes[0], 1)
+                made.open_alone()
+                return made
+
+            self._cells = world.guarded(make, _DOING)
 
     def __call__(self, cells: Sequence[Cells], out: Any) -> None:
         """Launch, and combine; blocks as the allreduce does."""
         cp = cupy()
         stream = cp.cuda.get_current_stream()
-        value, error = None, None
         try:
             if not self._all.captures and is_capturing(stream):
                 raise StateError(
@@ -247,11 +231,9 @@ class InTwoSteps:
                     f"{self.algorithm!r} algorithm, which needs the host; it can where every rank has a GPU of its own"
                 )
             value = self._value(cells, stream)
-        except Exception as caught:
-            error = caught
-        if error is not None:
+        except Exception as error:
             self.refuse(error)
-        assert value is not None
+            raise
         is_direct = self._name != "norm" and out.dtype == self._dtype
         total = out if is_direct else value
         self._all.reduce(value.data.ptr, total.data.ptr, stream, None)
@@ -265,26 +247,22 @@ class InTwoSteps:
         return None
 
     def refuse(self, error: Exception) -> None:
-        """Raise, and tell the others as the allreduce does."""
+        """Raise, on the others as the allreduce does."""
         self._all.reduce(0, 0, cupy().cuda.get_current_stream(), error)
 
-    def _value(self, cells: Sequence[Cells], stream: Any) -> Any:
-        first, other = _described(cells)
-        if self._cells is None or not self._cells.walks(first, other):
+    def _value(self, cells: Sequence[Cells], stream: Stream) -> Any:
+        described = [one.described for one in cells]
+        if self._cells is None or not self._cells.walks(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
         value = cupy().empty((), self._dtype)
-        self._cells(first, other, value.data.ptr, stream)
+        self._cells(described, value.data.ptr, stream)
         return value
 
     def close(self) -> None:
-        """Give back what both steps hold; collective."""
+        """Release what both steps hold; collective."""
         if self._cells is not None:
             self._cells.close()
         self._all.close()
-
-
-def _described(cells: Sequence[Cells]) -> tuple[Described, Described | None]:
-    return cells[0].described, cells[1].described if len(cells) > 1 else None
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:

@@ -12,19 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from halox.collectives.device.kernel_plans import (
-    EPOCH_SHIFT,
+from halox.collectives.device.field_plans import (
     FIELD_REDUCTIONS,
-    LEAST_THREADS,
-    MOST_RANKS,
     PARTIALS,
-    ReductionPlan,
     can_walk,
     check_aligned,
     field_row,
@@ -32,21 +26,26 @@ from halox.collectives.device.kernel_plans import (
     plan_meeting,
     plan_value,
 )
+from halox.collectives.device.kernel_plans import (
+    EPOCH_SHIFT,
+    LEAST_THREADS,
+    MOST_RANKS,
+    ReductionPlan,
+)
 from halox.errors import (
     ExchangeTimeoutError,
-    FieldError,
     HaloxError,
     MismatchError,
     StateError,
 )
 from halox.packing.strided_plan import Row, fill_region, region_dtype
-from halox.runtime.arrays import Described
+from halox.runtime.arrays import Array, Described, DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import FailureWord
-from halox.runtime.gpu.streams import StreamOrder, is_capturing
+from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
@@ -60,17 +59,12 @@ Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
 Address = ctypes.c_uint64
 """A place for an address in a launch's argument."""
 
-_Layout = tuple[Address, Address, PreparedLaunch]
+_Layout = tuple[tuple[Address, Address], PreparedLaunch]
 """Addresses of two fields' cells in a launch's argument, and the launch."""
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """Offer of a rank to the others: its memory, and how it planned."""
-
-    handles: Mapping[Allocation, bytes]
-    place: DevicePlace
-    signature: tuple[object, ...]
+_Offer = tuple[Mapping[Allocation, bytes], DevicePlace, tuple[object, ...]]
+"""Offer of a rank to the others: handles of its memory, its place in there, and the signature of its plan."""
 
 
 class _Meeting:
@@ -94,24 +88,25 @@ class _Meeting:
             runtime.deviceSynchronize()
 
     def offer(self) -> _Offer:
-        """Return what the other ranks must know."""
+        """Return this rank's memory and plan for the others."""
         assert self._block is not None
         place = self._block.place
-        return _Offer(self._arena.handles([place]), place, self.plan.signature)
+        return self._arena.handles([place]), place, self.plan.signature
 
-    def open(self, offers: list[_Offer]) -> None:
+    def open(self, offers: list[_Offer]) -> Self:
         """Map the other ranks' memory and lay out the launch."""
         assert self._block is not None
         plan, rank = self.plan, self._world.rank
-        for other, offer in enumerate(offers):
-            if offer.signature != plan.signature:
+        for other, (handles, _, signature) in enumerate(offers):
+            if signature != plan.signature:
                 raise MismatchError(
-                    f"rank {other} reduces by {offer.signature}, rank {rank} by {plan.signature}; give all ranks the "
+                    f"rank {other} reduces by {signature}, rank {rank} by {plan.signature}; give all ranks the "
                     "same shape, dtype and operation"
                 )
             if other != rank:
-                self._arena.open(offer.handles)
-        self._meet(rank, [self._arena.pointer(offer.place) for offer in offers])
+                self._arena.open(handles)
+        self._meet(rank, [self._arena.pointer(place) for _, place, _ in offers])
+        return self
 
     def open_alone(self) -> None:
         """Lay out the launch of a plan for this rank alone."""
@@ -137,7 +132,7 @@ class _Meeting:
             dependent=True,
         )
 
-    def _enter(self, stream: Any) -> None:
+    def _enter(self, stream: Stream) -> None:
         """Raise if an earlier call has failed, and keep the order of calls; who enters sets its own addresses."""
         if self._failed[0]:
             assert self._failure is not None
@@ -195,8 +190,8 @@ class _Meeting:
 
         return call
 
-    def cancel(self, stream: Any) -> None:
-        """Tell all ranks that this one does not take part in its next call, so that none waits for it.
+    def cancel(self, stream: Stream) -> None:
+        """Cancel this rank's next call on all ranks, so that none waits for it.
 
         Local; does not block. Other ranks that make that call raise at the one after. When all have raised, on their
         own account or for another, the next call of all is as good as any.
@@ -254,7 +249,7 @@ class _Meeting:
         )
 
     def close(self) -> None:
-        """Wait for the last launch, then give the memory back; warn if a reduction has failed since the last call."""
+        """Wait for the last launch, then release the memory; warn if a reduction has failed since the last call."""
         self._order.synchronize()
         self._laid_for = None
         if self._failure is not None:
@@ -269,7 +264,7 @@ class _Meeting:
 
 
 class KernelReduction(_Meeting):
-    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`make_array_reduction`."""
+    """``oneshot`` or ``reduce_scatter_allgather``; made by :func:`meet`."""
 
     captures = True
 
@@ -277,18 +272,16 @@ class KernelReduction(_Meeting):
         super()._meet(place, memory)
         self._launch = self._prepared(self.plan, [])
 
-    def __call__(self, source: int, target: int, stream: Any) -> None:
-        """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
-        self._enter(stream)
-        self._source.value, self._target.value = source, target
-        self._launch.launch(stream.ptr)
-
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
-        """Launch, or cancel and raise."""
+    def reduce(
+        self, source: int, target: int, stream: Stream, error: Exception | None = None
+    ) -> None:
+        """Launch on a stream, or cancel and raise; keeps the order of calls across streams, but in captures."""
         if error is not None:
             self.cancel(stream)
             raise error
-        self(source, target, stream)
+        self._enter(stream)
+        self._source.value, self._target.value = source, target
+        self._launch.launch(stream.ptr)
 
     def bind(self, source: int, target: Target) -> Callable[[], Any]:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
@@ -296,14 +289,14 @@ class KernelReduction(_Meeting):
 
 
 class FieldReduction(_Meeting):
-    """A reduction of fields to one value; made by :func:`make_field_reduction`.
+    """A reduction of fields to one value; made by :func:`meet`, or for one rank alone.
 
     Ranks meet by its name and the dtype alone. Strides of its cells are a rank's own affair, so that a launch
     for cells of other strides is laid out without the other ranks.
     """
 
     def __init__(
-        self, world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any], ranks: int
+        self, world: World, arena: DeviceArena, name: str, dtype: DType, ranks: int
     ) -> None:
         self._name, self._dtype = name, dtype
         self._sms = multiprocessors(arena.device)
@@ -317,25 +310,26 @@ class FieldReduction(_Meeting):
         kept[0]["at"], kept[0]["identity"] = self._partials, np.frombuffer(identity, np.uint64)
         self._kept = _argument(kept)
 
-    def walks(self, cells: Described, other: Described | None = None) -> bool:
-        """Whether a launch can be laid out for cells, or has been."""
-        pointers = cells.pointer | (other.pointer if other is not None else 0)
-        if self._key(cells, other) in self._launches and not pointers % self._dtype.itemsize:
+    def walks(self, cells: Sequence[Described]) -> bool:
+        """Whether a launch can be laid out for the cells of a field, or of two, or has been."""
+        is_aligned = not any(one.pointer % self._dtype.itemsize for one in cells)
+        if is_aligned and self._key(cells) in self._launches:
             return True
-        for one in (cells, other):
-            if one is not None:
-                check_aligned(one)
-        return can_walk(cells, other)
+        for one in cells:
+            check_aligned(one)
+        return can_walk(*cells)
 
     @staticmethod
-    def _key(cells: Described, other: Described | None) -> object:
-        return cells.shape, cells.strides, None if other is None else other.strides
+    def _key(cells: Sequence[Described]) -> object:
+        return cells[0].shape, *[one.strides for one in cells]
 
-    def _find(self, cells: Described, other: Described | None) -> _Layout:
-        key = self._key(cells, other)
+    def _find(self, cells: Sequence[Described]) -> _Layout:
+        key = self._key(cells)
         found = self._launches.get(key)
         if found is None:
-            row = _row(self._name, self._dtype, cells, other)
+            first, *others = cells
+            second = (others[0].pointer, others[0].strides) if others else None
+            row = field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
             found = self._launches[key] = self._laid_out(plan, row)
         return found
@@ -351,91 +345,52 @@ class FieldReduction(_Meeting):
         fill_region(region[0], row, 0)
         argument = _argument(region)
         launch = self._prepared(plan, [argument, self._kept])
-        return (*_addresses(argument, region.dtype), launch)
+        return _addresses(argument, region.dtype), launch
 
-    def __call__(self, cells: Described, other: Described | None, target: int, stream: Any) -> None:
+    def __call__(self, cells: Sequence[Described], target: int, stream: Stream) -> None:
         """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
-        found = self._find(cells, other)
-        self._go(found, cells.pointer, 0 if other is None else other.pointer, target, stream)
+        self._go(self._find(cells), [one.pointer for one in cells], target, stream)
 
-    def bind(self, cells: Described, other: Described | None, target: Target) -> Callable[[], Any]:
+    def bind(self, cells: Sequence[Described], target: Target) -> Callable[[], Any]:
         """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
-        first, second, launch = self._find(cells, other)
-        sources = ((first, cells.pointer), (second, other.pointer if other is not None else 0))
+        places, launch = self._find(cells)
+        sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]
         return self._bind(launch, sources, target)
 
-    def of_value(self, value: int, target: int, stream: Any) -> None:
+    def of_value(self, value: int, target: int, stream: Stream) -> None:
         """Launch for a rank that has combined its cells by other means, to an accumulator at an address."""
         found = self._launches.get("value")
         if found is None:
             plan = plan_value(self._name, self._dtype, self.plan.ranks, sms=self._sms)
             found = self._launches["value"] = self._laid_out(plan, Row(0, 0, 1, ()))
-        self._go(found, value, 0, target, stream)
+        self._go(found, [value], target, stream)
 
-    def _go(self, found: _Layout, source: int, other: int, target: int, stream: Any) -> None:
-        first, second, launch = found
+    def _go(self, found: _Layout, sources: Sequence[int], target: int, stream: Stream) -> None:
+        places, launch = found
         self._enter(stream)
-        first.value, second.value, self._target.value = source, other, target
+        for place, source in zip(places, sources, strict=False):  # one field or two
+            place.value = source
+        self._target.value = target
         launch.launch(stream.ptr)
 
 
-def make_array_reduction(world: World, arena: DeviceArena, plan: ReductionPlan) -> KernelReduction:
-    """Make the reduction of arrays of one shape; collective."""
-    return _made(world, lambda: KernelReduction(world, arena, plan))
-
-
-def make_field_reduction(
-    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
-) -> FieldReduction:
-    """Make the reduction of fields' cells to one value; collective."""
-    return _made(world, lambda: FieldReduction(world, arena, name, dtype, world.size))
-
-
-def make_local_reduction(
-    world: World, arena: DeviceArena, name: str, dtype: np.dtype[Any]
-) -> FieldReduction:
-    """Make the same for this rank's cells alone; local."""
-    made = FieldReduction(world, arena, name, dtype, 1)
-    made.open_alone()
-    return made
-
-
-def _addresses(argument: Argument, dtype: np.dtype[Any]) -> tuple[Address, Address]:
-    """Return the source and the target in a launch's argument; what is set there holds from the next launch on."""
+def _addresses(argument: Argument, dtype: DType) -> tuple[Address, Address]:
+    """Return the source and the target in a launch's argument; values set there hold from the next launch on."""
     assert dtype.fields is not None
     at = (dtype.fields[name][1] for name in ("source", "target"))
     source, target = (Address.from_buffer(argument, offset) for offset in at)
     return source, target
 
 
-def _argument(data: npt.NDArray[Any]) -> Argument:
+def _argument(data: Array) -> Argument:
     return (ctypes.c_char * data.nbytes).from_buffer_copy(data.tobytes())
-
-
-def _row(name: str, dtype: np.dtype[Any], field: Described, other: Described | None) -> Row:
-    if FIELD_REDUCTIONS[name].has_other != (other is not None):
-        raise FieldError(f"{name} takes {'two fields' if other is None else 'one field'}")
-    second = None
-    if other is not None:
-        if (other.shape, other.dtype) != (field.shape, field.dtype):
-            raise FieldError(
-                f"{name} needs two fields alike: got {field.shape} of {field.dtype}, {other.shape} of {other.dtype}"
-            )
-        second = other.pointer, other.strides
-    if field.dtype != dtype:
-        raise FieldError(f"this {name} is of {dtype}, got a field of {field.dtype}")
-    return field_row(field.pointer, field.shape, field.strides, dtype.itemsize, second)
 
 
 _Kind = TypeVar("_Kind", bound=_Meeting)
 
 
-def _made(world: World, draft: Callable[[], _Kind]) -> _Kind:
+def meet(world: World, draft: Callable[[], _Kind]) -> _Kind:
     """Make a reduction whose launches meet those of the other ranks; collective."""
-
-    def opened(made: _Kind, offers: list[_Offer]) -> _Kind:
-        made.open(offers)
-        return made
-
-    found: _Kind = handshake(world, draft, [lambda made, _: made.offer(), opened], _MAKING)
+    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
+    found: _Kind = handshake(world, draft, rounds, _MAKING)
     return found

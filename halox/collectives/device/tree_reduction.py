@@ -9,17 +9,17 @@ Every rank has in its own memory a buffer for each of its children, and two for 
 
     source -> total[e % 2]
     for each child, the lowest first:    waits for "packed" of the child;   total = total op buffer of the child
-    has a parent:                        total -> its buffer for r; records and raises "packed"
+    has a parent:                        total -> its buffer for r; records and sets "packed"
                                          waits for "consumed" of rank 0;     total of rank 0 -> target
-    is rank 0:                           records and raises "consumed";      total -> target
+    is rank 0:                           records and sets "consumed";      total -> target
 
 The star combines in the order of the ranks, the binomial tree ``(a0 op a1) op (a2 op a3)``; each always in one way.
 
-No rank has to tell another that a buffer is free, since each call goes up and down the whole tree. A rank stores its
+No rank acknowledges that a buffer is free, since each call goes up and down the whole tree. A rank stores its
 next total into its parent's buffer behind its wait for "consumed", which rank 0 recorded behind all that was combined.
 Rank 0 writes to the total of call e again in call e + 2, behind its waits for "packed" of call e + 1, which all ranks
 recorded, or their parents behind theirs, after they had copied the total of call e. And one event a rank is enough: a
-rank records it again only when its host has seen a flag that other hosts raised after they had made their streams wait
+rank records it again only when its host has seen a flag that other hosts set after they had made their streams wait
 for the last record. For "packed" that is "consumed" of the same call, for "consumed" it is "packed" of the next one.
 """
 
@@ -27,21 +27,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple, Self
 
-import numpy as np
-
-from halox.collectives.operations import ELEMENTS, find_operation
+from halox.collectives.operations import element, find_operation
 from halox.errors import HaloxError
 from halox.paths.node import NodeLink
 from halox.runtime.arena import SharedArena
+from halox.runtime.arrays import DType
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.streams import StreamOrder, refuse_capture
+from halox.runtime.gpu.streams import Stream, StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
@@ -76,32 +74,22 @@ def children(shape: Shape, rank: int, ranks: int) -> tuple[int, ...]:
 class DeviceMoves:
     """Steps on arrays of the reduction's length, by a kernel and by the copy engines; addresses, and the stream's."""
 
-    def __init__(self, dtype: np.dtype[Any], op: str, elements: int, device: int) -> None:
+    def __init__(self, dtype: DType, op: str, elements: int, device: int) -> None:
         operation = find_operation(op, dtype)
-        element = ELEMENTS[f"{dtype.kind}{dtype.itemsize}"]
-        defines = (("ELEMENT", element), ("OP", operation.kernel_name))
+        defines = (("ELEMENT", element(dtype)), ("OP", operation.kernel_name))
         blocks = max(1, min(-(-elements // _THREADS), 8 * multiprocessors(device)))
         function = kernel("combine", "combine", device, defines)
-        self._first, self._next = (
-            PreparedLaunch(
-                function,
-                blocks,
-                _THREADS,
-                [
-                    ctypes.c_uint64(),
-                    ctypes.c_uint64(),
-                    ctypes.c_uint64(elements),
-                    ctypes.c_uint32(is_first),
-                ],
-                device=device,
-            )
-            for is_first in (1, 0)
-        )
+
+        def launch(is_first: bool) -> PreparedLaunch:
+            args = [*map(ctypes.c_uint64, (0, 0, elements)), ctypes.c_uint32(is_first)]
+            return PreparedLaunch(function, blocks, _THREADS, args, device=device)
+
+        self._first, self._next = launch(True), launch(False)
         self._runtime = cupy().cuda.runtime
         self._nbytes = elements * dtype.itemsize
 
     def begin(self, total: int, value: int, stream: int) -> None:
-        """Set a total to what the first array counts for."""
+        """Set a total to the first array, or to its truth."""
         self._first.launch_at(stream, total, value)
 
     def combine(self, total: int, value: int, stream: int) -> None:
@@ -114,8 +102,7 @@ class DeviceMoves:
         runtime.memcpyAsync(target, source, self._nbytes, runtime.memcpyDefault, stream)
 
 
-@dataclass(frozen=True)
-class _Offer:
+class _Offer(NamedTuple):
     """Offer of a rank to the others: its memory, and the event that it records."""
 
     handles: Mapping[Allocation, bytes]
@@ -152,15 +139,15 @@ class TreeReduction:
         self._order = StreamOrder()
 
     def offer(self) -> _Offer:
-        """Return what the other ranks must know."""
+        """Return this rank's memory and events for the others."""
         assert self._block is not None
         place = self._block.place
         return _Offer(
             self._arena.handles([place]), place, self._pool.handles(self._numbers), self._signature
         )
 
-    def open(self, offers: list[_Offer]) -> None:
-        """Map what this rank uses of the others'."""
+    def open(self, offers: list[_Offer]) -> Self:
+        """Map the memory and events of the others that this rank uses."""
         rank, tree = self._world.rank, self._tree
         if any(offer.signature != self._signature for offer in offers):
             raise HaloxError(f"the ranks reduce differently: {[o.signature for o in offers]}")
@@ -189,8 +176,9 @@ class TreeReduction:
         self._packed = {child: self._link.flag("packed", [child]) for child in tree[rank]}
         self._own_packed = self._link.flag("packed", [])
         self._consumed = self._link.flag("consumed", [0] if rank else [])
+        return self
 
-    def reduce(self, source: int, target: int, stream: Any, error: Exception | None) -> None:
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Agree that all ranks take part, and put a call on the current stream."""
         self._world.agree(error, _REDUCING)
         self(source, target)
@@ -225,7 +213,7 @@ class TreeReduction:
         moves.copy(target, result, at)
 
     def close(self) -> None:
-        """Give memory and events back, when all ranks' GPUs have come to the end; collective."""
+        """Release memory and events, when all ranks' GPUs have ended the last call; collective."""
         if self._block is None:
             return
         self._order.synchronize()
@@ -235,7 +223,7 @@ class TreeReduction:
         self.abandon()
 
     def abandon(self) -> None:
-        """Give memory and events back that no rank uses yet, or any more; local."""
+        """Release memory and events that no rank uses yet, or any more; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._pool.release(self._numbers)
@@ -261,14 +249,9 @@ def make_tree_reduction(
             raise HaloxError("the node has too little shared memory for the flags of a reduction")
         return TreeReduction(world, (arena, events), link, moves(), shape, nbytes)
 
-    def opened(made: TreeReduction, offers: list[_Offer]) -> TreeReduction:
-        made.open(offers)
-        return made
-
+    rounds = [lambda made, _: made.offer(), lambda made, offers: made.open(offers)]
     try:
-        found: TreeReduction = handshake(
-            world, begun, [lambda made, _: made.offer(), opened], _MAKING
-        )
+        found: TreeReduction = handshake(world, begun, rounds, _MAKING)
     except HaloxError:
         link.close()
         raise

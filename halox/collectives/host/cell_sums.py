@@ -10,11 +10,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.collectives.operations import wide_dtype
-
-Array = npt.NDArray[Any]
+from halox.runtime.arrays import Array, DType
 
 BLOCK = 1 << 14
 """Most cells of a block: in 64 or 128 bits they stay in a core's cache."""
@@ -84,9 +82,7 @@ def dot(cells: Array, others: Array) -> Any:
     return _summed(cells, wide, multiply)
 
 
-def _summed(
-    cells: Array, dtype: np.dtype[Any], number: Callable[[tuple[slice | int, ...]], Any]
-) -> Any:
+def _summed(cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], Any]) -> Any:
     with np.errstate(all="ignore"):
         found = [number(index) for index in blocks(cells.shape)]
         return np.array(found, dtype).sum(dtype=dtype)

@@ -11,41 +11,42 @@ from typing import Any
 import numpy as np
 
 from halox.collectives.array_reduction import ArrayReduction
-from halox.collectives.host.host_algorithms import HOST, Values
+from halox.collectives.host.host_algorithms import HostAlgorithm
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch
 from halox.errors import as_halox_error
-from halox.runtime.arrays import as_ndarray, describe, scalar_array
+from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 
 class HostAllreduce(ArrayReduction):
-    """Combines arrays on the host; arrays of a GPU are copied there and back."""
+    """Combines arrays on the host; arrays of a GPU are copied there and back.
+
+    ``prepared`` are the beginning of a grid's prepared calls, and the call where their arrays have changed.
+    """
 
     def __init__(
         self,
         context: Context,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: DType,
         op: str,
-        algorithm: str,
+        algorithm: str = "host",
+        prepared: tuple[Callable[[], None], Callable[..., object]] | None = None,
     ) -> None:
         super().__init__(shape, dtype, op)
         self.algorithm, self._guard = algorithm, context.world.guard
+        self._prepared = prepared
         operation = find_operation(op, dtype)
-        self._combined = HOST[algorithm](context, operation, dtype, prod(shape))
+        self._combined = HostAlgorithm(context, algorithm, operation, dtype, prod(shape))
 
     def __call__(self, array: Any, out: Any = None) -> Any:
         """Combine the ranks' arrays, or raise on all ranks."""
-        source: Values | None = None
-        target: Values | None = None
+        source: Array | None = None
+        target: Array | None = None
         error: Exception | None = None
-        is_plain = self._is_plain(array) and (
-            out is None
-            or out is array
-            or (self._is_plain(out) and not np.may_share_memory(array, out))
-        )
+        is_plain = self._are_plain(array, out)
         try:
             if is_plain:  # with less on the way
                 result = np.empty(self.shape, self.dtype) if out is None else out
@@ -61,7 +62,7 @@ class HostAllreduce(ArrayReduction):
         assert target is not None
         return self._delivered(array, target.reshape(self.shape), out)
 
-    def _memory(self, array: Any, out: Any) -> tuple[Values, Values]:
+    def _memory(self, array: Any, out: Any) -> tuple[Array, Array]:
         """Return contiguous values of the host, and where the result is formed: in ``out`` where that will do."""
         if np.isscalar(array):
             array = scalar_array(array, self.dtype)
@@ -79,7 +80,7 @@ class HostAllreduce(ArrayReduction):
                     return source, held.reshape(-1)
         return source, np.empty(source.shape, self.dtype)
 
-    def _delivered(self, array: Any, result: Values, out: Any) -> Any:
+    def _delivered(self, array: Any, result: Array, out: Any) -> Any:
         if out is None:
             if np.isscalar(array):
                 return result[()]
@@ -101,16 +102,19 @@ class HostAllreduce(ArrayReduction):
             and array.flags.carray
         )
 
-    def bind(
-        self, array: Any, out: Any, begin: Callable[[], None], again: Callable[..., Any]
-    ) -> Launch | None:
-        """Prepare calls with plain arrays, which are one or lie apart; None for others."""
-        if not self._is_plain(array):
+    def _are_plain(self, array: Any, out: Any) -> bool:
+        """Whether arrays are plain, and ``out`` none, the same one or disjoint."""
+        return self._is_plain(array) and (
+            out is None
+            or out is array
+            or (self._is_plain(out) and not np.may_share_memory(array, out))
+        )
+
+    def bind(self, array: Any, out: Any) -> Launch | None:
+        """Prepare calls with plain arrays; None for others, and without a grid."""
+        if self._prepared is None or not self._are_plain(array, out):
             return None
-        if not (out is None or out is array) and (
-            not self._is_plain(out) or np.may_share_memory(array, out)
-        ):
-            return None
+        begin, again = self._prepared
         # Held weakly, since launches are kept for as long as their arrays live.
         find_source, find_target = weakref.ref(array), None if out is None else weakref.ref(out)
         dtype, shape, reduce, guard = array.dtype, self.shape, self._combined.reduce, self._guard
@@ -146,8 +150,8 @@ class HostAllreduce(ArrayReduction):
         self._combined.close()
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Values | None:
-    """Return a new array; None without memory, which the whole call tells the other ranks."""
+def _empty(shape: tuple[int, ...], dtype: DType) -> Array | None:
+    """Return a new array; None without memory, which is an error of the whole call."""
     try:
         return np.empty(shape, dtype)
     except MemoryError:

@@ -1,6 +1,6 @@
 """Reductions of a grid on the host: combined in the order of the ranks, the same bits on every rank.
 
-Every call compares what the ranks reduce, along with the errors of all, so that they raise together.
+Every call compares dtypes and layouts of the ranks, along with the errors of all, so that they raise together.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.cells import Cells, FindLayout, cells_of
 from halox.collectives.host.cell_sums import dot, sum_of_squares, total
 from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import check_out, find_operation, result_dtype
-from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, weak_call
+from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, Signature, weak_call
 from halox.decomposition import FieldLayout
 from halox.errors import FieldError, HaloxError, MismatchError, as_halox_error
-from halox.runtime.arrays import as_ndarray, describe
+from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module, to_host
+from halox.runtime.world import World
 from halox.values import shortened, shown
 
 _REDUCING, _COMBINING = "a reduction", "an allreduce"
@@ -37,16 +39,10 @@ _OF_RANKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max}
 
 
 class HostFieldReduction:
-    """A reduction of fields of one layout and of given dtypes to one value; local to make.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of the result.
-    """
+    """A reduction of fields of one layout and of given dtypes to one value; local to make."""
 
     def __init__(
-        self, context: Context, name: str, dtypes: Sequence[np.dtype[Any]], layout: FieldLayout
+        self, context: Context, name: str, dtypes: Sequence[DType], layout: FieldLayout
     ) -> None:
         self._world, self._name, self._layout = context.world, name, layout
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
@@ -57,7 +53,7 @@ class HostFieldReduction:
     def __call__(self, cells: Sequence[Any], out: Any) -> Any:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
-        Combining the ranks' values raises no floating-point errors, whatever NumPy is told to do about them: the
+        Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the
         result is then infinite or NaN, on all ranks.
         """
         world, error = self._world, None
@@ -111,23 +107,59 @@ class HostFieldReduction:
         """Do nothing: it holds no memory."""
 
 
-class HostReductions:
-    """A grid's reductions on the host.
+class HostArrays:
+    """A grid's reductions of arrays on the host, and the cache of all of its reductions."""
 
-    Attributes
-    ----------
-    fields : PreparedReductions
-        By name, dtypes and layout.
-    arrays : PreparedReductions
-        By shape, dtype and operation.
-    """
+    fields: PreparedReductions[Any]
 
     def __init__(self, context: Context, device: int | None, find_layout: FindLayout) -> None:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
-        self._field_again, self._array_again = weak_call(self.field), weak_call(self.array)
-        self.fields: PreparedReductions[HostFieldReduction] = PreparedReductions()
-        self.arrays: PreparedReductions[HostAllreduce] = PreparedReductions(MOST_ARRAYS)
+        self.fields = PreparedReductions()
+        self.arrays: PreparedReductions[ArrayReduction] = PreparedReductions(MOST_ARRAYS)
+
+    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
+        """Combine an array of each rank, element by element; collective, blocks."""
+        array = arrays[0]
+        with self._world.guard:
+            self._world.begin("allreduce", op)
+            error: Exception | None = None
+            signature: Signature | None = None
+            try:
+                host = _values(array, op, out)
+                signature = "cpu", op, host.shape, host.dtype.str
+            except Exception as caught:
+                error = as_halox_error(caught, _COMBINING)
+            _compare(self._world, signature, error)
+            assert signature is not None
+            reduction = self.arrays.reductions.get(signature)
+            if reduction is None:
+                begin = partial(_begin, self._world, op, signature)
+                prepared = begin, weak_call(self.array)
+                made = HostAllreduce(self._context, host.shape, host.dtype, op, prepared=prepared)
+                reduction = self.arrays.add(signature, made)
+            result = reduction(host, out)
+        if isinstance(array, np.ndarray):
+            bind = reduction.bind
+            self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
+        elif out is None:
+            return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
+        return result
+
+    def forget(self) -> None:
+        """Forget prepared calls, since a declaration has changed; local."""
+        self.fields.forget()
+
+    def close(self) -> None:
+        """Free what reductions hold; collective."""
+        self.fields.close()
+        self.arrays.close()
+
+
+class HostReductions(HostArrays):
+    """A grid's reductions on the host."""
+
+    fields: PreparedReductions[HostFieldReduction]
 
     def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
         """Reduce fields to one value; collective, blocks."""
@@ -139,7 +171,7 @@ class HostReductions:
                 layout = cells[0].layout
                 dtypes = [one.dtype for one in cells]
                 signature = (name, *dtypes, id(layout))
-                reduction = self.fields.find(signature)
+                reduction = self.fields.reductions.get(signature)
                 if reduction is None:
                     made = HostFieldReduction(self._context, name, dtypes, layout)
                     reduction = self.fields.add(signature, made)
@@ -150,72 +182,38 @@ class HostReductions:
                 self._world.agree(as_halox_error(error, _REDUCING), _REDUCING)
                 raise
             result = reduction(views, out)
-        again, arrays = self._field_again, (*fields, None)[:2]
-        self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, again))
+        arrays, again = (*fields, None)[:2], self.field
+        self.fields.prepare(name, arrays, out, lambda: reduction.bind(cells, out, weak_call(again)))
         return result
 
-    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
-        """Combine an array of each rank, element by element; collective, blocks."""
-        array = arrays[0]
-        with self._world.guard:
-            self._world.begin("allreduce", op)
-            error: Exception | None = None
-            signature: tuple[Any, ...] | None = None
-            try:
-                host = _values(array, op, out)
-                signature = host.shape, host.dtype.str, op
-            except Exception as caught:
-                error = as_halox_error(caught, _COMBINING)
-            self._compare(signature, error)
-            assert signature is not None
-            reduction = self.arrays.find(signature)
-            if reduction is None:
-                made = HostAllreduce(self._context, host.shape, host.dtype, op, "host")
-                reduction = self.arrays.add(signature, made)
-            result = reduction(host, out)
-        if isinstance(array, np.ndarray):
-            begin = partial(self._begin, op, signature)
-            again = self._array_again
-            self.arrays.prepare(op, arrays, out, lambda: reduction.bind(array, out, begin, again))
-        elif out is None:
-            return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
-        return result
 
-    def _begin(self, op: str, signature: tuple[Any, ...]) -> None:
-        """Begin a prepared call of `array`."""
-        self._world.begin("allreduce", op)
-        self._compare(signature, None)
-
-    def _compare(self, mine: tuple[Any, ...] | None, error: Exception | None) -> None:
-        """Raise on all ranks if one has an error, or two reduce different arrays."""
-        found = self._world.gather(mine, _COMBINING, error)
-        for rank, other in enumerate(found):
-            if other == found[0]:
-                continue
-            name, part = (
-                ("operation", 2) if other[:2] == found[0][:2] else ("shape and dtype", slice(2))
-            )
-            raise MismatchError(
-                f"allreduce needs the same {name} on all ranks: rank 0 gave {found[0][part]}, rank {rank} {other[part]}"
-            )
-
-    def forget(self) -> None:
-        """Look at all fields again, since a declaration has changed; local."""
-        self.fields.forget()
-
-    def close(self) -> None:
-        """Free what reductions hold; collective."""
-        self.fields.close()
-        self.arrays.close()
+def _begin(world: World, op: str, signature: Signature) -> None:
+    """Begin a prepared call of arrays."""
+    world.begin("allreduce", op)
+    _compare(world, signature, None)
 
 
-def _values(array: Any, op: str, out: Any) -> np.ndarray[Any, Any]:
+def _compare(world: World, mine: Signature | None, error: Exception | None) -> None:
+    """Raise on all ranks if one has an error, or two reduce different arrays."""
+    found = world.gather(mine, _COMBINING, error)
+    for rank, other in enumerate(found):
+        if other == found[0]:
+            continue
+        name, part = (
+            ("operation", 1) if other[2:] == found[0][2:] else ("shape and dtype", slice(2, 4))
+        )
+        raise MismatchError(
+            f"allreduce needs the same {name} on all ranks: rank 0 gave {found[0][part]}, rank {rank} {other[part]}"
+        )
+
+
+def _values(array: Any, op: str, out: Any) -> Array:
     """Return an array or a number as an array of NumPy, which the operation has a meaning for."""
     try:
         host = to_host(array)
     except HaloxError:
         raise
-    except Exception as error:  # NumPy's of several kinds, and what an object raises
+    except Exception as error:  # NumPy raises several kinds, and objects their own
         raise FieldError(
             f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
         ) from error

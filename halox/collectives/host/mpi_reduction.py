@@ -2,7 +2,7 @@
 
 MPI leaves it open in which order `MPI_Allreduce` combines, so that its bits may differ from run to run, and with some
 algorithms from rank to rank. Here MPI only moves bytes. The result is ``((a0 op a1) op a2) op ...`` on every rank, in
-every run and for every size of array, by either of two ways::
+every run and for every size of array, in one of two ways::
 
     gathered    all ranks get all arrays, and each combines all of them: one step, (R - 1) n bytes to each
     scattered   rank r gets part r of all arrays, combines it, and all gather the parts: two steps, 2 n bytes to each
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.collectives.operations import Operation
+from halox.runtime.arrays import Array, DType
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,14 +27,14 @@ GATHERED_BYTES = 8192
 """Bytes of an array up to which it is gathered."""
 
 PIECE_BYTES = 4 << 20
-"""Bytes of an array that are scattered at once: what bounds the memory beside it, and MPI's counts."""
+"""Bytes of an array that are scattered at a time, which bounds temporary memory and MPI's counts."""
 
 _LINE_BYTES = 64
 """Alignment of arrays, so that NumPy takes the same loops on all ranks: its loops for vectors and for single
 elements give the same numbers, but may differ in the sign of a NaN, or in which of two zeros is the smaller."""
 
 HEAD_BYTES = _LINE_BYTES
-"""In front of what is gathered: whether the rank's array is good."""
+"""Header of a gathered record: whether the rank's array is good."""
 
 Wait = Callable[[Sequence[Any], str], None]
 
@@ -43,10 +44,7 @@ _WAITING = "in an allreduce for the other ranks"
 class OrderedReduction:
     """Combines one-dimensional arrays of one length over a communicator.
 
-    Attributes
-    ----------
-    carries_errors : bool
-        Whether a rank that has no good array may call with None, so that all get False.
+    If it ``carries_errors``, a rank without a good array may call with None, and all get False.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class OrderedReduction:
         comm: MPI.Intracomm,
         wait: Wait,
         operation: Operation,
-        dtype: np.dtype[Any],
+        dtype: DType,
         elements: int,
     ) -> None:
         self._comm, self._wait, self._operation = comm, wait, operation
@@ -76,7 +74,7 @@ class OrderedReduction:
             self._parts = np.empty(comm.size * longest, dtype)
             self._total = np.empty(longest, dtype)
 
-    def __call__(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+    def __call__(self, source: Array | None, target: Array | None) -> bool:
         """Combine.
 
         Collective; blocks.
@@ -89,7 +87,7 @@ class OrderedReduction:
             self._scatter(source[piece], target[piece])
         return True
 
-    def _gather(self, source: npt.NDArray[Any] | None, target: npt.NDArray[Any] | None) -> bool:
+    def _gather(self, source: Array | None, target: Array | None) -> bool:
         record = self._record
         record[0] = source is not None
         if source is not None:
@@ -101,7 +99,7 @@ class OrderedReduction:
         target[...] = self._combined(self._values)
         return True
 
-    def _scatter(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
+    def _scatter(self, source: Array, target: Array) -> None:
         comm, itemsize = self._comm, self._dtype.itemsize
         bounds = [len(source) * rank // comm.size for rank in range(comm.size + 1)]
         counts = [(b - a) * itemsize for a, b in pairwise(bounds)]
@@ -110,28 +108,22 @@ class OrderedReduction:
         parts = self._parts.view(np.uint8)[: mine * comm.size]
         incoming = [mine] * comm.size, [mine * rank for rank in range(comm.size)]
         sent = comm.Ialltoallv(
-            [source.view(np.uint8), (counts, starts), self._byte],
-            [parts, incoming, self._byte],
+            [source.view(np.uint8), (counts, starts)],
+            [parts, incoming],
         )
         self._wait([sent], _WAITING)
         rows = parts.view(self._dtype).reshape(comm.size, -1)
         combined = self._combined(list(rows))
-        told = comm.Iallgatherv(
-            [combined.view(np.uint8), mine, self._byte],
-            [target.view(np.uint8), (counts, starts), self._byte],
+        gathered = comm.Iallgatherv(
+            [combined.view(np.uint8), mine],
+            [target.view(np.uint8), (counts, starts)],
         )
-        self._wait([told], _WAITING)
+        self._wait([gathered], _WAITING)
 
-    def _combined(self, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _combined(self, values: Sequence[Array]) -> Array:
         total = self._total[: len(values[0])]
         self._operation.fold(total, values)
         return total
-
-    @property
-    def _byte(self) -> Any:
-        from mpi4py import MPI
-
-        return MPI.BYTE
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -4,12 +4,12 @@ A rank's block of shared memory holds its flag, a total, and slots for pieces of
 
     | flag | total | slot 0 | slot 1 | slot 2 |
 
-The flag counts the meetings of the ranks, by twos: it is raised when a rank has written what the others read next, and
-passed when those of all ranks are raised. An odd count says that the rank has no good array. It stays so until all have
+The flag counts the meetings of the ranks, by twos: a rank increases it when it has written its data for the others, and
+waits until all ranks have. An odd count says that the rank has no good array. It stays so until all have
 seen it, since they then raise the error together.
 
 Small arrays are combined by every rank for itself. Of larger ones rank r combines part r of all ranks, in place in
-rank 0's slot, from which all then copy the whole. The next piece is on its way meanwhile, so that a piece takes one
+rank 0's slot, from which all then copy the whole. The next piece is copied meanwhile, so that a piece takes one
 meeting::
 
     small    write a              | meet | total = a0 op a1 op a2 ...; read the total
@@ -27,12 +27,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.runtime.arena import Block, SharedArena
+from halox.runtime.arrays import Array, DType
 from halox.runtime.shared_memory import fence
 from halox.runtime.world import World
 
@@ -40,17 +38,15 @@ SMALL_BYTES = 32 << 10
 """Bytes of an array up to which every rank combines all of it."""
 
 PIECE_BYTES, DEVICE_PIECE_BYTES = 512 << 10, 1 << 20
-"""Bytes of a slot, which bound the shared memory: what caches hold of all ranks' arrays; and what is worth a wait for a
-GPU."""
+"""Bytes of a slot, which bound the shared memory: all ranks' arrays stay in caches, or a GPU's copies are
+worth a wait."""
 
 _SLOTS = 3
-_LINE_BYTES = 64  # as of `halox.collectives.host.mpi_reduction`
+_LINE_BYTES = 64  # see `halox.collectives.host.mpi_reduction`
 _HEAD_BYTES = 128  # two cache lines, since processors fetch them in pairs
 _MOST = 1 << 62
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
-
-Array = npt.NDArray[Any]
 
 
 class Moves(Protocol):
@@ -95,7 +91,7 @@ class SharedReduction:
         arena: SharedArena,
         block: Block,
         operation: Operation,
-        dtype: np.dtype[Any],
+        dtype: DType,
         elements: int,
         longest: int,
     ) -> None:
@@ -113,7 +109,7 @@ class SharedReduction:
             flag[0] = 0  # the block was a field's: nobody looks at its bytes any more
         records = world.ranks.gather_node((block.place, flag[0]), _MAKING)
         places = [place for place, _ in records]
-        # What the array is moved into, and what the result is moved out of.
+        # Sources and targets of moves.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}
         # Counts of all ranks begin with the greatest that any block holds of its uses before.
         self._count = max(count for _, count in records)
@@ -187,7 +183,7 @@ class SharedReduction:
             moves.bring(values[0][:length], start)
 
     def _meet(self, is_good: bool) -> bool:
-        """Tell the others that this rank has come, wait for them, and return whether all are good."""
+        """Synchronise the ranks, and return whether all are good."""
         count = self._count = self._count + 2
         fence()
         self._flag[0] = count if is_good else count + 1
@@ -207,7 +203,7 @@ class SharedReduction:
         )
 
     def close(self) -> None:
-        """Give the block back, when all moves have ended; local."""
+        """Release the block, when all moves have ended; local."""
         if self._block is not None:
             self._arena.release(self._block)
             self._block = None
@@ -217,7 +213,7 @@ def make_shared_reduction(
     world: World,
     arena: SharedArena,
     operation: Operation,
-    dtype: np.dtype[Any],
+    dtype: DType,
     elements: int,
     *,
     page_locked: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from halox.errors import StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
@@ -42,6 +42,20 @@ def _query() -> tuple[Any, Any]:
     return runtime.streamIsCapturing, runtime.CUDARuntimeError
 
 
+class Stream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the stream."""
+
+    def synchronize(self) -> None:
+        """Wait for all its work."""
+
+    def wait_event(self, event: Any) -> None:
+        """Order later work after an event."""
+
+
 class StreamOrder:
     """Order of calls, the one in which they are made, across streams.
 
@@ -50,10 +64,10 @@ class StreamOrder:
     """
 
     def __init__(self) -> None:
-        self.last: Any = None
-        self._captured: Any = None
+        self.last: Stream | None = None
+        self._captured: Stream | None = None
 
-    def follow(self, stream: Any) -> None:
+    def follow(self, stream: Stream) -> None:
         """Order the stream of the next call after the last call's; does not block."""
         last = self.last
         if last is stream:

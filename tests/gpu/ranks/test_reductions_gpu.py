@@ -272,7 +272,7 @@ class TestSeenBefore:
             ok &= bool((grid.allreduce(other, out=other) == comm.size**2).all())
         ok &= often_used()
         assert agree(ok, comm)
-        keys = tuple(grid._reductions.arrays.signatures)
+        keys = tuple(grid._reductions.arrays.reductions)
         assert len(keys) == 32 and len(set(comm.allgather(keys))) == 1
 
     def test_other_shapes_in_place(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:

@@ -1,0 +1,185 @@
+"""Plans for the kernel that reduces fields over ranks: the loops over a rank's cells, and its launch shape.
+
+No GPU is touched here. Ranks plan alike what they meet by (`plan_meeting`); loops and blocks are a rank's own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.collectives.device.kernel_plans import THREADS, ReductionPlan, block_threads, checked
+from halox.collectives.operations import element, find_operation, wide_dtype
+from halox.errors import FieldError
+from halox.packing.refine import Level
+from halox.packing.strided_plan import MAX_LEVELS, MAX_WORDS, Row
+from halox.runtime.arrays import Described, DType
+
+CELLS_IN_FLIGHT = 4
+"""Cells that a thread loads before it combines the first."""
+
+BLOCKS_PER_SM = 4
+"""Blocks a multiprocessor that read a field: one wave, each as long as the field takes."""
+
+PARTIALS = np.dtype([("at", "u8"), ("identity", "u8", (2,))])
+"""The parameter of ``allreduce_field`` for its blocks' results."""
+
+
+@dataclass(frozen=True)
+class FieldOperation:
+    """A field reduction: the value of a cell, and the last step of the result, by their names in the kernel."""
+
+    op: str
+    local: str = "Value"
+    finish: str = "Plain"
+
+    def accumulator(self, dtype: DType) -> DType:
+        """Return the dtype in which it is formed: 64 bits for sums, the field's own for min and max."""
+        if self.op in ("min", "max"):
+            return dtype
+        return np.dtype("f8") if self.local == "Square" else wide_dtype(dtype)
+
+    def identity(self, dtype: DType) -> Any:
+        """Return the accumulator that leaves others as they are."""
+        found = self.accumulator(dtype)
+        if self.op not in ("min", "max"):
+            return found.type(0)
+        if found.kind == "f":
+            return found.type(np.inf if self.op == "min" else -np.inf)
+        if found.kind == "b":
+            return found.type(self.op == "min")
+        limits = np.iinfo(found)
+        return found.type(limits.max if self.op == "min" else limits.min)
+
+
+FIELD_REDUCTIONS: dict[str, FieldOperation] = {
+    "sum": FieldOperation("sum"),
+    "min": FieldOperation("min"),
+    "max": FieldOperation("max"),
+    "norm": FieldOperation("sum", "Square", "Root"),
+    "dot": FieldOperation("sum", "Product"),
+    "squares": FieldOperation("sum", "Square"),
+}
+"""Field reductions, by the name of the grid's method; "squares" are what "norm" is the root of."""
+
+
+def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan the memory in which launches of :func:`plan_field` meet, for any field of a dtype.
+
+    Parameters and errors are those of :func:`plan_field`.
+    """
+    return _planned_field(FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
+
+
+def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan the launch for a rank whose cells have been combined already, to one accumulator.
+
+    Parameters and errors are those of :func:`plan_field`. Meets launches of that.
+    """
+    found = FIELD_REDUCTIONS[name]
+    return _planned_field(
+        FieldOperation(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
+    )
+
+
+def plan_field(name: str, dtype: DType, row: Row, ranks: int, *, sms: int) -> ReductionPlan:
+    """Plan the launch of a field reduction."""
+    return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
+
+
+def _planned_field(
+    reduction: FieldOperation, dtype: DType, words: int, levels: int, ranks: int, sms: int
+) -> ReductionPlan:
+    # Cells that are added are added in 64 bits, so bools can be counted.
+    checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
+    accumulator = reduction.accumulator(dtype)
+    threads = block_threads(words)
+    wanted = -(-words // (threads * CELLS_IN_FLIGHT))
+    most = BLOCKS_PER_SM * sms
+    blocks = max(1, min(wanted, most))
+    unit_bytes = 32 if accumulator.itemsize == 16 else 16
+    kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
+    return ReductionPlan(
+        "allreduce_field",
+        (
+            ("ELEMENT", element(dtype)),
+            ("ACCUMULATOR", element(accumulator)),
+            ("LOCAL", reduction.local),
+            ("OP", find_operation(reduction.op, accumulator).kernel_name),
+            ("FINISH", reduction.finish),
+            ("MAX_LEVELS", str(kept_levels)),
+            ("IN_FLIGHT", str(CELLS_IN_FLIGHT)),
+            ("MAX_THREADS", str(THREADS)),
+        ),
+        *(ranks, 1, 1, 1),
+        *(threads, blocks),
+        *(unit_bytes, ranks * unit_bytes),
+        partial_bytes=most * accumulator.itemsize,
+    )
+
+
+def field_row(
+    pointer: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+    other: tuple[int, Sequence[int]] | None = None,
+) -> Row:
+    """Return the cells of a field, or the same cells of two, as loops over elements.
+
+    Examples
+    --------
+    >>> field_row(0, (4, 6, 8), (640, 80, 8), 8).levels
+    (Level(steps=4, source_stride=640, target_stride=0), Level(steps=6, source_stride=80, target_stride=0), \
+Level(steps=8, source_stride=8, target_stride=0))
+    >>> field_row(0, (4, 6, 8), (384, 64, 8), 8).levels
+    (Level(steps=192, source_stride=8, target_stride=0),)
+    """
+    other_pointer, other_strides = (0, [0] * len(shape)) if other is None else other
+    levels = _levels(shape, strides, other_strides)
+    if not prod(shape):
+        raise FieldError("a field of no cells on a rank cannot be reduced there")
+    if prod(shape) > MAX_WORDS or len(levels) > MAX_LEVELS:
+        raise FieldError(
+            f"a field of {prod(shape)} cells in {len(levels)} nested loops is more than a kernel walks: at most "
+            f"{MAX_WORDS} cells in {MAX_LEVELS} loops"
+        )
+    return Row(pointer, other_pointer, itemsize, tuple(levels))
+
+
+def can_walk(field: Described, other: Described | None = None) -> bool:
+    """Whether a kernel walks the cells of a field, or of two: there are some, and not too many."""
+    strides = other.strides if other is not None else [0] * len(field.shape)
+    levels = _levels(field.shape, field.strides, strides)
+    return 0 < prod(field.shape) <= MAX_WORDS and len(levels) <= MAX_LEVELS
+
+
+def check_aligned(field: Described) -> None:
+    """Raise unless a field's cells are aligned for the loads of a GPU."""
+    part = field.dtype.itemsize // (2 if field.dtype.kind == "c" else 1)
+    strides = (stride for n, stride in zip(field.shape, field.strides, strict=True) if n > 1)
+    if field.pointer % part or any(stride % part for stride in strides):
+        raise FieldError(
+            f"a field's address and strides must be multiples of {part} bytes to be reduced on a GPU, got address "
+            f"{field.pointer:#x} and strides {field.strides}; copy it first"
+        )
+
+
+def _levels(
+    shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]
+) -> list[Level]:
+    """Return loops over the cells of two fields, outermost first; those without gaps are one."""
+    levels: list[Level] = []
+    for steps, stride, other_stride in zip(shape, strides, other_strides, strict=True):
+        if steps == 1:
+            continue
+        last = levels[-1] if levels else None
+        if last is not None and last[1:] == (stride * steps, other_stride * steps):
+            levels[-1] = Level(last.steps * steps, stride, other_stride)
+        else:
+            levels.append(Level(steps, stride, other_stride))
+    return levels
