@@ -262,9 +262,8 @@ class Transpose:
         walk = world.gather(pair.walk, _MAKING)[0]
         sides = self._sides(u, v, pair)
         source, target = sides if direction == "forward" else sides[::-1]
-        device = self.grid_a.device_id
         plan = self.grid_a._make_plan(
-            lambda: transpose_draft(source, target, walk, device=device),
+            lambda: transpose_draft(source, target, walk),
             keep=keep,
             path=self._path if path is None else path,
             call="start of a plan" if keep else direction,

@@ -47,9 +47,7 @@ def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=lambda i: -abs(found.strides[axes[i]])))
 
 
-def transpose_draft(
-    source: Side, target: Side, walk: Sequence[int], *, device: int | None
-) -> Draft:
+def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
     """Make the messages that carry the cells of one array to those that hold them at the other end.
 
     Parameters
@@ -58,8 +56,6 @@ def transpose_draft(
         This rank's arrays to send from, and to receive into.
     walk : sequence of int
         Order in which the axes in common are packed, the slowest first; the same on all ranks.
-    device : int or None
-        The GPU that the arrays are on.
     """
     arrays = (source.array, target.array)
     described = describe(source.array), describe(target.array)
@@ -68,9 +64,7 @@ def transpose_draft(
         described,
         _messages("send", 0, source, described[0], walk),
         _messages("receive", 1, target, described[1], walk),
-        "copy",
-        device,
-        (" into ".join(f"{d.dtype}{list(d.shape)}" for d in described),),
+        names=(" into ".join(f"{d.dtype}{list(d.shape)}" for d in described),),
     )
 
 

@@ -224,5 +224,4 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
             f"this rank's arrays lie on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
             "a rank exchanges arrays of one GPU: move them, or use a rank a GPU"
         )
-    device = next(iter(devices), None)
-    return Draft(tuple(arrays), tuple(described), outgoing, incoming, "copy", device)
+    return Draft(tuple(arrays), tuple(described), outgoing, incoming)
