@@ -1,4 +1,4 @@
-"""What users say of a field when they allocate or declare it."""
+"""Options of a field that is allocated or declared."""
 
 from __future__ import annotations
 

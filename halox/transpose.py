@@ -178,7 +178,7 @@ class Transpose:
         Parameters
         ----------
         u, v : array
-            As of `forward`, in this order for both directions.
+            Those of `forward`, in this order for both directions.
         backward : bool
             Whether the plan carries ``v`` into ``u``.
         path : str, optional

@@ -179,7 +179,7 @@ def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
 def _report(rank: int, drafted: Draft, build: Build) -> Report:
     rows = [Row.of(m, build.routes[m.key][0]) for m in build.whole.messages]
     operation = "exchange" if drafted.operation == "copy" else "accumulation"
-    names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in drafted.described)
+    names = drafted.names or tuple(map(str, drafted.described))
     return Report(rank, operation, names, tuple(rows))
 
 

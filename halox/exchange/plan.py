@@ -91,7 +91,7 @@ class Plan:
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
-        # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
+        # Released with the plan; not at exit, when MPI and CUDA may be gone.
         self._release = weakref.finalize(self, _close, self._channels, self._life, let_go)
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
@@ -116,7 +116,7 @@ class Plan:
         self.messages_sent = len(sent)
 
     def __call__(self, _bound: Bound | None = None) -> None:
-        """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
+        """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`."""
         # As `_advance`, without the time that another call takes.
         guard, life = self._guard, self._life
         if life.state or guard.user:
@@ -144,9 +144,7 @@ class Plan:
             self.arrays = tuple(arrays)
         watched = []
         for array in arrays:
-            with suppress(
-                TypeError
-            ):  # what is no array of NumPy's or CuPy's may not let itself be watched
+            with suppress(TypeError):  # arrays of other libraries may take no weak references
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
 
@@ -293,7 +291,7 @@ class Plan:
         Returns
         -------
         Report
-            As of `explain`, here and from now on. A message's measured time is that of all messages which go its
+            That of `explain`, here and from now on. A message's measured time is that of all messages which go its
             path together, both ways, on the slowest rank.
 
         Raises
@@ -331,9 +329,9 @@ class Plan:
         return self._report
 
     def close(self) -> None:
-        """Give back buffers and requests; local, and harmless when repeated.
+        """Release buffers and requests; local, and harmless when repeated.
 
-        What other ranks may still reach is given back when they have closed the plan too.
+        What other ranks may still reach is released when they have closed the plan too.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Typed messages: what grids, transposes and benchmarks stand on, for users who have no grid."""
+"""Typed messages for users who have no grid."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Exchange:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not come along then."""
+        """Close it, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 
@@ -221,7 +221,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
     devices = {found.device for found in described} - {None}
     if len(devices) > 1:
         raise FieldError(
-            f"this rank's arrays lie on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
+            f"this rank's arrays are on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
             "a rank exchanges arrays of one GPU: move them, or use a rank a GPU"
         )
     return Draft(tuple(arrays), tuple(described), outgoing, incoming)

@@ -1,4 +1,4 @@
-"""What halox needs to know about an array, on the host or on a GPU, without importing a GPU package."""
+"""Description of arrays of any library, on the host or on a GPU, without importing a GPU package."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.values import shown
 
 WORDS: dict[int, DType] = {
-    16: np.dtype("c16"),
-    8: np.dtype("u8"),
-    4: np.dtype("u4"),
-    2: np.dtype("u2"),
-    1: np.dtype("u1"),
+    np.dtype(t).itemsize: np.dtype(t) for t in ("c16", "u8", "u4", "u2", "u1")
 }
 """The dtype of a word by its bytes."""
 
@@ -58,6 +54,10 @@ class Described:
     device: int | None
     writable: bool
 
+    def __str__(self) -> str:
+        """Return dtype and shape."""
+        return f"{self.dtype}{list(self.shape)}"
+
     def borrowed(self) -> HostArray:
         """Borrow the memory of the array alone; on the host."""
         before, behind = span(self.shape, self.strides, self.dtype.itemsize)
@@ -82,55 +82,44 @@ def describe(array: Any, name: str = "array") -> Described:
         flags = array.flags
         try:  # a third of the time of __array_interface__
             pointer = ctypes.addressof(_Byte.from_buffer(array))  # type: ignore[arg-type]
-        except (
-            TypeError,
-            ValueError,
-        ):  # not contiguous, read-only, empty, or a dtype without buffers
+        except (TypeError, ValueError):
+            # Not contiguous, read-only, empty, or of a dtype without buffers.
             pointer = array.__array_interface__["data"][0]
         return Described(pointer, array.shape, array.strides, array.dtype, None, flags.writeable)
     try:
-        if not isinstance(array, np.ndarray):
-            if is_cupy_array(array):
-                place = array.data
-                return Described(
-                    int(place.ptr),
-                    array.shape,
-                    array.strides,
-                    array.dtype,
-                    int(place.device_id),
-                    True,
-                )
-            if is_device_array(array, name):
-                return _on_gpu(array, name)
-            array = as_ndarray(array, name)
-        if isinstance(array, np.ndarray):
-            if isinstance(array, np.ma.MaskedArray):
-                raise FieldError(
-                    f"{name} is a masked array; give its .data, since masks are not exchanged"
-                )
-            found = Described(
-                array.__array_interface__["data"][0],
-                array.shape,
-                array.strides,
-                array.dtype,
-                None,
-                array.flags.writeable,
-            )
-        else:
-            raise FieldError(
-                f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
-                f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
-                f"{type(array).__qualname__}"
-            )
+        found = _describe(array, name)
     except HaloxError:
         raise
-    except Exception as error:  # what an array says of itself is the code of its library
+    except Exception as error:  # an array's answers are code of its library
         raise dlpack.refused(name, error) from error
     if found.dtype.hasobject:
         raise FieldError(
             f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
         )
     return found
+
+
+def _describe(array: Any, name: str) -> Described:
+    device, writable = None, True
+    is_numpy = isinstance(array, np.ndarray)
+    if not is_numpy and is_cupy_array(array):
+        pointer, device = int(array.data.ptr), int(array.data.device_id)
+    elif not is_numpy and is_device_array(array, name):
+        return _on_gpu(array, name)
+    else:
+        array = as_ndarray(array, name)
+        if isinstance(array, np.ma.MaskedArray):
+            raise FieldError(
+                f"{name} is a masked array; give its .data, since masks are not exchanged"
+            )
+        if not isinstance(array, np.ndarray):
+            raise FieldError(
+                f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
+                f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
+                f"{type(array).__qualname__}"
+            )
+        pointer, writable = array.__array_interface__["data"][0], array.flags.writeable
+    return Described(pointer, array.shape, array.strides, array.dtype, device, writable)
 
 
 def _on_gpu(array: object, name: str) -> Described:
@@ -161,11 +150,11 @@ def _cuda_interface(array: object) -> Any:
         raise
 
 
-class _Shared:
-    """Host memory that NumPy may look at; keeps its array alive."""
+class HostMemory:
+    """Host memory by address, for `numpy.asarray`; keeps its owner alive."""
 
-    def __init__(self, array: object, shown: dlpack.Shown) -> None:
-        self.array = array
+    def __init__(self, owner: object, shown: dlpack.Shown) -> None:
+        self.base = owner
         self.__array_interface__ = {
             "version": 3,
             "data": (shown.pointer, not shown.writable),
@@ -185,7 +174,7 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     device = dlpack.device_of(array, name)
     if device is None or device[0] not in dlpack.ON_HOST:
         return array
-    return np.asarray(_Shared(array, dlpack.shown(array, name)))
+    return np.asarray(HostMemory(array, dlpack.shown(array, name)))
 
 
 def scalar_array(value: Any, dtype: DType) -> Array:
