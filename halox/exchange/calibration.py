@@ -1,8 +1,7 @@
 """The user's file of measured path constants, and the agreement of all ranks on them.
 
-``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each set-up that was
-measured. What a set-up is stands in `Fingerprint`; a new driver or another MPI makes another one, so that stale
-constants are never used.
+``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each `Fingerprint` of
+a set-up; a new driver or another MPI makes another one, so that stale constants are never used.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ def tuning_file() -> Path:
 
 
 def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
-    """Return what the ranks' set-up is known by; the same on all of them.
-
-    Collective over the world.
-    """
+    """Return the fingerprint of the ranks' set-up, the same on all of them; collective over the world."""
     mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
     gathered = world.gather(mine, "the choice of path constants")
 
@@ -99,13 +95,9 @@ def describe_topology(topology: Topology) -> str:
         for a, b in itertools.combinations(members, 2)
     }
     memory = {frozenset(): "no pairs", frozenset({True}): "all", frozenset({False}): "none"}
-    return ", ".join(
-        [
-            "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each",
-            f"memory mapped: {memory.get(frozenset(mapped), 'some')}",
-            "one node" if len(nodes) == 1 else "several nodes",
-        ]
-    )
+    use = "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each"
+    span = "one node" if len(nodes) == 1 else "several nodes"
+    return f"{use}, memory mapped: {memory.get(frozenset(mapped), 'some')}, {span}"
 
 
 def costs_of(context: Context) -> Costs:
@@ -115,10 +107,9 @@ def costs_of(context: Context) -> Costs:
 
 
 def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
-    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones.
+    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones; collective.
 
-    Collective over the world. Rank 0 alone reads: files may differ between nodes, and ranks must not.
-    Without other ranks, and without GPUs, there is nothing to choose, and nothing is read.
+    Rank 0 alone reads: files may differ between nodes, and ranks must not. Nothing is read where there is no choice.
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
@@ -131,10 +122,8 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     """Return the user's constants for a set-up, None if there are none.
 
-    Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of another format, or
-    knows other set-ups only.
-
-    Local; never raises.
+    Local; never raises. Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of
+    another format, or of other set-ups only.
     """
     try:
         path = path or tuning_file()
@@ -245,6 +234,6 @@ def _gpu(device: int | None) -> tuple[str, str, int]:
         driver = f"{version[0]}, {driver}" if version else driver
     count = gpu_count()
     with suppress(OSError):
-        # What a rank's CUDA_VISIBLE_DEVICES hides from it is there all the same.
+        # GPUs that a rank's CUDA_VISIBLE_DEVICES hides count too.
         count = max(count, len(list(_GPU_FOLDER.iterdir())))
     return model, driver, count
