@@ -116,8 +116,8 @@ class PlanCache:
     its field. Neither looks at contents.
 
     An entry of a field ends with its arrays (or their owners), so that an address that is used again is not mistaken.
-    Any ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that what is left at a
-    call with the same arrays is the same on all ranks, however long each keeps other arrays.
+    Every entry ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that those left
+    at a call with the same arrays are the same on all ranks, however long each keeps other arrays.
 
     Parameters
     ----------

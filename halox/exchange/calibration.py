@@ -12,7 +12,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from halox.runtime.context import Context
     from halox.runtime.topology import Topology
     from halox.runtime.world import World
+
+Entry: TypeAlias = dict[str, Any]
+"""Constants of one set-up in the file, with its fingerprint."""
 
 FORMAT = 1
 """Of the file; files of another format are ignored."""
@@ -140,17 +143,17 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     return None
 
 
-def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
+def _find(fingerprint: Fingerprint, found: object) -> Costs | None:
     """Return the constants of a set-up from a file's contents, None if the file holds none at all."""
     entries = _entries(found)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
             try:
-                found = Costs.from_dict(entry.get("costs"))
+                costs = Costs.from_dict(entry.get("costs"))
             except HaloxError as error:
                 raise HaloxError(f"it is corrupt: {error}") from error
             # Protocols that could not be measured are not in the file.
-            return Costs.default().updated(found.protocols, found.origin)
+            return Costs.default().updated(costs.protocols, costs.origin)
     if entries:
         raise HaloxError(_other_machine(fingerprint, entries))
     return None
@@ -182,7 +185,7 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     return path
 
 
-def _entries(found: Any) -> list[dict[str, Any]]:
+def _entries(found: object) -> list[Entry]:
     """Return the entries of a file from its contents."""
     if not isinstance(found, dict) or "format" not in found:
         raise HaloxError("it is corrupt: no format is named in it")
@@ -194,10 +197,10 @@ def _entries(found: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def _other_machine(wanted: Fingerprint, entries: list[dict[str, Any]]) -> str:
+def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
     """Say in what the set-up most like this one differs from it."""
 
-    def differences(entry: dict[str, Any]) -> list[str]:
+    def differences(entry: Entry) -> list[str]:
         there = entry.get("fingerprint")
         known = there if isinstance(there, dict) else {}
         return [

@@ -103,7 +103,7 @@ class Costs:
         """Return these constants with those of some protocols replaced."""
         return replace(self, protocols={**self.protocols, **protocols}, origin=origin)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values, ready for JSON."""
         protocols = {name: asdict(cost) for name, cost in self.protocols.items()}
         return {"origin": self.origin, "run_bytes": list(RUN_BYTES), "protocols": protocols}

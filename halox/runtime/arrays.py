@@ -177,7 +177,7 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     return np.asarray(HostMemory(array, dlpack.shown(array, name)))
 
 
-def scalar_array(value: Any, dtype: DType) -> Array:
+def scalar_array(value: object, dtype: DType) -> Array:
     """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
 
     Raises `FieldError` if the dtype cannot hold the value.

@@ -34,14 +34,20 @@ CLEAN = [
     "halox/decomposition",
     "halox/division.py",
     "halox/errors.py",
+    "halox/exchange",
+    "halox/field_layouts.py",
+    "halox/field_options.py",
+    "halox/gathering.py",
+    "halox/grid.py",
     "halox/packing",
     *(
         f"halox/runtime/{name}.py"
-        for name in ("call_guard", "communicator", "pool", "shared_memory", "status")
+        for name in ("arrays", "call_guard", "communicator", "dlpack", "pool", "shared_memory")
     ),
-    *(f"halox/runtime/{name}.py" for name in ("user_files", "waiting", "world")),
+    *(f"halox/runtime/{name}.py" for name in ("status", "user_files", "waiting", "world")),
     "halox/runtime/gpu",
     "halox/tables.py",
+    "halox/transpose.py",
     "halox/values.py",
     "halox/xarray.py",
 ]
