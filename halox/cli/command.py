@@ -92,14 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if program is not None:
             script.start(program)
         args = build_parser(words).parse_args(words)
+        progress.announce_terminal()
         if args.command == "bench":
-            progress.announce_terminal()
             return int(benchmarks().run(args, words))
         args.json = getattr(args, "json", False)
         if args.command == "info":
             return _info(args, words)
         if args.command == "tune":
-            progress.announce_terminal()
             return tune.tune(args, words)
         if args.list:
             run.show_list(as_json=args.json)
@@ -110,7 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return EXIT_USAGE
-        progress.announce_terminal()
         return run.run(args, words)
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)

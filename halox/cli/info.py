@@ -15,6 +15,7 @@ from halox._version import __version__
 from halox.cli import launcher, report
 from halox.errors import HaloxError
 from halox.paths import PATHS
+from halox.runtime.gpu import cuda
 from halox.runtime.world import load_mpi
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -68,12 +69,10 @@ def _mpi() -> dict[str, Any]:
 
 def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
     """Return why no GPU can be used (None if one can) and the GPUs."""
-    from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
-
-    reason = why_no_gpu()
+    reason = cuda.why_no_gpu()
     gpus = []
-    for device in range(gpu_count()):
-        properties = cupy().cuda.runtime.getDeviceProperties(device)
+    for device in range(cuda.gpu_count()):
+        properties = cuda.cupy().cuda.runtime.getDeviceProperties(device)
         gpus.append(
             {
                 "device": device,
@@ -87,9 +86,7 @@ def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
 
 def _links(count: int) -> dict[str, Any]:
     """Return which GPUs reach each other's memory, and the driver's own drawing of the links."""
-    from halox.runtime.gpu.cuda import cupy
-
-    reach = cupy().cuda.runtime.deviceCanAccessPeer
+    reach = cuda.cupy().cuda.runtime.deviceCanAccessPeer
     matrix = {
         f"gpu {i} reaches": [j for j in range(count) if i != j and reach(i, j)]
         for i in range(count)

@@ -43,17 +43,7 @@ class Launcher:
 
 
 def identify(text: str) -> tuple[str, str]:
-    r"""Return family and version from what ``mpiexec --version`` prints.
-
-    Examples
-    --------
-    >>> identify("mpiexec (OpenRTE) 4.1.6")
-    ('Open MPI', '4.1.6')
-    >>> identify("HYDRA build details:\n    Version:       4.3.0\n")
-    ('MPICH', '4.3.0')
-    >>> identify("something else 1.0")
-    ('unknown', '')
-    """
+    """Return family and version by the output of ``mpiexec --version``; ("unknown", "") for another launcher."""
     # Open MPI 4 calls its launcher by the name of its run-time system.
     text = text.replace("(OpenRTE)", "(Open MPI)")
     for family, pattern in _VERSION_PATTERNS:
@@ -103,15 +93,7 @@ def load_mpi_quietly() -> Any:
 
 
 def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks among which a launcher has started this process; None if none has.
-
-    Examples
-    --------
-    >>> running_ranks({"OMPI_COMM_WORLD_SIZE": "4"})
-    4
-    >>> running_ranks({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
-    True
-    """
+    """Return the number of ranks among which a launcher has started this process; None if none has."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -210,8 +192,7 @@ def command(launcher: Launcher, ranks: int, python_arguments: Sequence[str]) -> 
 def start(ranks: int, arguments: Sequence[str]) -> NoReturn:
     """Become the launcher that runs ``halox ARGUMENTS`` on ``ranks`` ranks of this machine; raises as `fitting` does.
 
-    This process is replaced, so output, signals and the exit status are the launcher's own, and nothing is left behind
-    when it is ended from outside.
+    This process is replaced, so that output, signals and the exit status are the launcher's own.
     """
     become(command(fitting(), ranks, ["-m", "halox", *arguments]), environment(ranks))
 

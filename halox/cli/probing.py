@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from halox.exchange.measuring import exchange_us
 from halox.paths import PATHS
 from halox.paths.base import Protocol
 from halox.paths.costs import RUN_BYTES, ProtocolCost
+from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
 
@@ -47,7 +48,7 @@ POINTS = (
     *(Point(4096 * _KIB, run) for run in RUN_BYTES),
     Point(16384 * _KIB, RUN_BYTES[-1]),
 )
-"""In the order of their use: what comes first must determine all constants if time runs out."""
+"""In the order of their use: the first must determine all constants if time runs out."""
 
 Probe = Callable[[str, str, Point], Sample]
 """Measures a protocol at a point; raises a `HaloxError`, on all ranks, where it cannot be taken."""
@@ -203,7 +204,7 @@ class Prober:
         datatype = datatypes.vector(count, run, stride, "f8")
         xp = array_module(self.device)
         sends, receives = [], []
-        with _on(self.device):
+        with nullcontext() if self.device is None else cuda.cupy().cuda.Device(self.device):
             for tag in range(point.messages):
                 sends.append(halox.Send(xp.zeros(count * stride), datatype, partner, tag=tag))
                 receives.append(halox.Recv(xp.zeros(count * stride), datatype, partner, tag=tag))
@@ -260,14 +261,3 @@ def until(world: World, limit_s: float) -> Callable[[], bool]:
         return bool(world.comm.bcast(time.monotonic() > end))
 
     return is_over
-
-
-@contextmanager
-def _on(device: int | None) -> Iterator[None]:
-    if device is None:
-        yield
-        return
-    from halox.runtime.gpu.cuda import cupy
-
-    with cupy().cuda.Device(device):
-        yield

@@ -33,7 +33,7 @@ class TerminalProgress:
         self._write(f"{what}: {done} of {total}")
 
     def clear(self) -> None:
-        """Wipe the line, so that results do not stand behind it."""
+        """Clear the line, so that results do not follow it."""
         if self._width:
             self._write("")
 

@@ -18,6 +18,7 @@ from halox.exchange.costs import Costs
 from halox.exchange.fitting import Sample, error_of
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.runtime.context import Context
+from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
@@ -60,12 +61,10 @@ def ranks_wanted(asked: int | None) -> int | None:
 
     None leaves it to the launcher around.
     """
-    from halox.runtime.gpu.cuda import gpu_count
-
     started = launcher.running_ranks() is not None or launcher.STARTED_BY_HALOX in os.environ
     if asked is not None or started:
         return asked
-    return max(2, gpu_count())
+    return max(2, cuda.gpu_count())
 
 
 def _tune(args: argparse.Namespace, comm: Any) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import FieldError
-from halox.runtime.gpu import addresses
-from halox.runtime.gpu.addresses import MemoryKind
+from halox.runtime.gpu import memory
+from halox.runtime.gpu.memory import MemoryKind
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -27,8 +27,8 @@ def check_absolute(
     device: int,
     *,
     name: str = "datatype",
-    memory_range: MemoryRange = addresses.memory_range,
-    memory_kind: Callable[[int], MemoryKind] = addresses.memory_kind,
+    memory_range: MemoryRange = memory.memory_range,
+    memory_kind: Callable[[int], MemoryKind] = memory.memory_kind,
 ) -> None:
     """Raise `FieldError` if items of a datatype at address 0 touch other memory than one GPU's.
 

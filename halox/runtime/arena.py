@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, handed out in blocks and used again.
+"""Memory that the ranks of a node share, allocated in blocks.
 
 Blocks are in segments of POSIX shared memory, each of which one rank makes and all ranks of its node map: fields that
 a grid allocates, and staging memory of plans. Releases are local, at another time on every rank; so allocation asks
@@ -94,13 +94,13 @@ class SharedArena:
         self.open(world)
 
     def open(self, world: World) -> None:
-        """Serve another world of the same communicator; local, once all ranks have let the last one go."""
+        """Serve another world of the same communicator; local, once the last one is closed on all ranks."""
         if self._world is not None and self._world() is world:
             return
         self._world = weakref.ref(world)
         self._release_plans()
         self._is_open = True
-        self._size, self._shares_memory = world.node_size, world.shares_memory
+        self._shares_memory = world.shares_memory
         # A field's finalizer keeps the arena, which must not keep the world.
         self._gather: Callable[[Any, str], list[Any]] = world.ranks.gather_node
 
@@ -146,7 +146,7 @@ class SharedArena:
         return block
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
-        """Take room in an own segment, the smallest that has it; pages returned to the system are taken again."""
+        """Take room in the smallest own segment that has it, and its pages if they were returned to the system."""
         by_size = sorted(self._own.items(), key=lambda item: (item[1].segment.nbytes, item[0]))
         for number, own in by_size:
             # Not one that is far too large: a plan's flags must not hold a field's memory.
@@ -232,10 +232,7 @@ class SharedArena:
         self._is_sweeping = False
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """Return an array in shared memory that releases its block when the last view of it is gone.
-
-        Collective over the ranks of the node; None where `allocate` gives None.
-        """
+        """Return an array that releases its block with its last view; collective, None where `allocate` returns it."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         block = self.allocate(nbytes, is_field=True)
         if block is None:

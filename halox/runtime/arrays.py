@@ -1,4 +1,4 @@
-"""Description of arrays of any library, on the host or on a GPU, without importing a GPU package."""
+"""Address, layout and place of arrays, on the host or on a GPU, without importing a GPU package."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from halox.errors import FieldError, HaloxError
 from halox.runtime import dlpack
 from halox.runtime.dlpack import Array as Array
 from halox.runtime.dlpack import DType as DType
-from halox.runtime.gpu.addresses import memory_kind
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
+from halox.runtime.gpu.memory import memory_kind
 from halox.values import shown
 
 WORDS: dict[int, DType] = {
@@ -27,25 +27,13 @@ WORDS: dict[int, DType] = {
 
 _Byte = ctypes.c_char
 
-# Candidates looked at before two arrays that lie among each other are taken to share memory.
+# Candidates tried before two interleaved arrays are taken to share memory.
 _MOST_WORK: Any = 1 << 20
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Described:
-    """Address, layout and place of an array.
-
-    Attributes
-    ----------
-    pointer : int
-        Address of the element [0, ..., 0].
-    shape, strides : tuple of int
-        Strides in bytes.
-    dtype : numpy.dtype
-    device : int or None
-        Number of the GPU, None on the host.
-    writable : bool
-    """
+    """Address of an array's element [0, ..., 0], its layout (strides in bytes), and its GPU, None on the host."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -67,59 +55,46 @@ class Described:
 def describe(array: Any, name: str = "array") -> Described:
     """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
-    Raises
-    ------
-    FieldError
-        If ``array`` is none of these, its dtype has no fixed size, or it raises when asked for its memory; names
-        the argument.
-
-    Notes
-    -----
-    Element types that NumPy does not have, such as bfloat16, are described as opaque bytes (``V2``).
-    An array that comes by DLPack of before version 1.0 alone counts as read-only.
+    Raises `FieldError`, which names the argument, if ``array`` is none of these, its dtype has no fixed size, or it
+    raises when asked for its memory. Element types that NumPy does not have, such as bfloat16, are opaque bytes
+    (``V2``). An array with DLPack of before version 1.0 alone counts as read-only.
     """
     if type(array) is np.ndarray and not array.dtype.hasobject:
         flags = array.flags
         try:  # a third of the time of __array_interface__
             pointer = ctypes.addressof(_Byte.from_buffer(array))  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            # Not contiguous, read-only, empty, or of a dtype without buffers.
+        except (TypeError, ValueError):  # not contiguous, read-only, empty, no buffers of the dtype
             pointer = array.__array_interface__["data"][0]
         return Described(pointer, array.shape, array.strides, array.dtype, None, flags.writeable)
     try:
-        found = _describe(array, name)
-    except HaloxError:
-        raise
-    except Exception as error:  # an array's answers are code of its library
-        raise dlpack.refused(name, error) from error
-    if found.dtype.hasobject:
-        raise FieldError(
-            f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
-        )
-    return found
-
-
-def _describe(array: Any, name: str) -> Described:
-    device, writable = None, True
-    is_numpy = isinstance(array, np.ndarray)
-    if not is_numpy and is_cupy_array(array):
-        pointer, device = int(array.data.ptr), int(array.data.device_id)
-    elif not is_numpy and is_device_array(array, name):
-        return _on_gpu(array, name)
-    else:
-        array = as_ndarray(array, name)
-        if isinstance(array, np.ma.MaskedArray):
-            raise FieldError(
-                f"{name} is a masked array; give its .data, since masks are not exchanged"
-            )
+        if is_cupy_array(array):
+            pointer, device = int(array.data.ptr), int(array.data.device_id)
+            return Described(pointer, array.shape, array.strides, array.dtype, device, True)
+        if not isinstance(array, np.ndarray):
+            if is_device_array(array, name):
+                return _on_gpu(array, name)
+            array = as_ndarray(array, name)
         if not isinstance(array, np.ndarray):
             raise FieldError(
                 f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
                 f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
                 f"{type(array).__qualname__}"
             )
+        if isinstance(array, np.ma.MaskedArray):
+            raise FieldError(
+                f"{name} is a masked array; give its .data, since masks are not exchanged"
+            )
         pointer, writable = array.__array_interface__["data"][0], array.flags.writeable
-    return Described(pointer, array.shape, array.strides, array.dtype, device, writable)
+        found = Described(pointer, array.shape, array.strides, array.dtype, None, writable)
+    except HaloxError:
+        raise
+    except Exception as error:  # the code of any library
+        raise dlpack.refused(name, error) from error
+    if found.dtype.hasobject:
+        raise FieldError(
+            f"{name} has dtype {found.dtype}, which holds Python objects; use a fixed-size dtype"
+        )
+    return found
 
 
 def _on_gpu(array: object, name: str) -> Described:
@@ -206,16 +181,10 @@ def owner(array: object) -> Any:
 
 
 class HostArray(NamedTuple):
-    """Memory of a host array, borrowed: whoever looks at it must let go before its owner is gone.
+    """Memory of a host array, borrowed: references must not outlive its owner.
 
-    Attributes
-    ----------
-    memory : buffer
-        Bytes of the array that owns the memory, from the first to the last.
-    origin : int
-        Index in them of the array's element [0, ..., 0].
-    pointer : int
-        Address of that element.
+    ``memory`` is all bytes of the array that owns it; ``origin`` is the index in them of the element [0, ..., 0], and
+    ``pointer`` the address of that.
     """
 
     memory: memoryview

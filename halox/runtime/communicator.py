@@ -142,15 +142,6 @@ class Communicator:
         self._rounds = 0
 
     @property
-    def failed(self) -> str:
-        """The failure after which no further call can be made, empty while all is well."""
-        return self.watch.failed
-
-    @failed.setter
-    def failed(self, why: str) -> None:
-        self.watch.failed = why
-
-    @property
     def is_one_node(self) -> bool:
         """Whether all ranks are on one node."""
         return len(self.node_ranks) == self.size
@@ -168,7 +159,7 @@ class Communicator:
         try:
             self.waiter.until(ready, what, ranks)
         except BaseException as error:
-            self.failed = f"{error}" or type(error).__name__
+            self.watch.failed = f"{error}" or type(error).__name__
             UNFINISHED.extend(requests)
             if isinstance(error, self.mpi.Exception):
                 raise HaloxError(f"MPI has failed where {what()}: {error}") from error
@@ -176,10 +167,10 @@ class Communicator:
 
     def check(self) -> None:
         """Raise `StateError` after a failed call, since the ranks may be in different places."""
-        if self.failed:
+        if self.watch.failed:
             raise StateError(
                 f"an earlier call has failed on rank {self.rank}, and the ranks may be out of step; make a new grid "
-                f"(or exchange, or allreduce) to go on. The error was: {self.failed}"
+                f"(or exchange, or allreduce) to go on. The error was: {self.watch.failed}"
             )
 
     # Gathering
@@ -208,18 +199,8 @@ class Communicator:
 
     def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
         """Gather through the blocks of this node's ranks, in as many rounds as the longest object needs."""
-        blocks, own = self._blocks, self._own
-        n = self._rounds = self._rounds + 1
-        slot, word, size = n & 1, self.watch.word, len(sent)
-        head = own.heads[slot]
-        head[0], head[1] = word, size
-        if size:
-            part = sent[:SLOT_BYTES]
-            own.slots[slot][: len(part)] = part
-        if shared_memory.NEEDS_FENCE:
-            shared_memory.fence()
-        own.count[0] = n
-        self._meet(blocks, n, doing)
+        blocks, word, size = self._blocks, self.watch.word, len(sent)
+        slot = self._round(word, size, sent[:SLOT_BYTES], doing)
         heads = [block.heads[slot] for block in blocks]
         words = [found[0] for found in heads]
         sizes = [found[1] for found in heads]
@@ -229,26 +210,28 @@ class Communicator:
             bytes(block.slots[slot][:size]) if size else b""
             for block, size in zip(blocks, sizes, strict=True)
         ]
-        if max(sizes) > SLOT_BYTES:
-            self._take_rest(sent, sizes, found, doing)
-        return found
-
-    def _take_rest(self, sent: bytes, sizes: list[int], found: list[bytes], doing: str) -> None:
-        """Gather the rest of objects that are longer than a slot, in as many rounds as the longest needs."""
+        longest = max(sizes)
+        if longest <= SLOT_BYTES:
+            return found
         pieces = [[one] for one in found]
-        for start in range(SLOT_BYTES, max(sizes), SLOT_BYTES):
-            n = self._rounds = self._rounds + 1
-            slot, part = n & 1, sent[start : start + SLOT_BYTES]
-            self._own.slots[slot][: len(part)] = part
-            shared_memory.fence()
-            self._own.count[0] = n
-            self._meet(self._blocks, n, doing)
-            for piece, block, size in zip(pieces, self._blocks, sizes, strict=True):
-                piece.append(bytes(block.slots[slot][: max(size - start, 0)]))
-        found[:] = [b"".join(piece) for piece in pieces]
+        for start in range(SLOT_BYTES, longest, SLOT_BYTES):
+            slot = self._round(word, size, sent[start : start + SLOT_BYTES], doing)
+            for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
+                piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
+        return [b"".join(piece) for piece in pieces]
 
-    def _meet(self, blocks: Sequence[Block], n: int, doing: str) -> None:
-        """Wait until all ranks of the node have reached a round."""
+    def _round(self, word: int, size: int, part: bytes, doing: str) -> int:
+        """Publish a part of this rank's object, wait until all ranks of the node have, and return the slot."""
+        own, blocks = self._own, self._blocks
+        n = self._rounds = self._rounds + 1
+        slot = n & 1
+        head = own.heads[slot]
+        head[0], head[1] = word, size
+        if part:
+            own.slots[slot][: len(part)] = part
+        if shared_memory.NEEDS_FENCE:
+            shared_memory.fence()
+        own.count[0] = n
         for block in blocks:
             if block.count[0] < n:
                 for _ in self._spins:
@@ -259,6 +242,7 @@ class Communicator:
                     break
         if shared_memory.NEEDS_FENCE:
             shared_memory.fence()
+        return slot
 
     def _wait_for(self, blocks: Sequence[Block], n: int, doing: str) -> None:
         counts = [block.count for block in blocks]
@@ -321,7 +305,7 @@ class Communicator:
         if len(words) == self.size:
             self.watch.renumber(max(words.values()) >> CODE_BITS)
         else:  # ranks of other nodes go on
-            self.failed = str(error)
+            self.watch.failed = str(error)
         raise error
 
     # Life

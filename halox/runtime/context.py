@@ -66,9 +66,9 @@ class Context:
         return found
 
     def close(self) -> None:
-        """Free the memory of plans, and let the communicator go; collective, and harmless when repeated.
+        """Free the memory of plans and release the communicator; collective, and harmless when repeated.
 
-        Local where an earlier call has failed: the ranks may not come together any more.
+        Local after a failed call, when the ranks may not meet any more.
         """
         if self.world.closed:
             return

@@ -155,7 +155,7 @@ class DeviceArena:
         return _mapped[place.arena, place.segment] + place.offset
 
     def unmap(self, names: Collection[str]) -> None:
-        """Let go of the memory of peers' arenas, when nothing uses it any more; local."""
+        """Unmap the memory of peers' arenas, when nothing uses it any more; local."""
         with cupy().cuda.Device(self.device) as device:
             device.synchronize()
             for segment in [segment for segment in _mapped if segment[0] in names]:

@@ -1,8 +1,8 @@
-"""Whether MPI takes device pointers, which its own word does not tell: a wrong yes crashes the job.
+"""Trial of MPI with device pointers, in a process of its own: a library that claims support may crash the job.
 
-So it is tried, in a process of its own (`halox.runtime.device_pointers_probe`), by one rank a node, once for each
-set-up: the answer is kept in ``XDG_CACHE_HOME/halox/device_pointers.json`` for the next job. ``HALOX_CUDA_AWARE=1``
-skips the trial and trusts the library; ``HALOX_CUDA_AWARE=0`` never gives it a device pointer.
+One rank a node runs `halox.runtime.device_pointers_probe`, once for each set-up: the answer is kept in
+``XDG_CACHE_HOME/halox/device_pointers.json``. ``HALOX_CUDA_AWARE=1`` skips the trial and trusts the library;
+``HALOX_CUDA_AWARE=0`` never gives it a device pointer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from halox.errors import HaloxError
 from halox.runtime.device_pointers_probe import YES
+from halox.runtime.gpu import cuda
 from halox.runtime.user_files import cache_folder, read_json, write_json
 from halox.runtime.world import World, load_mpi
 
@@ -52,7 +53,7 @@ _SEARCHING = "the search for device pointers in MPI"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether MPI takes device pointers, why that is believed, and whether it holds for later jobs as well."""
+    """Whether MPI takes device pointers, the reason, and whether the verdict holds for later jobs."""
 
     takes: bool
     reason: str
@@ -60,11 +61,9 @@ class Verdict:
 
 
 def find_out(world: World, device: int | None) -> Verdict:
-    """Find out whether MPI takes device pointers on all nodes; the same answer on all ranks.
+    """Find out whether MPI takes device pointers on all nodes; the same answer, or error, on all ranks.
 
-    A `HaloxError` is raised on all of them if ``HALOX_CUDA_AWARE`` is neither 0 nor 1 on one.
-
-    Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Do it once a world.
+    Collective; may take `LIMIT_S` seconds the first time on a machine, and starts a process. Call it once a world.
     """
     gpus = world.gather(device, _SEARCHING)
     place = [gpus[rank] for rank in world.node_ranks]
@@ -79,7 +78,7 @@ def find_out(world: World, device: int | None) -> Verdict:
         return asked_before(device, ask=lambda gpu: ask_child(gpu, limit_s=limit_s))
 
     verdicts = world.gather_result(verdict_here, _SEARCHING)
-    # One that asked speaks for its node; a user's word counts on each rank.
+    # A trial counts for its node, a user's setting for each rank.
     said = [(rank, verdict) for rank, verdict in enumerate(verdicts) if verdict]
     refused = [(rank, verdict) for rank, verdict in said if not verdict.takes]
     if refused:
@@ -93,7 +92,7 @@ def find_out(world: World, device: int | None) -> Verdict:
 
 
 def decided_by_user() -> Verdict | None:
-    """Return what ``HALOX_CUDA_AWARE`` says, None if it is not set."""
+    """Return the verdict of ``HALOX_CUDA_AWARE``, None if it is not set."""
     text = os.environ.get(VARIABLE, "")
     if text not in ("", "0", "1"):
         raise HaloxError(
@@ -104,11 +103,7 @@ def decided_by_user() -> Verdict | None:
 
 
 def asked_before(device: int, *, ask: Callable[[int], Verdict], key: str | None = None) -> Verdict:
-    """Return the answer kept from an earlier job of the same set-up, or ask and keep it.
-
-    Not collective. A file that is corrupt, or no regular file, counts as empty, and one that cannot be written is
-    left alone.
-    """
+    """Return the verdict of an earlier job of the same set-up, or ask and keep it, if the file can be used; local."""
     denied = library_denies()
     if denied is not None:
         return Verdict(False, denied)
@@ -146,14 +141,12 @@ def _query_library() -> int | None:
 
 def set_up(environ: Mapping[str, str] = os.environ) -> str:
     """Return a digest of what the answer depends on: MPI, driver, CuPy, mpi4py and the settings of MPI."""
-    from halox.runtime.gpu.cuda import cupy
-
     mpi = load_mpi()
     parts = [
         mpi.Get_library_version(),
         mpi.__file__,
-        cupy().__version__,
-        str(cupy().cuda.runtime.driverGetVersion()),
+        cuda.cupy().__version__,
+        str(cuda.cupy().cuda.runtime.driverGetVersion()),
         *sorted(f"{k}={v}" for k, v in environ.items() if _ENVIRONMENT.match(k)),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -175,10 +168,7 @@ def _kept() -> dict[str, Any]:
 def ask_child(
     device: int, command: Sequence[str] | None = None, limit_s: float = LIMIT_S
 ) -> Verdict:
-    """Start the probe, and return what it says, or that it said nothing.
-
-    Not collective; blocks.
-    """
+    """Run the probe, and return its verdict; blocks."""
     if command is None:
         command = [sys.executable, "-m", "halox.runtime.device_pointers_probe", str(device)]
     try:

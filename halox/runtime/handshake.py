@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from halox.errors import HaloxError
@@ -45,11 +46,11 @@ def handshake(
     try:
         for step in rounds[:-1]:
             if peers is None:
-                told = world.gather_result(lambda step=step: take(step), doing)  # type: ignore[misc]
+                told = world.gather_result(partial(take, step), doing)
             else:
-                said = world.guarded(lambda step=step: take(step), doing)  # type: ignore[misc]
+                said = world.guarded(partial(take, step), doing)
                 told = world.swap(said or {}, [] if part is None else peers(part), doing)
-        return world.guarded(lambda: take(rounds[-1]), doing)
+        return world.guarded(partial(take, rounds[-1]), doing)
     except HaloxError:
         if part is not None:
             part.abandon()

@@ -1,16 +1,15 @@
-"""Requests and memory that closed plans leave behind, kept until nobody uses them any more.
+"""Requests and memory of closed plans that MPI or other ranks may still use.
 
-A plan is closed by each rank for itself, maybe in the middle of an exchange, and others are not asked. So two kinds of
-things outlive it:
+Closing a plan is local, possibly in the middle of an exchange. So two kinds of resources outlive it:
 
-- Requests that are still active, with their buffers. MPI writes into the buffer of a receive when the peer's message
-  comes, however late. The receive stays active, so that this message is matched by it and not by a later plan's.
+- Active requests with their buffers: MPI writes into the buffer of a receive when the peer's message arrives, however
+  late, and the receive must match it before a later plan's does.
 - Memory that other ranks reach: shared blocks, staging memory on GPUs, events; and the arrays of a plan that was closed
-  between start and finish or after a failure, which peers may still read or store into. It is kept until all ranks
-  have closed the plan, which they find out when they make the next one.
+  between start and finish or after a failure. It is kept until all ranks have closed the plan, which they find out
+  when they make the next one.
 
-Objects in here hold a reference to themselves until they are free, so that neither the garbage collector nor the end
-of the interpreter frees memory in which MPI may still write.
+These objects hold a reference to themselves until they are free, so that neither the garbage collector nor the end of
+the interpreter frees memory in which MPI may still write.
 """
 
 from __future__ import annotations
@@ -84,10 +83,10 @@ class Leftovers:
         self.sweep()
 
     def sweep(self) -> None:
-        """Free what MPI has done with; local, and does not wait."""
+        """Free the requests that have completed; local, does not wait."""
         if not self._active or self._world.mpi.Is_finalized():
             return
-        # The garbage collector may bring more on the way.
+        # The garbage collector may add more meanwhile.
         kept, self._active = self._active, []
         for active in kept:
             active.receives = [*filter(_is_active, active.receives)]
@@ -119,10 +118,7 @@ class Leftovers:
         return tuple(sorted(self._shared))
 
     def reclaim(self, closed: Sequence[Sequence[int]]) -> None:
-        """Free what plans left that all ranks have closed, by what `closed` was on each at the same call; local.
-
-        On GPUs the ranks must be idle as far as they have closed plans.
-        """
+        """Free plans that all ranks have closed, by the `closed` of each at the same call; local, on idle GPUs."""
         self._has_plans = True
         self.sweep()
         for number in sorted(set(closed[0]).intersection(*closed)):
@@ -130,10 +126,7 @@ class Leftovers:
                 self._free(number)
 
     def close(self) -> None:
-        """Free all that is left, when all plans are closed; collective.
-
-        Receives that no message will reach are cancelled. Sends that no receive matches cannot be, and stay.
-        """
+        """Free the rest, when all plans are closed, and cancel receives; unmatched sends stay. Collective."""
         for number in sorted(self._shared):
             self._free(number)
         if not self._has_plans:

@@ -33,7 +33,7 @@ class _Kept:
         found = 0
         for number in self.free:
             one = self.all[number]
-            if one is not None and not one.failed and one.node_name == name:
+            if one is not None and not one.watch.failed and one.node_name == name:
                 found |= 1 << number
         return found
 
@@ -67,7 +67,7 @@ def acquire(
         kept.all += [None] * (number - len(kept.all)) + [found]
 
     def release() -> None:
-        if found.failed:
+        if found.watch.failed:
             return
         if kept.is_gone or number >= _MOST_KEPT:
             found.destroy()

@@ -6,10 +6,10 @@ Each rank of a node has a block in memory that they share, written by itself alo
 
 ``count`` and the slots carry the objects that ranks gather (`halox.runtime.communicator`). A word of the ring is the
 number of a call and its code. Numbers count the collective calls of one grid, so that ranks which make the same
-calls have the same words. Nobody reads them while all goes well. A rank that has waited long compares: words of one
-number that differ are calls that differ, and no wait for them can end.
+calls have the same words. A rank that has waited long compares them: words of one number that differ are calls that
+differ, and no wait for them can end.
 
-Ranks of other nodes are asked by messages, sent after a second of waiting, at most one pending to each.
+Ranks of other nodes are sent messages after a second of waiting, at most one pending to each.
 """
 
 from __future__ import annotations
@@ -91,28 +91,14 @@ def name_of(word: int) -> str:
 
 
 def word_text(word: int, *, with_plan: bool = False) -> str:
-    """Return a call as errors show it.
-
-    Examples
-    --------
-    >>> word_text(41 << 20 | code_of("sum"))
-    'sum (call 41)'
-    >>> word_text(42 << 20 | code_of("exchange", 3), with_plan=True)
-    'exchange by plan 3 (call 42)'
-    """
+    """Return a call as errors show it: "exchange by plan 3 (call 42)"."""
     plan = word & ((1 << _PLAN_BITS) - 1)
     by = "" if not with_plan else f" by plan {plan}" if plan else " by a new plan"
     return f"{name_of(word)}{by} (call {word >> CODE_BITS})"
 
 
 def calls_text(words: Sequence[tuple[int, int]]) -> str:
-    """Return the call of each rank as errors show it; ranks in one call together.
-
-    Examples
-    --------
-    >>> calls_text([(0, 41 << 20 | code_of("sum")), (1, 41 << 20 | code_of("exchange"))])
-    'rank 0: sum (call 41), rank 1: exchange (call 41)'
-    """
+    """Return the call of each rank as errors show it: "rank 0: sum (call 41), ranks 1, 2: exchange (call 41)"."""
     by_call: dict[int, list[int]] = {}
     for rank, word in words:
         by_call.setdefault(word, []).append(rank)
@@ -195,7 +181,7 @@ class CallWatch:
         self.word = self._own.ring[n % _RING_WORDS] = n << CODE_BITS | code
 
     def ticker(self, code: int) -> Callable[[], None]:
-        """Return a function that counts and publishes calls of one kind, as fast as can be."""
+        """Return a fast function that counts and publishes calls of one kind."""
         ring = self._own.ring
         mask = _RING_WORDS - 1
 
@@ -206,7 +192,7 @@ class CallWatch:
         return tick
 
     def renumber(self, number: int) -> None:
-        """Go on from another number, the same on all ranks."""
+        """Continue from another number, the same on all ranks."""
         self.number, self.word = number, 0
         self._heard.clear()
         for words in (self._own.ring, self._own.wait):
@@ -215,14 +201,10 @@ class CallWatch:
 
     # Waits
 
-    def begin(self) -> None:
-        """Publish that this rank waits."""
+    def publish(self, *, waits: bool) -> None:
+        """Publish that this rank waits, or no longer does."""
         self._is_told = False
-        self._own.wait[_WAITING] = 1
-
-    def end(self) -> None:
-        """Publish that it waits no more."""
-        self._own.wait[_WAITING] = 0
+        self._own.wait[_WAITING] = waits
 
     def look(self, ranks: Sequence[int], waited_s: float) -> None:
         """Raise `MismatchError` if another rank has made another call, `ExchangeTimeoutError` if one has ended."""
@@ -261,7 +243,7 @@ class CallWatch:
         raise self._fails([(self.rank, mine), (rank, theirs)])
 
     def _fails(self, words: Sequence[tuple[int, int]]) -> MismatchError:
-        """Return the error, after which the ranks are not in step any more."""
+        """Return the error, and record it as the failure of the communicator."""
         error = mismatch(sorted(words))
         self.failed = str(error)
         return error
@@ -295,15 +277,12 @@ class CallWatch:
 
     def _place(self, rank: int) -> str:
         block = self.blocks.get(rank)
-        if block is None:
-            heard = self._heard.get(rank)
-            if not heard or heard >> CODE_BITS < self.number:
-                return f"rank {rank} has not arrived"
-            return f"rank {rank} waits in {word_text(heard)}"
-        last = block.last()
+        last = self._heard.get(rank, 0) if block is None else block.last()
+        if block is None and (not last or last >> CODE_BITS < self.number):
+            return f"rank {rank} has not arrived"
         if not last:
             return f"rank {rank} has made no call yet"
-        if block.wait[_WAITING]:
+        if block is None or block.wait[_WAITING]:
             return f"rank {rank} waits in {word_text(last)}"
         return f"the last call of rank {rank} is {word_text(last)}"
 
@@ -368,7 +347,7 @@ class CallWatch:
                 self._notes[-1 - len(self._notes)] = request, note
 
     def drain(self) -> None:
-        """Receive the notes that nobody reads any more."""
+        """Receive and drop pending notes."""
         status, note = self._mpi.Status(), np.zeros(4, "i8")
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTE_TAG, status):
             self._comm.Recv(note, status.Get_source(), _NOTE_TAG)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from halox.runtime.gpu import cuda
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -109,7 +110,5 @@ def survey(world: World, arena: DeviceArena | None, events: EventPool | None) ->
 
 
 def _uuid(device: int) -> str:
-    from halox.runtime.gpu.cuda import cupy
-
-    uuid = cupy().cuda.runtime.getDeviceProperties(device)["uuid"]
+    uuid = cuda.cupy().cuda.runtime.getDeviceProperties(device)["uuid"]
     return bytes(uuid).hex()

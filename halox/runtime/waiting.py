@@ -48,8 +48,8 @@ def timeout_s() -> float:
 class Helper(Protocol):
     """Exchange under way whose neighbours may wait for a step of this rank.
 
-    An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. If they did
-    so in ``finish`` alone, two plans finished in another order on each rank would deadlock::
+    An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. Were that
+    done in ``finish`` alone, two plans finished in another order on each rank would deadlock::
 
         A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
         B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
@@ -128,10 +128,10 @@ class Waiter:
                     raise
                 if watch is not None and not is_published:
                     is_published = True
-                    watch.begin()
+                    watch.publish(waits=True)
         finally:
             if is_published and watch is not None:
-                watch.end()
+                watch.publish(waits=False)
 
     def _timeout(self, what: Callable[[], str], ranks: Ranks) -> ExchangeTimeoutError:
         report = "" if self.watch is None else self.watch.report(ranks())

@@ -131,7 +131,7 @@ class World:
     @property
     def failed(self) -> str:
         """The failure after which no further call can be made, empty while all is well."""
-        return self.ranks.failed
+        return self.ranks.watch.failed
 
     @property
     def turn(self) -> int | None:
@@ -156,16 +156,16 @@ class World:
 
     def ticker(self, name: str, plan: int) -> Callable[[], None] | None:
         """Return the counter of a plan's runs, None for a rank alone."""
-        if self._debug:
-            code = code_of(name, plan)
+        tick = None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
+        if not self._debug:
+            return tick
 
-            def log() -> None:
-                if self.size > 1:
-                    self.ranks.watch.call(code)
-                self._log(f"{name} by plan {plan}", None)
+        def log() -> None:
+            if tick is not None:
+                tick()
+            self._log(f"{name} by plan {plan}", None)
 
-            return log
-        return None if self.size == 1 else self.ranks.watch.ticker(code_of(name, plan))
+        return log
 
     def _log(self, name: str, detail: object) -> None:
         now = time.time()
@@ -225,10 +225,9 @@ class World:
     def gather(self, mine: Any, doing: str, error: Exception | None = None) -> list[Any]:
         """Return an object of every rank, in the order of the ranks, or raise on all of them.
 
-        ``mine`` is anything that can be pickled, ``doing`` names the common step in the text of a timeout, and
-        ``error`` is the reason why this rank has no object. An error of any rank is raised on all: the kind of the
-        first one, with the texts of all. Also raises `MismatchError` on all if ranks are in different calls, and
-        `ExchangeTimeoutError`.
+        ``mine`` can be pickled, ``doing`` names the common step in the text of a timeout, and ``error`` is the reason
+        why this rank has no object. An error of any rank is raised on all: the kind of the first one, with the texts
+        of all. Also raises `MismatchError` on all if ranks are in different calls, and `ExchangeTimeoutError`.
         """
         if self.size == 1:
             if error is not None:
@@ -239,19 +238,15 @@ class World:
             sent = (type(error), str(error)), None
         elif mine is not None:
             sent = None, mine
-        found = self.ranks.gather(sent, doing)
+        try:
+            found = self.ranks.gather(sent, doing)
+        except MismatchError as other:
+            # The others are in another call because of it, maybe: this rank's user must read it all the same.
+            raise (error or other) from (None if error is None else other)
         errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
         if errors:
             raise_together(errors, self.size, error)
         return [None if one is None else one[1] for one in found]
-
-    def gather_node(self, mine: Any, doing: str) -> list[Any]:
-        """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
-        return self.ranks.gather_node(mine, doing)
-
-    def any_rank(self, mine: bool, doing: str) -> bool:
-        """Whether something holds on any rank; collective."""
-        return any(self.gather(mine or None, doing))
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none; see `gather`."""
@@ -267,9 +262,8 @@ class World:
     ) -> None:
         """Raise `MismatchError` on all ranks unless all have the same arguments.
 
-        ``mine`` has this rank's by name, in the order in which they are compared; the error names the first that
-        differs, with the value of rank 0 and those that differ, as ``shown`` prints them, and the remedy, if it is not
-        to give the same.
+        ``mine`` has this rank's by name, in the order of comparison; the error names the first that differs, with the
+        values as ``shown`` prints them, and its remedy ("give the same on all ranks" by default).
         """
         found = self.gather(dict(mine), doing)
         first = found[0]
@@ -335,7 +329,7 @@ class World:
             self.close()
 
     def close(self, why: str = "") -> None:
-        """Let the next object take the communicator; local, and harmless when repeated."""
+        """Release the communicator for the next object; local, and harmless when repeated."""
         if not self.closed:
             self.closed, self._closed_why = True, why
             self.guard.shut()

@@ -20,14 +20,13 @@ from halox.errors import DeviceError, FieldError  # noqa: E402
 from halox.packing.absolute import check_absolute  # noqa: E402
 from halox.packing.copy_engine import CopyEnginePacker  # noqa: E402
 from halox.packing.host import HostPacker  # noqa: E402
-from halox.runtime.gpu.addresses import memory_kind, memory_range  # noqa: E402
 from halox.runtime.gpu.copies import (  # noqa: E402
     MAX_PITCH,
     PreparedBatch,
     PreparedMemcpy,
     batch_function,
 )
-from halox.runtime.gpu.memory import pinned, register  # noqa: E402
+from halox.runtime.gpu.memory import memory_kind, memory_range, pinned, register  # noqa: E402
 from tests.gpu import guarded  # noqa: E402
 from tests.gpu.guarded import DEVICE, GUARD, MARGIN, host_us  # noqa: E402
 

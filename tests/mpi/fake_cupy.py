@@ -216,7 +216,7 @@ class Machine:
         from halox.collectives.device import device_algorithms
         from halox.collectives.device import kernel_reductions as allreduce
         from halox.runtime import context
-        from halox.runtime.gpu import cuda, failure_word, memory, streams
+        from halox.runtime.gpu import cuda, memory, pools, streams
 
         module = self._cupy()
         monkeypatch.setitem(sys.modules, "cupy", module)
@@ -228,7 +228,7 @@ class Machine:
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", _pinned)
         monkeypatch.setattr(memory, "register", self._register)
-        monkeypatch.setattr(failure_word, "HOST_WORDS", Pool(lambda _: _pinned(8)))
+        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: _pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)

@@ -210,6 +210,16 @@ def test_a_layout_that_one_rank_alone_knows_raises(grid: halox.Grid, comm: World
         grid.exchange(start(grid, "F" if comm.rank == 0 else "C"))
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_bad_argument_of_one_rank_is_told_there(grid: halox.Grid, comm: World) -> None:
+    """The others have a plan for the layout and look at nothing more."""
+    grid.exchange(start(grid))
+    bad = np.zeros((3, 3)) if comm.rank == 0 else start(grid)
+    kind, text = (FieldError, "shape") if comm.rank == 0 else (MismatchError, "different calls")
+    with pytest.raises(kind, match=text):
+        grid.exchange(bad)
+
+
 def test_eviction_is_alike_whatever_ranks_collect(
     grid: halox.Grid, comm: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

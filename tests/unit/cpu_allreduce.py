@@ -28,7 +28,7 @@ from halox.collectives.device.kernel_reductions import (
     make_field_reduction,
 )
 from halox.runtime.arrays import describe
-from halox.runtime.gpu import failure_word
+from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
@@ -203,7 +203,7 @@ def without_gpu(sms: int = 2) -> Iterator[None]:
 
     with (
         patch.object(allreduce, "cupy", lambda: fake),
-        patch.object(failure_word, "HOST_WORDS", Pool(word)),
+        patch.object(pools, "HOST_WORDS", Pool(word)),
         patch.object(allreduce, "StreamOrder", AtOnce),
         patch.object(allreduce, "is_capturing", lambda stream=None: False),
         patch.object(

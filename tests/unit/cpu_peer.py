@@ -40,7 +40,7 @@ from halox.paths.peer.table import (
     segment_dtype,
 )
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
-from halox.runtime.gpu import failure_word
+from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
@@ -434,7 +434,7 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
 
     with (
         patch.object(negotiation, "cupy", lambda: fake),
-        patch.object(failure_word, "HOST_WORDS", Pool(word)),
+        patch.object(pools, "HOST_WORDS", Pool(word)),
         patch.object(negotiation, "kernel", lambda name, function, device, defines: defines),
         patch.object(negotiation, "multiprocessors", lambda device: sms),
         patch.object(negotiation, "PreparedLaunch", prepared),

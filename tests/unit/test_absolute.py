@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.errors import DatatypeError, FieldError
 from halox.packing.absolute import check_absolute
-from halox.runtime.gpu.addresses import MemoryKind
+from halox.runtime.gpu.memory import MemoryKind
 from tests.support import trials
 
 

@@ -78,7 +78,7 @@ class TestArrays:
     @pytest.mark.parametrize(("op", "dtype"), [p for p in PAIRS if p != ("min", "f8")])
     def test_elements_of_all_sizes(self, algorithm, op, dtype, elements):
         if algorithm == "wide" and dtype == "c16":
-            with pytest.raises(FieldError, match="16 bytes do not travel in wide packets"):
+            with pytest.raises(FieldError, match="16 bytes do not travel in LL128-like packets"):
                 plan_wide(np.dtype(dtype), op, elements, 3)
             return
         run(algorithm, op, dtype, elements, 3, threads=32, in_place=elements == 7)

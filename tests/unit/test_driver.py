@@ -12,8 +12,8 @@ import pytest
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import copies, cuda, driver
-from halox.runtime.gpu.addresses import MemoryKind, memory_kind, memory_range
 from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
+from halox.runtime.gpu.memory import MemoryKind, memory_kind, memory_range
 from tests.support import require
 from tests.unit.fake_driver import CAPTURED, STREAM, compiled, fake_driver
 
@@ -231,7 +231,7 @@ def test_nvidias_own_bindings():
 
 def test_importing_loads_no_driver():
     code = (
-        "import halox.runtime.gpu.addresses, halox.packing.copy_engine, halox.runtime.gpu.launch, sys;"
+        "import halox.runtime.gpu.memory, halox.packing.copy_engine, halox.runtime.gpu.launch, sys;"
         "assert not [name for name in sys.modules if name.startswith('cuda.')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=500)

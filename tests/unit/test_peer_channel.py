@@ -10,7 +10,7 @@ import pytest
 
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
-from halox.runtime.gpu.failure_word import FailureWord
+from halox.runtime.gpu.pools import FailureWord
 
 
 class Agreed:
@@ -55,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
     word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
     words = SimpleNamespace(take=lambda device: word, release=lambda device, found: None)
-    monkeypatch.setattr("halox.runtime.gpu.failure_word.HOST_WORDS", words)
+    monkeypatch.setattr("halox.runtime.gpu.pools.HOST_WORDS", words)
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream: False)
     return said
 

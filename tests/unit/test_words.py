@@ -40,12 +40,7 @@ CLEAN = [
     "halox/gathering.py",
     "halox/grid.py",
     "halox/packing",
-    *(
-        f"halox/runtime/{name}.py"
-        for name in ("arrays", "call_guard", "communicator", "dlpack", "pool", "shared_memory")
-    ),
-    *(f"halox/runtime/{name}.py" for name in ("status", "user_files", "waiting", "world")),
-    "halox/runtime/gpu",
+    "halox/runtime",
     "halox/tables.py",
     "halox/transpose.py",
     "halox/values.py",

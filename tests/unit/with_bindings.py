@@ -17,9 +17,9 @@ from cuda.bindings import driver as cu  # noqa: E402
 
 from halox.errors import DeviceError  # noqa: E402
 from halox.runtime.gpu import driver, launch  # noqa: E402
-from halox.runtime.gpu.addresses import MemoryKind, memory_kind, memory_range  # noqa: E402
 from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
+from halox.runtime.gpu.memory import MemoryKind, memory_kind, memory_range  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7
 

@@ -44,8 +44,8 @@ from halox.runtime.arrays import Described
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.gpu.streams import StreamOrder, is_capturing
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World

@@ -111,7 +111,7 @@ class SharedReduction:
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
             flag[0] = 0  # the block was a field's: nobody looks at its bytes any more
-        records = world.gather_node((block.place, flag[0]), _MAKING)
+        records = world.ranks.gather_node((block.place, flag[0]), _MAKING)
         places = [place for place, _ in records]
         # What the array is moved into, and what the result is moved out of.
         self.moved = {places[world.node_rank], places[world.node_rank if self._is_small else 0]}

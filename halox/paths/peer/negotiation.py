@@ -31,8 +31,8 @@ from halox.paths.peer.table import (
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
-from halox.runtime.gpu.failure_word import FailureWord
 from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.world import World
 
 _NOTHING = Row(0, 0, 16, ())

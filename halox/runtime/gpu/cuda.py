@@ -61,8 +61,8 @@ def why_no_gpu() -> str | None:
 def _why_not_counted(error: Any, driver: int, needed: int) -> str:
     if "InsufficientDriver" in str(error):
         return (
-            f"the NVIDIA driver supports CUDA {_version(driver)}, and this CuPy needs CUDA "
-            f"{_version(needed)}; update the driver or install the CuPy of an older CUDA "
+            f"the NVIDIA driver supports CUDA {version_text(driver)}, and this CuPy needs CUDA "
+            f"{version_text(needed)}; update the driver or install the CuPy of an older CUDA "
             "(`pip install cupy-cuda12x 'cuda-bindings==12.*'`)"
         )
     if "NoDevice" in str(error):
@@ -76,7 +76,8 @@ def _no_device() -> str:
     return f"the NVIDIA driver shows no GPU{hidden}"
 
 
-def _version(number: int) -> str:
+def version_text(number: int) -> str:
+    """Return a CUDA version's number as text."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from halox.errors import DeviceError, FieldError
+from halox.runtime.gpu import cuda
 from halox.values import shown
 
 
@@ -21,17 +22,15 @@ def choose_device(wanted: str, turn: int | None) -> int | None:
         raise DeviceError(f'device must be "auto", "cpu" or "gpu", got {shown(wanted)}')
     if wanted == "cpu":
         return None
-    from halox.runtime.gpu.cuda import cupy, gpu_count, why_no_gpu
-
-    reason = why_no_gpu()
+    reason = cuda.why_no_gpu()
     if reason is not None:
         if wanted == "gpu":
             raise DeviceError(f'device="gpu" was asked for, but {reason}; or say device="cpu"')
         return None
     if turn is None:
-        return int(cupy().cuda.Device().id)
-    device = turn % gpu_count()
-    cupy().cuda.Device(device).use()
+        return int(cuda.cupy().cuda.Device().id)
+    device = turn % cuda.gpu_count()
+    cuda.cupy().cuda.Device(device).use()
     return device
 
 
@@ -39,40 +38,32 @@ def array_module(device: int | None) -> Any:
     """Return ``numpy`` for the host, ``cupy`` for a GPU."""
     if device is None:
         return np
-    from halox.runtime.gpu.cuda import cupy
-
-    return cupy()
+    return cuda.cupy()
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -> Any:
     """Return an array with undefined contents on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
-    from halox.runtime.gpu.cuda import cupy
-
-    with cupy().cuda.Device(device):
-        return cupy().empty(shape, dtype)
+    with cuda.cupy().cuda.Device(device):
+        return cuda.cupy().empty(shape, dtype)
 
 
 def as_device_array(array: Any) -> Any:
     """View any library's array on a GPU as a CuPy array; copy anything else to the current GPU."""
-    from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
-
-    if is_cupy_array(array):
+    if cuda.is_cupy_array(array):
         return array
-    if is_device_array(array) and hasattr(type(array), "__dlpack__"):
+    if cuda.is_device_array(array) and hasattr(type(array), "__dlpack__"):
         # Its library then ends what it has under way on the array first.
-        return cupy().from_dlpack(array)
-    return cupy().asarray(array)
+        return cuda.cupy().from_dlpack(array)
+    return cuda.cupy().asarray(array)
 
 
 def to_host(array: Any) -> np.ndarray[Any, Any]:
     """Return an array's values as a NumPy array, a copy of one on a GPU."""
-    from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
-
-    if is_device_array(array):
+    if cuda.is_device_array(array):
         array = as_device_array(array)
-    return np.asarray(array.get() if is_cupy_array(array) else array)
+    return np.asarray(array.get() if cuda.is_cupy_array(array) else array)
 
 
 def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -86,9 +77,7 @@ def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.n
     >>> fill_value(3, np.dtype("S2"), (4, 5))
     array(b'3', dtype='|S2')
     """
-    from halox.runtime.gpu.cuda import is_device_array
-
-    given = to_host(value) if is_device_array(value, "value") else value
+    given = to_host(value) if cuda.is_device_array(value, "value") else value
     try:
         if isinstance(given, tuple) and dtype.names is not None:
             found = np.array(given, dtype)

@@ -1,7 +1,7 @@
 """The CUDA driver by NVIDIA's own bindings, ``cuda.bindings``, for the few functions that CuPy does not offer.
 
 Imported on first use: without a driver everything else works. Launches and copies through the bindings take less host
-time than by ctypes; one call alone goes by its address, for the reason that :mod:`halox.runtime.gpu.copies` gives.
+time than by ctypes, except the batched copy (:mod:`halox.runtime.gpu.copies`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from halox.errors import DeviceError
-from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy
+from halox.runtime.gpu.cuda import INSTALL_BINDINGS, cupy, version_text
 
 INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT, NOT_FOUND = 1, 3, 201, 500
 
@@ -64,10 +64,9 @@ def call(function: Callable[..., Any], *arguments: Any, device: int | None = Non
     except DeviceError:
         raise
     except RuntimeError as error:
-        version = bindings().cuDriverGetVersion()[1]
+        version = version_text(bindings().cuDriverGetVersion()[1])
         raise DeviceError(
-            f"the NVIDIA driver has no {function.__name__}: it supports CUDA {version // 1000}."
-            f"{version % 1000 // 10}; update the driver"
+            f"the NVIDIA driver has no {function.__name__}: it supports CUDA {version}; update the driver"
         ) from error
     except (KeyError, ValueError) as error:  # a number that the bindings do not know
         raise DeviceError(f"{function.__name__}: CUDA error {error}; {_OTHERWISE}") from error

@@ -12,10 +12,9 @@ from halox.runtime.gpu.cuda import cupy
 class EventPool:
     """Interprocess events of one GPU, and those of other ranks that this process has opened.
 
-    Other ranks know an event by its owner and a number, which is never reused. Events are made when there are too few
-    and destroyed by `close` alone: a rank that is behind may still have to wait for one when the plan that used it is
-    closed here. They are taken again by plans made later, which all ranks make together, and so after the slowest of
-    them has. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
+    Other ranks know an event by its owner and a number. Events are destroyed by `close` alone: a slow rank may still
+    have to wait for one when the plan that used it is closed here. Later plans, which are made collectively, use them
+    again. To open a handle, processes must share /dev/shm (and in containers the IPC namespace).
     """
 
     def __init__(self, device: int) -> None:
@@ -39,7 +38,7 @@ class EventPool:
         return taken
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Let events be taken again, after this rank's streams have finished with them."""
+        """Return events to the pool, after this rank's streams have finished with them."""
         self._free += numbers
 
     def handles(self, numbers: Iterable[int]) -> dict[int, bytes]:

@@ -1,7 +1,8 @@
-"""Process-wide pools of streams and pinned words, which the driver takes long to make, and keeps on each GPU."""
+"""Process-wide pools of streams and failure words, which the driver takes long to make, and keeps on each GPU."""
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -30,7 +31,7 @@ class Pool(Generic[Item]):
         return free.pop() if free else self._make(device)
 
     def release(self, device: int, item: Item) -> None:
-        """Let an object be taken again."""
+        """Return an object to the pool."""
         self._free[device].append(item)
 
 
@@ -54,4 +55,43 @@ SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that run beside the user's work."""
 
 HOST_WORDS = Pool(_word)
-"""Eight bytes of host memory in which a kernel tells of its failure."""
+"""Host memory of failure words."""
+
+
+class FailureWord:
+    """Report of a kernel whose wait timed out: two 32-bit ``words`` in page-locked memory.
+
+    They are 0 or the failure's number, and the call in which it happened. ``is_told`` is set once it has been raised.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._buffer = HOST_WORDS.take(device)
+        self._buffer.array[:] = 0
+        self.words = self._buffer.array.data.cast("I")
+        self.is_told = False
+        self._is_open = True
+
+    @property
+    def pointer(self) -> int:
+        """Its address on the GPU."""
+        return int(self._buffer.device_pointer)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.words[0], self.is_told = 0, False
+
+    def close(self, error: Callable[[], Exception]) -> bool:
+        """Release the memory; warn of a failure that was not raised yet, and return whether there was one.
+
+        Local, and harmless when repeated; no kernel that writes it may run any more.
+        """
+        if not self._is_open:
+            return False
+        self._is_open = False
+        has_failed = bool(self.words[0])
+        if has_failed and not self.is_told:
+            warnings.warn(str(error()), stacklevel=3)
+        self.words.release()
+        HOST_WORDS.release(self._device, self._buffer)
+        return has_failed
