@@ -28,34 +28,19 @@ _ALIGNMENT = 256
 class FieldLayouts:
     """Layouts of one rank's fields, by array and by field.
 
-    Parameters
-    ----------
-    decomposition : Decomposition
-        The grid.
-    rank : int
-        Whose arrays.
-    halo : tuple of (int, int)
-        Widths of fields that are not declared.
-    device : int or None
-        The GPU that fields are on, None for the host.
+    ``halo`` has the widths of fields that are not declared, ``device`` is the GPU of the fields, None for the host.
 
-    Notes
-    -----
-    Local. The same on all ranks only if they declare alike; what ranks do together compares the layouts found.
+    Local. The same on all ranks only if they declare alike; plans and reductions compare the layouts found.
     """
 
     def __init__(
-        self,
-        decomposition: Decomposition,
-        rank: int,
-        halo: Halo,
-        device: int | None,
+        self, decomposition: Decomposition, rank: int, halo: Halo, device: int | None
     ) -> None:
         self._decomposition, self._rank, self._halo = decomposition, rank, halo
         self._device = device
         self._by_spec: dict[FieldSpec, FieldLayout] = {}
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
-        self._by_array: dict[int, tuple[weakref.ref[object], Any, FieldLayout]] = {}
+        self._by_array: dict[int, tuple[weakref.ref[object], object, FieldLayout]] = {}
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         self._own: dict[int, tuple[weakref.ref[object]]] = {}
         self._known: dict[FieldLayout, None] = {}
@@ -86,7 +71,7 @@ class FieldLayouts:
     def declare(self, array: object, layout: FieldLayout) -> None:
         """Keep the layout of a field, and forget what was concluded from another one; errors as of `Grid.declare`."""
         found = describe(array)
-        self.check_place(found)
+        self._check_place(found)
         if found.shape != layout.padded_shape:
             raise FieldError(
                 f"array: shape {tuple(found.shape)} is not the {layout.padded_shape} that this layout has on rank "
@@ -101,12 +86,8 @@ class FieldLayouts:
     def find(self, array: object) -> FieldLayout:
         """Return the layout of an array.
 
-        Raises
-        ------
-        FieldError
-            If its shape does not fit the grid, or leaves open how it is to be read.
-        DeviceError
-            If it is on another device than the grid's fields.
+        Raises `FieldError` if its shape does not fit the grid, or leaves open how it is to be read, and `DeviceError`
+        if it is on another device than the grid's fields.
         """
         entry = self._by_array.get(id(array))
         # An array's shape can be set; some show none, and keep theirs.
@@ -125,7 +106,7 @@ class FieldLayouts:
         return found, self._look_up(array, found)
 
     def is_own(self, array: object) -> bool:
-        """Whether an array lies in memory of a field that the grid made."""
+        """Whether an array is in memory of a field that the grid made."""
         root = owner(array)
         entry = self._own.get(id(root))
         return entry is not None and entry[0]() is root
@@ -147,48 +128,46 @@ class FieldLayouts:
         layouts, described = [], []
         for array in arrays:
             found = describe(array)
-            self.check_place(found)
+            self._check_place(found)
             if not found.writable or self.is_own(array):
                 return None
             steps = found.strides
             if 1 in found.shape:  # nobody takes a step along such an axis
                 steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
             alignment = 0 if found.device is None else found.pointer % _ALIGNMENT
-            layouts.append((id(self._layout(array, found)), found.dtype, steps, alignment))
+            layouts.append((id(self._layout(found)), found.dtype, steps, alignment))
             described.append(found)
         return tuple(layouts), described
 
-    def check_place(self, found: Described) -> None:
+    def _check_place(self, found: Described) -> None:
         """Raise `DeviceError` for an array on another device than the grid's fields."""
         if (found.device is None) != (self._device is None):
             where = "the host" if found.device is None else f"GPU {found.device}"
             kind = "cpu" if self._device is None else "gpu"
             raise DeviceError(
-                f"field lies on {where}, the grid's fields on {kind}; allocate with grid.zeros, or make the "
+                f"field is on {where}, the grid's fields on {kind}; allocate with grid.zeros, or make the "
                 'grid with another device="cpu"|"gpu"'
             )
         if found.device is not None and found.device != self._device:
             raise DeviceError(
-                f"field lies on GPU {found.device}, rank {self._rank} works on GPU {self._device}; allocate "
+                f"field is on GPU {found.device}, rank {self._rank} works on GPU {self._device}; allocate "
                 f"with grid.zeros, or under `with cupy.cuda.Device({self._device}):`"
             )
 
     def _key(self, array: object) -> Hashable:
         found = describe(array)
-        layout = self._layout(array, found)
-        return id(owner(array)), _field(found), found.writable, id(layout)
+        return id(owner(array)), _field(found), found.writable, id(self._layout(found))
 
-    def _layout(self, array: object, found: Described) -> FieldLayout:
-        declared = self._declared.get(_field(found))
-        layout = self._by_shape.get(found.shape) if declared is None else declared[1]
-        return self._look_up(array, found) if layout is None else layout
-
-    def _look_up(self, array: object, found: Described) -> FieldLayout:
-        self.check_place(found)
+    def _layout(self, found: Described) -> FieldLayout:
         declared = self._declared.get(_field(found))
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
         if layout is None:
             layout = self._by_shape[found.shape] = self._inferred(found.shape)
+        return layout
+
+    def _look_up(self, array: object, found: Described) -> FieldLayout:
+        self._check_place(found)
+        layout = self._layout(found)
         self._remember(array, layout)
         return layout
 
@@ -211,7 +190,7 @@ class FieldLayouts:
                 self._look_again()
 
     def _look_again(self) -> None:
-        """Forget what was concluded about arrays, as declarations have changed."""
+        """Forget all conclusions about arrays, as declarations have changed."""
         self._by_array.clear()
         for cache in self._caches:
             cache.forget()
@@ -224,7 +203,7 @@ def _field(found: Described) -> Hashable:
     return found.pointer, found.shape, found.strides, found.dtype
 
 
-def _watch(table: dict[Any, Any], key: Hashable, watched: Any, *found: Any) -> None:
+def _watch(table: dict[Any, Any], key: Hashable, watched: object, *found: object) -> None:
     """Keep something in a table for as long as an object lives."""
 
     def forget(gone: object) -> None:

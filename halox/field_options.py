@@ -1,4 +1,4 @@
-"""What users say of a field when they allocate or declare it."""
+"""Options of a field that is allocated or declared."""
 
 from __future__ import annotations
 
@@ -42,9 +42,13 @@ def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
     )
 
 
-def _extents(value: object, name: str) -> tuple[int, ...]:
+def _ints(value: object) -> list[int | None]:
     given = as_list(value)
-    extents = [as_int(n) for n in ([value] if given is None else given)]
+    return [as_int(one) for one in ([value] if given is None else given)]
+
+
+def _extents(value: object, name: str) -> tuple[int, ...]:
+    extents = _ints(value)
     found = tuple(n for n in extents if n is not None and 0 < n <= LARGEST)
     if len(found) < len(extents):
         raise FieldError(f"{name} must be an int or ints > 0, got {shown(value)}")
@@ -52,8 +56,7 @@ def _extents(value: object, name: str) -> tuple[int, ...]:
 
 
 def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
-    given = as_list(value)
-    axes = [as_int(axis) for axis in ([value] if given is None else given)]
+    axes = _ints(value)
     chosen = {axis % ndim for axis in axes if axis is not None and -ndim <= axis < ndim}
     if not all(axis is not None and -ndim <= axis < ndim for axis in axes):
         raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {shown(value)}")

@@ -16,19 +16,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
-from halox.errors import FieldError, MismatchError, as_halox_error
+from halox.errors import FieldError, MismatchError
 from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.communicator import UNFINISHED
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
 from halox.runtime.world import World
 from halox.values import as_int, shown
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 PART_BYTES = 32 << 20
 """Most bytes of a part, but for a single element of more."""
@@ -45,10 +48,13 @@ _ALIKE = "dtype and layout"
 
 Index: TypeAlias = tuple[slice | int, ...]
 
+UnderWay: TypeAlias = "deque[tuple[MPI.Request, Array]]"
+"""Requests, each with the memory that it works on, the oldest first."""
+
 
 @dataclass(frozen=True)
 class _Offer:
-    """What must be alike on all ranks."""
+    """A rank's arguments of a gather, which must be alike on all."""
 
     root: int
     dtype: DType
@@ -57,9 +63,9 @@ class _Offer:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What a rank has at hand: its cells, on the root also room for all, and where each rank's go."""
+    """A rank's cells, and on the root the array for all."""
 
-    offer: _Offer
+    root: int
     layout: FieldLayout
     cells: Array
     whole: Array | None
@@ -69,15 +75,9 @@ def gather(
     world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
     """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
-    ready: _Ready | None = None
-    error: Exception | None = None
-    try:
-        ready = _prepare(world, field, layout_of, root)
-    except Exception as caught:
-        error = as_halox_error(caught, _GATHER)
-    _compare(world, None if ready is None else ready.offer, error)
-    assert ready is not None
-    under_way: deque[tuple[Any, Array]] = deque()
+    ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
+    _compare(offers)
+    under_way: UnderWay = deque()
     try:
         if ready.whole is None:
             _send(world, ready, under_way)
@@ -91,27 +91,21 @@ def gather(
 
 def _prepare(
     world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
-) -> _Ready:
-    """Check what this rank can check alone, and see that it has the memory."""
-    chosen = _rank(root, world.size)
+) -> tuple[_Ready, _Offer]:
+    """Check what this rank can check alone, and that it has the memory."""
+    chosen = as_int(root)
+    if chosen is None or not 0 <= chosen < world.size:
+        raise FieldError(f"root must be a rank, 0 to {world.size - 1}, got {shown(root)}")
     layout = layout_of(field)
-    offer = _Offer(chosen, describe(field, "field").dtype, layout.spec)
-    interior = layout.interior
+    dtype, interior = describe(field, "field").dtype, layout.interior
     cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
-    whole = allocate(layout.global_shape, offer.dtype, None) if chosen == world.rank else None
-    return _Ready(offer, layout, np.asarray(cells), whole)
+    whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
+    ready = _Ready(chosen, layout, np.asarray(cells), whole)
+    return ready, _Offer(chosen, dtype, layout.spec)
 
 
-def _rank(root: object, size: int) -> int:
-    rank = as_int(root)
-    if rank is None or not 0 <= rank < size:
-        raise FieldError(f"root must be a rank, 0 to {size - 1}, got {shown(root)}")
-    return rank
-
-
-def _compare(world: World, offer: _Offer | None, error: Exception | None) -> None:
-    """Raise on all ranks if one has an error, or two have come with different arguments."""
-    offers: list[_Offer] = world.gather(offer, _GATHER, error)
+def _compare(offers: list[_Offer]) -> None:
+    """Raise if two ranks have come with different arguments."""
     for rank, other in enumerate(offers):
         for name, what in (("root", "root"), ("dtype", _ALIKE), ("spec", _ALIKE)):
             mine, theirs = getattr(offers[0], name), getattr(other, name)
@@ -128,9 +122,9 @@ def _parts(cells: Array, size: int) -> Iterator[Index]:
     return blocks(cells.shape, max(1, most_bytes // cells.itemsize))
 
 
-def _send(world: World, ready: _Ready, under_way: deque[tuple[Any, Array]]) -> None:
+def _send(world: World, ready: _Ready, under_way: UnderWay) -> None:
     """Send this rank's cells to the root, part by part."""
-    cells, root = _opaque(ready.cells), ready.offer.root
+    cells, root = _opaque(ready.cells), ready.root
     what = f"in a gather for rank {root} to take its cells"
     for index in _parts(cells, world.size):
         if len(under_way) == _UNDER_WAY:
@@ -141,9 +135,7 @@ def _send(world: World, ready: _Ready, under_way: deque[tuple[Any, Array]]) -> N
         _finish(world, under_way, what, root)
 
 
-def _receive(
-    world: World, ready: _Ready, whole: Array, under_way: deque[tuple[Any, Array]]
-) -> None:
+def _receive(world: World, ready: _Ready, whole: Array, under_way: UnderWay) -> None:
     """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
     layout = ready.layout
     targets: dict[int, Array] = {}
@@ -176,13 +168,13 @@ def _receive(
         finish()
 
 
-def _finish(world: World, under_way: deque[tuple[Any, Array]], what: str, peer: int) -> None:
+def _finish(world: World, under_way: UnderWay, what: str, peer: int) -> None:
     """Wait for the oldest request; it stays in the list if that fails."""
     world.wait([under_way[0][0]], what, lambda: [peer])
     under_way.popleft()
 
 
-def _abandon(under_way: deque[tuple[Any, Array]], *, receives: bool) -> None:
+def _abandon(under_way: UnderWay, *, receives: bool) -> None:
     """Cancel receives, as MPI cancels no sends; keep the memory of all that goes on from being used again."""
     for request, memory in under_way:
         if receives:

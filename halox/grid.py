@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
-from halox.decomposition import (
-    FieldLayout,
-)
+from halox.decomposition import FieldLayout
 from halox.division import divide
 from halox.errors import FieldError, HaloxError
 from halox.exchange.cache import PlanCache
 from halox.exchange.draft import Draft
-from halox.exchange.halo import check_apart, halo_draft
+from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
@@ -30,9 +27,7 @@ from halox.paths.base import Operation
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
-from halox.runtime.gpu.devices import (
-    array_module,
-)
+from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
 from halox.tables import html_facts
 from halox.values import as_bool, check_bool
@@ -400,29 +395,12 @@ class Grid(GridAllocation, GridReductions):
             if not fields:
                 raise FieldError("no field given; pass one or more arrays of this grid")
             read = [self._layouts.read(field) for field in fields]
-            for found, layout in read:
-                if not found.writable:
-                    raise FieldError("field is read-only; its halo cannot be filled")
-                if operation == "add" and found.dtype.kind not in "iufc":
-                    raise FieldError(
-                        f"accumulate has no meaning for dtype {found.dtype}; use numbers"
-                    )
-                layout.check_widths()
-            described, layouts = zip(*read, strict=True)
-            if operation == "add":
-                check_apart(described)
-            drafted = halo_draft(
+            return halo_draft(
                 fields,
-                described,
-                layouts,
+                read,
                 operation=operation,
                 corners=with_corners,
-                device=self.device_id,
-            )
-            return replace(
-                drafted,
-                numbers=tuple(map(self._layouts.number, described)),
-                specs=tuple(str(layout.spec) for layout in layouts),
+                numbers=tuple([self._layouts.number(found) for found, _ in read]),
                 floats=not keep and not any(map(self._layouts.is_own, fields)),
             )
 

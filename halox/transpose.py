@@ -1,11 +1,9 @@
-"""The transpose: a field carried from one way of dividing a grid to another, and back."""
+"""The transpose: a field carried from one division of a grid to another, and back."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from halox.decomposition import (
     FieldLayout,
@@ -28,15 +26,6 @@ from halox.tables import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """The layouts of a call's two arrays, and the order in which their cells are packed."""
-
-    u: FieldLayout
-    v: FieldLayout
-    walk: tuple[int, ...]
 
 
 class Transpose:
@@ -122,14 +111,15 @@ class Transpose:
         of_b = grid_b._decomposition
         with self._world.guard:
             self.axes: tuple[int, ...] = self._world.guarded(check, _MAKING)
-            self._compare(
+            self._world.compare(
                 {
                     "axes": self.axes,
                     "path": path,
                     "proc_shape of grid_b": of_b.proc_shape,
                     "blocks of grid_b": tuple(axis.bounds for axis in of_b.axes),
                     "placement of grid_b": of_b.placement.coords,
-                }
+                },
+                _MAKING,
             )
 
     def forward(self, u: object, v: object) -> None:
@@ -178,7 +168,7 @@ class Transpose:
         Parameters
         ----------
         u, v : array
-            As of `forward`, in this order for both directions.
+            Those of `forward`, in this order for both directions.
         backward : bool
             Whether the plan carries ``v`` into ``u``.
         path : str, optional
@@ -250,21 +240,24 @@ class Transpose:
         world = self._world
         world.begin("plan" if keep else direction)
         self._plans.sweep()
-        pair: _Pair = world.guarded(lambda: self._read(direction, u, v), _MAKING)
-        self._compare(
+        (of_u, of_v), orders = world.prepare(lambda: self._read(direction, u, v), _MAKING)
+        world.compare(
             {
                 "direction": direction,
                 "dtype": describe(u).dtype,
-                "layout of u": pair.u.spec,
-                "layout of v": pair.v.spec,
-            }
+                "layout of u": of_u.spec,
+                "layout of v": of_v.spec,
+            },
+            _MAKING,
         )
-        walk = world.gather(pair.walk, _MAKING)[0]
-        sides = self._sides(u, v, pair)
-        source, target = sides if direction == "forward" else sides[::-1]
-        device = self.grid_a.device_id
+        back, natural = inverse_axes(self.axes), range(len(self.axes))
+        a, b = self.grid_a._decomposition, self.grid_b._decomposition
+        source = Side(u, overlaps(of_u, b, back), common_axes(of_u.spec, natural))
+        target = Side(v, overlaps(of_v, a, self.axes), common_axes(of_v.spec, back))
+        if direction == "backward":
+            source, target = target, source
         plan = self.grid_a._make_plan(
-            lambda: transpose_draft(source, target, walk, device=device),
+            lambda: transpose_draft(source, target, orders[0]),
             keep=keep,
             path=self._path if path is None else path,
             call="start of a plan" if keep else direction,
@@ -273,8 +266,10 @@ class Transpose:
         self.grid_b._all_plans.add(plan)
         return plan
 
-    def _read(self, direction: str, u: object, v: object) -> _Pair:
-        """Check what one rank can see of a call alone."""
+    def _read(
+        self, direction: str, u: object, v: object
+    ) -> tuple[tuple[FieldLayout, FieldLayout], tuple[int, ...]]:
+        """Check what one rank can see of a call alone; return the layouts, and the memory order of ``u``."""
         if not direction:
             raise FieldError("backward must be True or False; True carries v into u")
         self.grid_b._world.check_open()
@@ -291,20 +286,8 @@ class Transpose:
             raise FieldError(
                 "u and v share memory, and cells would be overwritten before they are read; give two arrays apart"
             )
-        walk = memory_order(first, common_axes(layout_u.spec, self._natural))
-        return _Pair(layout_u, layout_v, walk)
-
-    def _sides(self, u: object, v: object, pair: _Pair) -> tuple[Side, Side]:
-        back = inverse_axes(self.axes)
-        a, b = self.grid_a._decomposition, self.grid_b._decomposition
-        return (
-            Side(u, overlaps(pair.u, b, back), common_axes(pair.u.spec, self._natural)),
-            Side(v, overlaps(pair.v, a, self.axes), common_axes(pair.v.spec, back)),
-        )
-
-    @property
-    def _natural(self) -> tuple[int, ...]:
-        return tuple(range(len(self.axes)))
+        order = memory_order(first, common_axes(layout_u.spec, range(len(self.axes))))
+        return (layout_u, layout_v), order
 
     def _check_ranks(self) -> None:
         MPI = self._world.mpi
@@ -326,10 +309,6 @@ class Transpose:
             raise DeviceError(
                 f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
             )
-
-    def _compare(self, mine: dict[str, Any]) -> None:
-        """Raise on all ranks if they have come with different arguments; names the first that differs."""
-        self._world.compare(mine, _MAKING)
 
 
 def _layout(grid: Grid, array: object, name: str) -> FieldLayout:

@@ -1,29 +1,29 @@
 """Plan cache keyed by array identity, by field and by layout.
 
-A plan of arrays that are not the grid's own serves other arrays of their layout, too: which copies it makes follows
-from the layout, and only where it makes them from the addresses. Such a plan takes no path on which the ranks would
-have to agree on addresses, so that a new array costs new views and no word between ranks. It lives as long as it is
-among the last, whichever arrays live: garbage collection, which differs between ranks, has no part in it.
+A plan of arrays that are not the grid's own serves other arrays of their layout, too: the layout alone decides which
+copies it makes, addresses decide only where. Such a plan takes no path on which the ranks would have to agree on
+addresses, so that a new array costs new views and no communication. It lives as long as it is among the last,
+whichever arrays live: garbage collection, which differs between ranks, does not matter to it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from halox.errors import HaloxError
 from halox.exchange.plan import Bound, Plan
 from halox.exchange.report import Report
-from halox.runtime.arrays import Described, owner
+from halox.runtime.arrays import Described, DType, owner
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""
 
-
-Shared = tuple[Hashable, Sequence[Described]]
+Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
+"""Key of a plan that serves all arrays of some layouts, and arrays of them described."""
 
 
 class Moved:
@@ -54,31 +54,31 @@ class _Entry:
         self.watched: tuple[weakref.ref[object], ...] = ()
 
 
-class _Nodes(dict[int, "_Seen"]):
-    """Arrays seen, by their identity."""
+class _Nodes(dict[int, "_Node"]):
+    """Arrays of earlier calls, by their identity."""
 
     __slots__ = ("__weakref__",)
 
 
-class _Seen:
-    """An array object seen as the next argument of a call, and as what.
+class _Node:
+    """An array object as the next argument of an earlier call.
 
     Attributes
     ----------
     shape, dtype, writable
         Of the array then, since they can be set; only the shape if it is none of NumPy's. (So can strides, but NumPy
-        advises against it: nobody pays for looking at them in every call.)
+        advises against it: no call pays for a look at them.)
     entry : _Entry or None
         Of the plan of the arrays up to this one.
     moved : Moved or None
         The plan with its views of these arrays, if it serves others, too.
     after : _Nodes
-        What was seen behind it.
+        Arrays of earlier calls behind it.
     """
 
     __slots__ = ("after", "dtype", "entry", "is_numpy", "moved", "shape", "watch", "writable")
 
-    def __init__(self, array: Any, nodes: _Nodes) -> None:
+    def __init__(self, array: object, nodes: _Nodes) -> None:
         key, place = id(array), weakref.ref(nodes)
 
         def forget(gone: object) -> None:
@@ -87,22 +87,21 @@ class _Seen:
                 del known[key]
 
         self.is_numpy = isinstance(array, np.ndarray)
-        self.shape: Any = getattr(array, "shape", None)
-        self.dtype: Any = array.dtype if self.is_numpy else None
-        self.writable: Any = array.flags.writeable if self.is_numpy else None
+        self.shape: object = getattr(array, "shape", None)
+        self.dtype: DType | None = None
+        self.writable: bool | None = None
+        if isinstance(array, np.ndarray):
+            self.dtype, self.writable = array.dtype, array.flags.writeable
         self.entry: _Entry | None = None
         self.moved: Moved | None = None
         self.after = _NOTHING
         self.watch = weakref.ref(array, forget)
 
-    def is_as_seen(self, array: Any) -> bool:
-        """Whether the array still is what it was; `PlanCache.find` has the same in line."""
-        if not self.is_numpy:
-            return bool(getattr(array, "shape", None) == self.shape)
-        return (
-            array.shape == self.shape
-            and array.dtype is self.dtype
-            and array.flags.writeable is self.writable
+    def fits(self, array: object) -> bool:
+        """Whether the array is as it was; `PlanCache.find` has the same in line, without the call."""
+        return getattr(array, "shape", None) == self.shape and (
+            not isinstance(array, np.ndarray)
+            or (array.dtype is self.dtype and array.flags.writeable is self.writable)
         )
 
 
@@ -112,13 +111,13 @@ _NOTHING = _Nodes()
 class PlanCache:
     """Plans by the arrays they move.
 
-    An array object seen before is recognised by its identity, if its shape, its dtype and whether it may be written
-    are as they were. A new view of memory seen before, such as ``state[i]`` taken anew each step, is recognised by
+    An array object of an earlier call is recognised by its identity, if its shape, its dtype and whether it may be
+    written are as they were. A new view of known memory, such as ``state[i]`` taken anew each step, is recognised by
     its field. Neither looks at contents.
 
     An entry of a field ends with its arrays (or their owners), so that an address that is used again is not mistaken.
-    Any ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that what is left at a
-    call with the same arrays is the same on all ranks, however long each keeps other arrays.
+    Every entry ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that those left
+    at a call with the same arrays are the same on all ranks, however long each keeps other arrays.
 
     Parameters
     ----------
@@ -138,7 +137,7 @@ class PlanCache:
         self._has_shared = False
         # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
         self._has_strangers = False
-        self._seen: dict[Hashable, _Nodes] = {}
+        self._calls: dict[Hashable, _Nodes] = {}
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
         self._doomed: list[Plan] = []
@@ -147,38 +146,39 @@ class PlanCache:
         """Return how many plans are kept."""
         return len(self._entries)
 
-    def find(self, kind: Hashable, arrays: tuple[Any, ...]) -> Plan | Moved | None:
+    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
         """Return the plan of these arrays, None if there is none yet.
 
         None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
         together.
         """
         try:
-            nodes = self._seen.get(kind)
+            nodes = self._calls.get(kind)
         except TypeError:
             return None
-        seen = None
+        node = None
         if nodes is not None:
+            array: Any
             for array in arrays:
-                seen = nodes.get(id(array))
-                if seen is None:
+                node = nodes.get(id(array))
+                if node is None:
                     break
-                if seen.is_numpy:
+                if node.is_numpy:
                     if (
-                        array.shape != seen.shape
-                        or array.dtype is not seen.dtype
-                        or array.flags.writeable is not seen.writable
+                        array.shape != node.shape
+                        or array.dtype is not node.dtype
+                        or array.flags.writeable is not node.writable
                     ):
-                        seen = None
+                        node = None
                         break
-                elif getattr(array, "shape", None) != seen.shape:
-                    seen = None
+                elif getattr(array, "shape", None) != node.shape:
+                    node = None
                     break
-                nodes = seen.after
-        if seen is not None:
-            entry = seen.entry
+                nodes = node.after
+        if node is not None:
+            entry = node.entry
             if entry is not None and entry.plan is not None:
-                return entry.plan if seen.moved is None else seen.moved
+                return entry.plan if node.moved is None else node.moved
         return self._find_field(kind, arrays)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
@@ -202,8 +202,8 @@ class PlanCache:
 
         def forget(gone: object) -> None:
             cache = place()
-            entry = None if cache is None else cache._entries.get(key)
-            if cache is not None and entry is not None and any(w is gone for w in entry.watched):
+            known = None if cache is None else cache._entries.get(key)
+            if cache is not None and known is not None and gone in known.watched:
                 cache._drop(key)
 
         entry = self._entries[key] = _Entry(self._added, plan)
@@ -217,7 +217,7 @@ class PlanCache:
 
     def forget(self) -> None:
         """Look at all arrays again at their next calls; local."""
-        self._seen.clear()
+        self._calls.clear()
 
     def clear(self) -> None:
         """Close all plans; local."""
@@ -227,24 +227,23 @@ class PlanCache:
         self.sweep()
 
     def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
-        """Find the plan of what the arrays describe now, or that of their layouts."""
+        """Find the plan of the fields that the arrays are, or that of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
             entry = None
             if shared is None or self._has_strangers:
                 entry = self._entries.get((kind, self._key_of(arrays)))
-            if entry is None and shared is not None:
-                key, described = shared
-                entry = self._entries.get((kind, key))
-            elif shared is not None:
+            if entry is not None:
                 shared = None
+            elif shared is not None:
+                entry = self._entries.get((kind, shared[0]))
         except (HaloxError, TypeError):
             return None
         if entry is None or entry.plan is None:
             return None
         moved = None
         if shared is not None:
-            bound = entry.plan.views(described)
+            bound = entry.plan.views(shared[1])
             if bound is None:
                 return None
             moved = Moved(entry.plan, bound)
@@ -255,18 +254,18 @@ class PlanCache:
     def _remember(
         self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, moved: Moved | None
     ) -> None:
-        nodes, seen = self._seen.setdefault(kind, _Nodes()), None
+        nodes, node = self._calls.setdefault(kind, _Nodes()), None
         for array in arrays:
-            if seen is not None:
-                if seen.after is _NOTHING:
-                    seen.after = _Nodes()
-                nodes = seen.after
-            seen = nodes.get(id(array))
-            if seen is None or not seen.is_as_seen(array):
+            if node is not None:
+                if node.after is _NOTHING:
+                    node.after = _Nodes()
+                nodes = node.after
+            node = nodes.get(id(array))
+            if node is None or not node.fits(array):
                 # And nothing is known of calls in which others come after it as it is now.
-                seen = nodes[id(array)] = _Seen(array, nodes)
-        if seen is not None:
-            seen.entry, seen.moved = entry, moved
+                node = nodes[id(array)] = _Node(array, nodes)
+        if node is not None:
+            node.entry, node.moved = entry, moved
 
     def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""

@@ -1,8 +1,7 @@
 """The user's file of measured path constants, and the agreement of all ranks on them.
 
-``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each set-up that was
-measured. What a set-up is stands in `Fingerprint`; a new driver or another MPI makes another one, so that stale
-constants are never used.
+``halox tune`` writes it, below ``XDG_CACHE_HOME`` (``~/.cache`` by default), with an entry for each `Fingerprint` of
+a set-up; a new driver or another MPI makes another one, so that stale constants are never used.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from halox.runtime.context import Context
     from halox.runtime.topology import Topology
     from halox.runtime.world import World
+
+Entry: TypeAlias = dict[str, Any]
+"""Constants of one set-up in the file, with its fingerprint."""
 
 FORMAT = 1
 """Of the file; files of another format are ignored."""
@@ -68,10 +70,7 @@ def tuning_file() -> Path:
 
 
 def fingerprint_of(world: World, topology: Topology, device: int | None) -> Fingerprint:
-    """Return what the ranks' set-up is known by; the same on all of them.
-
-    Collective over the world.
-    """
+    """Return the fingerprint of the ranks' set-up, the same on all of them; collective over the world."""
     mine = (*_gpu(device), " ".join(world.mpi.Get_library_version().rstrip("\0").split()))
     gathered = world.gather(mine, "the choice of path constants")
 
@@ -99,13 +98,9 @@ def describe_topology(topology: Topology) -> str:
         for a, b in itertools.combinations(members, 2)
     }
     memory = {frozenset(): "no pairs", frozenset({True}): "all", frozenset({False}): "none"}
-    return ", ".join(
-        [
-            "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each",
-            f"memory mapped: {memory.get(frozenset(mapped), 'some')}",
-            "one node" if len(nodes) == 1 else "several nodes",
-        ]
-    )
+    use = "shared by ranks" if any(topology.sharers(rank) for rank in ranks) else "one rank each"
+    span = "one node" if len(nodes) == 1 else "several nodes"
+    return f"{use}, memory mapped: {memory.get(frozenset(mapped), 'some')}, {span}"
 
 
 def costs_of(context: Context) -> Costs:
@@ -115,10 +110,9 @@ def costs_of(context: Context) -> Costs:
 
 
 def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
-    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones.
+    """Return the constants that all ranks choose by: the user's for this set-up, or the shipped ones; collective.
 
-    Collective over the world. Rank 0 alone reads: files may differ between nodes, and ranks must not.
-    Without other ranks, and without GPUs, there is nothing to choose, and nothing is read.
+    Rank 0 alone reads: files may differ between nodes, and ranks must not. Nothing is read where there is no choice.
     """
     if world.size == 1 or fingerprint.gpu == NO_GPU:
         return Costs.default()
@@ -131,10 +125,8 @@ def agreed_costs(world: World, fingerprint: Fingerprint) -> Costs:
 def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     """Return the user's constants for a set-up, None if there are none.
 
-    Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of another format, or
-    knows other set-ups only.
-
-    Local; never raises.
+    Local; never raises. Warns if there is a file and it cannot be used: it is corrupt, no regular file, too large, of
+    another format, or of other set-ups only.
     """
     try:
         path = path or tuning_file()
@@ -151,17 +143,17 @@ def load(fingerprint: Fingerprint, path: Path | None = None) -> Costs | None:
     return None
 
 
-def _find(fingerprint: Fingerprint, found: Any) -> Costs | None:
+def _find(fingerprint: Fingerprint, found: object) -> Costs | None:
     """Return the constants of a set-up from a file's contents, None if the file holds none at all."""
     entries = _entries(found)
     for entry in entries:
         if entry.get("fingerprint") == asdict(fingerprint):
             try:
-                found = Costs.from_dict(entry.get("costs"))
+                costs = Costs.from_dict(entry.get("costs"))
             except HaloxError as error:
                 raise HaloxError(f"it is corrupt: {error}") from error
             # Protocols that could not be measured are not in the file.
-            return Costs.default().updated(found.protocols, found.origin)
+            return Costs.default().updated(costs.protocols, costs.origin)
     if entries:
         raise HaloxError(_other_machine(fingerprint, entries))
     return None
@@ -193,7 +185,7 @@ def save(fingerprint: Fingerprint, costs: Costs, path: Path | None = None) -> Pa
     return path
 
 
-def _entries(found: Any) -> list[dict[str, Any]]:
+def _entries(found: object) -> list[Entry]:
     """Return the entries of a file from its contents."""
     if not isinstance(found, dict) or "format" not in found:
         raise HaloxError("it is corrupt: no format is named in it")
@@ -205,10 +197,10 @@ def _entries(found: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def _other_machine(wanted: Fingerprint, entries: list[dict[str, Any]]) -> str:
+def _other_machine(wanted: Fingerprint, entries: list[Entry]) -> str:
     """Say in what the set-up most like this one differs from it."""
 
-    def differences(entry: dict[str, Any]) -> list[str]:
+    def differences(entry: Entry) -> list[str]:
         there = entry.get("fingerprint")
         known = there if isinstance(there, dict) else {}
         return [
@@ -245,6 +237,6 @@ def _gpu(device: int | None) -> tuple[str, str, int]:
         driver = f"{version[0]}, {driver}" if version else driver
     count = gpu_count()
     with suppress(OSError):
-        # What a rank's CUDA_VISIBLE_DEVICES hides from it is there all the same.
+        # GPUs that a rank's CUDA_VISIBLE_DEVICES hides count too.
         count = max(count, len(list(_GPU_FOLDER.iterdir())))
     return model, driver, count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from halox.errors import HaloxError
@@ -87,9 +87,8 @@ class Costs:
     ) -> Candidate:
         """Return the candidate, of at least one, that is expected to take least time.
 
-        Those without a model are taken only if none has one; then the first.
-
-        The order of the candidates does not matter where their times are equal: the first by name is taken.
+        Those without a model are taken only if none has one; then the first. Of equal times, whatever the order of the
+        candidates, the first by name is taken.
         """
 
         def rank(found: Candidate) -> tuple[float, str, str]:
@@ -104,20 +103,10 @@ class Costs:
         """Return these constants with those of some protocols replaced."""
         return replace(self, protocols={**self.protocols, **protocols}, origin=origin)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values, ready for JSON."""
-        return {
-            "origin": self.origin,
-            "run_bytes": list(RUN_BYTES),
-            "protocols": {
-                name: {
-                    "latency_us": cost.latency_us,
-                    "message_us": cost.message_us,
-                    "gb_per_s": list(cost.gb_per_s),
-                }
-                for name, cost in self.protocols.items()
-            },
-        }
+        protocols = {name: asdict(cost) for name, cost in self.protocols.items()}
+        return {"origin": self.origin, "run_bytes": list(RUN_BYTES), "protocols": protocols}
 
     @classmethod
     def from_dict(cls, found: Any) -> Costs:

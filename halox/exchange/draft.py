@@ -1,9 +1,10 @@
-"""What a plan is made from, and what one rank can check of it alone."""
+"""Draft of a plan, and the checks of it that one rank can make alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from halox.errors import FieldError
 from halox.packing.host import check_inside
@@ -12,10 +13,13 @@ from halox.paths.base import Operation
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, HostArray, borrow
 
+Borrowed: TypeAlias = Sequence[HostArray] | Sequence[Described]
+"""Arrays as paths use them: memory of the host, or descriptions of arrays on a GPU."""
+
 
 @dataclass(frozen=True)
 class Draft:
-    """What a plan is made from: arrays, messages between them, and what is done with what arrives.
+    """Arrays, messages between them, and the operation on arrival, from which a plan is made.
 
     Attributes
     ----------
@@ -27,8 +31,8 @@ class Draft:
         In ascending order of (peer, tag).
     operation : {"copy", "add"}
         Replace the receivers' values; or add to them and set what was sent to zero.
-    device : int or None
-        The GPU that runs the kernels, None for NumPy arrays.
+    names : tuple of str
+        Of the arrays in the report; by default their dtypes and shapes.
     numbers : tuple of int
         For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
     specs : tuple of str
@@ -42,14 +46,18 @@ class Draft:
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
     operation: Operation = "copy"
-    device: int | None = None
-    names: tuple[str, ...] = field(default=())
+    names: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     specs: tuple[str, ...] = ()
     floats: bool = False
 
+    @property
+    def device(self) -> int | None:
+        """The GPU that runs the kernels, None for NumPy arrays."""
+        return self.described[0].device if self.described else None
 
-def checked(draft: Draft) -> Sequence[HostArray] | Sequence[Described]:
+
+def checked(draft: Draft) -> Borrowed:
     """Return the arrays of a draft, borrowed; `FieldError` if something is wrong on this rank alone."""
     for message in draft.receives:
         for part in message.parts:
@@ -64,13 +72,13 @@ def checked(draft: Draft) -> Sequence[HostArray] | Sequence[Described]:
             "arrays of one exchange must all be NumPy arrays or all be on the GPU; exchange them apart"
         )
     parts = [part for message in (*draft.sends, *draft.receives) for part in message.parts]
-    if draft.described and draft.described[0].device is not None:
+    if draft.device is not None:
         from halox.packing.device import check_bounds
 
         for part in parts:
             check_bounds(draft.arrays[part.array], part.datatype, part.count)
         return draft.described
-    if draft.floats:  # what other arrays have to show, too
+    if draft.floats:  # other arrays have this much memory, too
         borrowed = [found.borrowed() for found in draft.described]
     else:
         borrowed = [borrow(array) for array in draft.arrays]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,7 @@ def follow_siblings(
     if old is None or not siblings:
         return None
 
-    def ratio(of: Any) -> float:
+    def ratio(of: Callable[[ProtocolCost], float]) -> float:
         ratios = [
             math.log(of(fitted[n]) / of(before[n]))
             for n in siblings
@@ -97,7 +97,7 @@ def follow_siblings(
         return math.exp(sum(ratios) / len(ratios)) if ratios else 1.0
 
     speeds = [
-        min(speed * ratio(lambda cost, i=i: cost.gb_per_s[i]), FASTEST_GB_PER_S)
+        min(speed * ratio(partial(_speed, i)), FASTEST_GB_PER_S)
         for i, speed in enumerate(old.gb_per_s)
     ]
     for i in range(1, len(speeds)):
@@ -107,6 +107,10 @@ def follow_siblings(
         old.message_us * ratio(lambda cost: cost.message_us),
         tuple(speeds),
     )
+
+
+def _speed(i: int, cost: ProtocolCost) -> float:
+    return cost.gb_per_s[i]
 
 
 def _row(sample: Sample) -> list[float]:

@@ -1,34 +1,45 @@
-"""Makes a plan together with the other ranks: compares both ends of every message, and chooses their routes."""
+"""Collective plan construction: both ends of every message are compared, and its route is chosen."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
-from halox.exchange.building import build_channels
 from halox.exchange.calibration import costs_of
 from halox.exchange.costs import Costs
-from halox.exchange.draft import Draft, checked
+from halox.exchange.draft import Borrowed, Draft, checked
 from halox.exchange.measuring import Timer
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import choose_route, describe_end, wished_path
-from halox.paths.base import Build, EndpointInfo, Job, Key, Route, SelectionContext
+from halox.paths import PATHS
+from halox.paths.base import (
+    Build,
+    Carried,
+    EndpointInfo,
+    Job,
+    Key,
+    Operation,
+    Route,
+    SelectionContext,
+)
 from halox.paths.messages import check_match
-from halox.runtime.arrays import Described, HostArray
 from halox.runtime.context import Context
 from halox.runtime.gpu.streams import is_capturing
 from halox.runtime.world import World, raise_together
 
 _MAKING = "the making of a plan"
 
+Routes = dict[Key, tuple[Route, EndpointInfo]]
+"""For each message its route and the description of its other end."""
+
 
 @dataclass(frozen=True)
 class _Said:
-    """A rank's part of the agreement on a plan, as far as it does not belong to single messages.
+    """A rank's part of the agreement on a plan, beside that on single messages.
 
     Attributes
     ----------
@@ -39,22 +50,21 @@ class _Said:
         Messages to and from each rank.
     operation : str
     numbers : tuple of int
-        Of the arrays, where the grid has made them.
     specs : tuple of str
-        For each field how its axes are read.
+        Of the fields, as in `Draft`.
     closed : tuple of int
         Numbers of plans that it has closed, and others may not have.
     plans : int
         Number of the last plan that it has made on these ranks.
     floats : bool
-        Whether the plan may serve other arrays, as of `Draft`.
+        Whether the plan may serve other arrays, as in `Draft`.
     """
 
     wish: str | None
     on_gpu: bool
     sends: Counter[int]
     receives: Counter[int]
-    operation: str
+    operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
     closed: tuple[int, ...]
@@ -97,40 +107,7 @@ def make_plan(
     Collective. Arrays on a GPU are made idle.
     """
     world = context.world
-    drafted: Draft | None = None
-    arrays: Sequence[HostArray] | Sequence[Described] = ()
-
-    def prepared() -> _Said:
-        nonlocal drafted, arrays
-        wish = wished_path(path)
-        found = draft()
-        arrays = checked(found)
-        if found.device is not None:
-            if is_capturing(None):
-                raise StateError(
-                    "the current stream is being captured, and making a plan needs the host; make the plan before "
-                    "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
-                )
-            from halox.runtime.gpu.cuda import cupy
-
-            context.use_device(found.device)
-            cupy().cuda.Device(found.device).synchronize()
-        drafted = found
-        return _Said(
-            wish,
-            found.device is not None,
-            Counter([m.peer for m in found.sends]),
-            Counter([m.peer for m in found.receives]),
-            found.operation,
-            found.numbers,
-            found.specs,
-            context.leftovers.closed,
-            world.ranks.plans,
-            found.floats,
-        )
-
-    said: list[_Said] = world.gather_result(prepared, _MAKING)
-    assert drafted is not None
+    (drafted, arrays), said = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
     # One more than any rank has reached: ranks whose calls differed may have begun other plans.
     number = world.ranks.plans = 1 + max(one.plans for one in said)
     _check_alike(said)
@@ -139,45 +116,79 @@ def make_plan(
         # All ranks' GPUs have been idle since the first of them came here.
         context.device_arena.reclaim()
     context.leftovers.reclaim([one.closed for one in said])
-    on_gpu = any(one.on_gpu for one in said)
-    selection = _selection(context, drafted, on_gpu)
-    costs = context.once(costs_of) if on_gpu else Costs.default()
-    # What other arrays of the layout shall use cannot depend on where these lie.
+    # Results for other arrays of the layout cannot depend on the addresses of these.
     floats = all(one.floats and (world.size == 1 or not one.on_gpu) for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     ends = {
         m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages
     }
-    choose = partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
+    choose = _chooser(context, said)
     routes, error = _choose_routes(world, whole, ends, choose)
     build = Build(context, whole, drafted.device, routes, number)
-    built = build_channels(build, error)
-    rows = [Row.of(m, build.routes[m.key][0]) for m in whole.messages]
-    operation = "exchange" if drafted.operation == "copy" else "accumulation"
-    names = drafted.names or tuple(f"{d.dtype}{list(d.shape)}" for d in drafted.described)
-    report = Report(world.rank, operation, names, tuple(rows))
+    channels, needs_host, is_movable = _build_channels(build, error)
     plan = Plan(
-        [one.channel for one in built.channels],
-        report,
+        [one.channel for one in channels],
+        _report(world.rank, drafted, build),
         drafted.sends,
         world.check_open,
         partial(context.leftovers.add, number),
-        Timer(world, drafted.device, built.channels),
+        Timer(world, drafted.device, channels),
         # A run that is a launch and no more is not counted, on any rank.
-        world.ticker(call, number) if built.needs_host else None,
+        world.ticker(call, number) if needs_host else None,
         guard=world.guard,
     )
-    plan.floats = floats and built.is_movable
+    plan.floats = floats and is_movable
     plan.hold(drafted.arrays, alive=keep)
     return plan
 
 
-def _selection(context: Context, draft: Draft, on_gpu: bool) -> SelectionContext:
-    """Return the selection inputs; collective if any rank's arrays are on a GPU."""
-    if not on_gpu:
-        return SelectionContext(draft.operation)
-    topology = context.find_gpus()
-    return SelectionContext(draft.operation, topology, context.why_no_device_pointers())
+def _prepared(
+    context: Context, draft: Callable[[], Draft], path: str | None
+) -> tuple[tuple[Draft, Borrowed], _Said]:
+    """Return this rank's draft, its arrays borrowed, and what the other ranks must know of it; the GPU is idle then."""
+    wish = wished_path(path)
+    drafted = draft()
+    arrays = checked(drafted)
+    if drafted.device is not None:
+        if is_capturing(None):
+            raise StateError(
+                "the current stream is being captured, and making a plan needs the host; make the plan before "
+                "the capture (grid.plan, or one grid.exchange of these fields) and call it in there"
+            )
+        from halox.runtime.gpu.cuda import cupy
+
+        context.use_device(drafted.device)
+        cupy().cuda.Device(drafted.device).synchronize()
+    said = _Said(
+        wish,
+        drafted.device is not None,
+        Counter([m.peer for m in drafted.sends]),
+        Counter([m.peer for m in drafted.receives]),
+        drafted.operation,
+        drafted.numbers,
+        drafted.specs,
+        context.leftovers.closed,
+        context.world.ranks.plans,
+        drafted.floats,
+    )
+    return (drafted, arrays), said
+
+
+def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
+    """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
+    selection, costs = SelectionContext(said[0].operation), Costs.default()
+    if any(one.on_gpu for one in said):
+        topology = context.find_gpus()
+        selection = SelectionContext(said[0].operation, topology, context.why_no_device_pointers())
+        costs = context.once(costs_of)
+    return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
+
+
+def _report(rank: int, drafted: Draft, build: Build) -> Report:
+    rows = [Row.of(m, build.routes[m.key][0]) for m in build.whole.messages]
+    operation = "exchange" if drafted.operation == "copy" else "accumulation"
+    names = drafted.names or tuple(map(str, drafted.described))
+    return Report(rank, operation, names, tuple(rows))
 
 
 def _check_alike(said: Sequence[_Said]) -> None:
@@ -225,26 +236,18 @@ def _check_counts(said: Sequence[_Said]) -> None:
 
 
 def _choose_routes(
-    world: World,
-    whole: Job,
-    ends: Mapping[Key, EndpointInfo],
-    choose: Callable[..., Route],
-) -> tuple[dict[Key, tuple[Route, EndpointInfo]], HaloxError | None]:
+    world: World, whole: Job, ends: dict[Key, EndpointInfo], choose: Callable[..., Route]
+) -> tuple[Routes, HaloxError | None]:
     """Swap both ends' descriptions with every peer, compare signatures, and choose each message's route.
 
-    Returns
-    -------
-    dict
-        For each message its route and what its other end said.
-    HaloxError or None
-        What is wrong with a message, for the ranks to agree on.
+    An error of a message is returned, for the ranks to agree on.
     """
     records: dict[int, dict[tuple[str, int], EndpointInfo]] = {m.peer: {} for m in whole.messages}
     for (direction, peer, tag), end in ends.items():
         records[peer][direction, tag] = end
     own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
     theirs = own | world.swap(records, sorted(records), _MAKING)
-    routes: dict[Key, tuple[Route, EndpointInfo]] = {}
+    routes: Routes = {}
     opposite = {"send": "receive", "receive": "send"}
     try:
         for message in whole.messages:
@@ -258,9 +261,34 @@ def _choose_routes(
             sender, receiver = (mine, other) if message.direction == "send" else (other, mine)
             if message.direction == "receive":
                 check_match(world.rank, message.peer, sender.signatures, receiver.signatures)
-            to_self = message.peer == world.rank
-            route = choose(sender, receiver, to_self=to_self)
+            route = choose(sender, receiver, to_self=message.peer == world.rank)
             routes[message.key] = (route, other)
     except (MismatchError, PathError) as error:
         return routes, error
     return routes, None
+
+
+def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carried], bool, bool]:
+    """Make all channels of a plan, path by path in the order of the registry; collective over all ranks.
+
+    Returned with whether some channel of any rank needs the host, and whether all can work on other arrays.
+    """
+    world = build.world
+    used = {route.path for route, _ in build.routes.values()} if error is None else ()
+    near = {name: bool(build.messages_near(PATHS[name])) for name in used}
+    said = world.gather(near, _MAKING, error)
+    build.near = [[name for name, is_near in one.items() if is_near] for one in said]
+    anywhere = set().union(*said)
+    agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
+
+    def build_all() -> tuple[list[Carried], tuple[bool, bool]]:
+        made = [
+            one for name, path in PATHS.items() for one in path.channels(build, agreed.get(name))
+        ]
+        found = [one.channel for one in made]
+        return made, (any(c.needs_host for c in found), all(c.is_movable for c in found))
+
+    # Page-locking and compiling can fail on one rank alone.
+    channels, flags = world.prepare(build_all, _MAKING)
+    needs_host, is_movable = zip(*flags, strict=True)
+    return channels, any(needs_host), all(is_movable)

@@ -49,64 +49,50 @@ class Timer:
         Collective; the arrays' contents are exchanged. One channel after the other, in an order that all ranks
         know, since a rank may have some that others have not.
         """
-        mine = {
-            name: (channel, messages)
-            for channel, (name, messages) in zip(channels, self._messages, strict=True)
+        mine = dict(zip((name for name, _ in self._messages), channels, strict=True))
+        us = {
+            name: exchange_us(self._world, mine.get(name), repeats, self._device)
+            for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING)))
         }
-        found: dict[Key, float] = {}
-        for name in sorted(set().union(*self._world.gather(set(mine), _MEASURING))):
-            channel, messages = mine.get(name, (None, ()))
-            call = None if channel is None else _exchange_of(channel)
-            us = exchange_us(self._world, call, repeats, self._device)
-            found |= {message.key: us for message in messages}
-        return found
+        return {message.key: us[name] for name, found in self._messages for message in found}
 
 
 def exchange_us(
     world: World,
-    call: Callable[[], None] | None,
+    exchange: Channel | Callable[[], None] | None,
     repeats: int,
     device: int | None = None,
     rows: int = ROWS,
 ) -> float:
-    """Return the microseconds of one call among many, of the slowest rank, the same on all ranks.
+    """Return the microseconds of one exchange among many, of the slowest rank, the same on all ranks.
 
-    ``repeats`` calls in a row are timed, on a GPU until the stream is empty, in several rows after a barrier each, of
-    which the median counts. A rank without a part in it gives None for the call.
+    ``repeats`` exchanges in a row are timed, on a GPU until the stream is empty, in several rows after a barrier each,
+    of which the median counts. A rank without a part in it gives None for the channel, or the call.
 
     Collective over the world.
     """
-    wait = _nothing if device is None else _stream_is_empty
-    if call is not None:
-        call()  # what is done at a first call only
-        wait()
+    steps: tuple[Callable[[], None], ...] = ()
+    if isinstance(exchange, Channel):
+        steps = (exchange.run, exchange.finish)
+    elif exchange is not None:
+        steps = (exchange,)
+
+    def run(times: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(times):
+            for step in steps:
+                step()
+        if device is not None and steps:
+            from halox.runtime.gpu.cuda import cupy
+
+            cupy().cuda.get_current_stream().synchronize()
+        return (time.perf_counter() - begin) / times * 1e6
+
+    run(1)  # what is done at a first call only
     mine = np.zeros(rows)
     for row in range(rows):
         world.gather(None, _MEASURING)
-        if call is None:
-            continue
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        wait()
-        mine[row] = (time.perf_counter() - begin) / repeats * 1e6
+        if steps:
+            mine[row] = run(repeats)
     slowest = np.max(world.gather(mine, _MEASURING), axis=0)
     return float(np.median(slowest))
-
-
-def _exchange_of(channel: Channel) -> Callable[[], None]:
-    def exchange() -> None:
-        channel.run()
-        channel.finish()
-
-    return exchange
-
-
-def _nothing() -> None:
-    """Wait for nothing: calls on the host are done when they return."""
-
-
-def _stream_is_empty() -> None:
-    from halox.runtime.gpu.cuda import cupy
-
-    cupy().cuda.get_current_stream().synchronize()

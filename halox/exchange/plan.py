@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import NoReturn, Protocol
+from typing import NoReturn, TypeAlias
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Timer
@@ -24,15 +24,12 @@ Bound = list[object]
 """Views of the arrays that a plan works on, for each of its movable channels."""
 
 
-class LetGo(Protocol):
-    """Takes over what other ranks reach of a plan that is closed: channels to free, and arrays to keep."""
-
-    def __call__(self, channels: Sequence[Channel], arrays: Sequence[object]) -> None:
-        """Take them over."""
+LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
+"""Takes over from a closed plan channels to free, and arrays to keep, which other ranks may still reach."""
 
 
 class _Life:
-    """The state of a plan, and the arrays that must live as long as it is under way; the finalizer's share of it."""
+    """State of a plan, and the arrays that must live while it is under way; its finalizer has them too."""
 
     __slots__ = ("arrays", "state", "watched")
 
@@ -91,7 +88,7 @@ class Plan:
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
-        # What a plan holds is given back with it; not at exit, when MPI and CUDA may be gone.
+        # Released with the plan; not at exit, when MPI and CUDA may be gone.
         self._release = weakref.finalize(self, _close, self._channels, self._life, let_go)
         self._release.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
@@ -116,8 +113,8 @@ class Plan:
         self.messages_sent = len(sent)
 
     def __call__(self, _bound: Bound | None = None) -> None:
-        """Run one exchange, on a GPU on the current stream; errors as of `start` and `finish`."""
-        # As `_advance`, without the time that another call takes.
+        """Run one exchange, on a GPU on the current stream, with the errors of `start` and `finish`."""
+        # The same as `_advance`, without the time of another call.
         guard, life = self._guard, self._life
         if life.state or guard.user:
             self._refuse(_READY, "called between start() and finish(); call finish() first")
@@ -144,9 +141,7 @@ class Plan:
             self.arrays = tuple(arrays)
         watched = []
         for array in arrays:
-            with suppress(
-                TypeError
-            ):  # what is no array of NumPy's or CuPy's may not let itself be watched
+            with suppress(TypeError):  # arrays of other libraries may take no weak references
                 watched.append(weakref.ref(owner(array)))
         self._life.watched = tuple(watched)
 
@@ -195,11 +190,8 @@ class Plan:
         On the peer path the exchange runs on a stream of its own, of high priority, beside what is put on the
         current stream until `finish`. On the other paths of a GPU the packing goes to the current stream.
         """
-        self._advance(
-            (_READY, _STARTED),
-            self._starts,
-            "start() was called twice; call finish() between two starts",
-        )
+        misuse = "start() was called twice; call finish() between two starts"
+        self._advance((_READY, _STARTED), self._starts, misuse)
         # What neighbours may still read or write lives on, even if this rank lets go of the plan.
         self._life.arrays = self.arrays
 
@@ -216,11 +208,8 @@ class Plan:
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
         """
-        self._advance(
-            (_STARTED, _READY),
-            self._finishes,
-            "finish() was called without start(); call start() first",
-        )
+        misuse = "finish() was called without start(); call start() first"
+        self._advance((_STARTED, _READY), self._finishes, misuse)
         self._life.arrays = ()
 
     def _advance(
@@ -293,7 +282,7 @@ class Plan:
         Returns
         -------
         Report
-            As of `explain`, here and from now on. A message's measured time is that of all messages which go its
+            That of `explain`, here and from now on. A message's measured time is that of all messages which go its
             path together, both ways, on the slowest rank.
 
         Raises
@@ -318,22 +307,18 @@ class Plan:
         timer = self._timer
 
         def measure() -> None:
-            found = timer.measure(self._channels, number)
-            self._report = self._report.measured(found)
+            self._report = self._report.measured(timer.measure(self._channels, number))
 
         with self._guard:
             number = timer.check(repeats)
-        self._advance(
-            (_READY, _READY),
-            (measure,),
-            "measure() was called between start() and finish(); call finish() first",
-        )
+        misuse = "measure() was called between start() and finish(); call finish() first"
+        self._advance((_READY, _READY), (measure,), misuse)
         return self._report
 
     def close(self) -> None:
-        """Give back buffers and requests; local, and harmless when repeated.
+        """Release buffers and requests; local, and harmless when repeated.
 
-        What other ranks may still reach is given back when they have closed the plan too.
+        What other ranks may still reach is released when they have closed the plan too.
 
         Raises
         ------

@@ -34,9 +34,9 @@ class Row:
     tag : int
         Tells several messages with one peer apart.
     predicted_us : float or None
-        What the cost model expects of an exchange of this message alone; None for paths without a model.
+        Prediction of the cost model for an exchange of this message alone; None for paths without a model.
     measured_us : float or None
-        What an exchange of all messages that travel with this one takes, both ways; see `Plan.measure`.
+        Time of an exchange of all messages that travel with this one, both ways; see `Plan.measure`.
     why_not : mapping of str to str
         For each path that cannot be taken, why.
     """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from halox.decomposition import FieldLayout
 from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.paths import PATHS, canonical
-from halox.paths.base import Candidate, EndpointInfo, Path, Route, SelectionContext
+from halox.paths.base import Candidate, EndpointInfo, Route, SelectionContext
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
@@ -35,7 +34,7 @@ def wished_path(path: str | None) -> str | None:
     HaloxError
         If an environment variable of a path is none of its values, also where no rank has a GPU.
     """
-    paths = _between_ranks()
+    paths = {name: one for name, one in PATHS.items() if not one.to_self}
     for one in paths.values():
         one.check_settings()
     if path is not None and not isinstance(path, str):
@@ -65,7 +64,7 @@ def describe_end(
 ) -> EndpointInfo:
     """Return this rank's description of its end of a message, without addresses if it shall serve other arrays."""
     world = context.world
-    paths: dict[str, Any] = {}
+    paths: dict[str, object] = {}
     if message.peer != world.rank and not floats:
         for name, path in PATHS.items():
             found = path.describe(message, arrays, context)
@@ -139,8 +138,3 @@ def candidates(
             else:
                 possible += found
     return possible, impossible
-
-
-def _between_ranks() -> dict[str, Path]:
-    """Return the paths that can be asked for."""
-    return {name: path for name, path in PATHS.items() if not path.to_self}

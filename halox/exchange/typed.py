@@ -1,10 +1,10 @@
-"""Typed messages: what grids, transposes and benchmarks stand on, for users who have no grid."""
+"""Typed messages for users who have no grid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from halox.datatypes import as_datatype
 from halox.errors import FieldError, HaloxError, MismatchError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from halox.exchange.report import Report
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Send:
     """
 
     array: object
-    datatype: Any
+    datatype: object
     dest: int
     count: int = 1
     tag: int = 0
@@ -58,7 +61,7 @@ class Recv:
     """
 
     array: object
-    datatype: Any
+    datatype: object
     source: int
     count: int = 1
     tag: int = 0
@@ -167,12 +170,12 @@ class Exchange:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not come along then."""
+        """Close it, unless an error is on its way: other ranks may not take part then."""
         if kind is None:
             self.close()
 
 
-def _items(name: str, given: object, kind: type[Any]) -> tuple[Any, ...]:
+def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     """Return the messages that a user lists, all of one kind."""
     items = as_list(given)
     if items is None:
@@ -184,17 +187,14 @@ def _items(name: str, given: object, kind: type[Any]) -> tuple[Any, ...]:
 
 
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
-    arrays: list[object] = []
-    described: list[Described] = []
-    numbers: dict[int, int] = {}
+    known: dict[int, tuple[int, object, Described]] = {}
 
     def part(item: Send | Recv, name: str) -> Part:
-        number = numbers.get(id(item.array))
-        if number is None:
-            described.append(describe(item.array, f"{name}.array"))
-            number = numbers[id(item.array)] = len(arrays)
-            arrays.append(item.array)
-        found, count = described[number], as_int(item.count)
+        array = item.array
+        if id(array) not in known:
+            known[id(array)] = len(known), array, describe(array, f"{name}.array")
+        number, _, found = known[id(array)]
+        count = as_int(item.count)
         if count is None or count < 0:
             raise FieldError(f"{name}.count must be an int >= 0, got {shown(item.count)}")
         datatype = as_datatype(item.datatype)
@@ -204,13 +204,13 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
         parts = []
+        role = "dest" if direction == "send" else "source"
         for number, item in enumerate(items):
-            role = "dest" if isinstance(item, Send) else "source"
-            name = f"{'sends' if isinstance(item, Send) else 'receives'}[{number}]"
-            peer, tag = as_int(getattr(item, role)), as_int(item.tag)
+            name, given = f"{direction}s[{number}]", getattr(item, role)
+            peer, tag = as_int(given), as_int(item.tag)
             if peer is None or not 0 <= peer < size:
                 raise MismatchError(
-                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(getattr(item, role))}"
+                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(given)}"
                 )
             if tag is None:
                 raise MismatchError(f"{name}.tag must be an int, got {shown(item.tag)}")
@@ -218,11 +218,12 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
+    arrays = tuple(array for _, array, _ in known.values())
+    described = tuple(found for *_, found in known.values())
     devices = {found.device for found in described} - {None}
     if len(devices) > 1:
         raise FieldError(
-            f"this rank's arrays lie on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
+            f"this rank's arrays are on GPU {' and GPU '.join(sorted(map(str, devices)))}; "
             "a rank exchanges arrays of one GPU: move them, or use a rank a GPU"
         )
-    device = next(iter(devices), None)
-    return Draft(tuple(arrays), tuple(described), outgoing, incoming, "copy", device)
+    return Draft(arrays, described, outgoing, incoming)

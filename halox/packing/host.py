@@ -12,7 +12,8 @@ import numpy.typing as npt
 from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.runtime.arrays import Array, DType, HostArray, as_ndarray, borrow
+from halox.runtime.arrays import Array, DType, HostArray, HostMemory, as_ndarray, borrow
+from halox.runtime.dlpack import Shown
 
 Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
@@ -296,27 +297,17 @@ class _Index:
         return origin + np.arange(begin, stop, dtype=np.int64) * self._stride
 
 
-class _Region:
-    """Host memory by address, for NumPy; keeps the owner alive."""
-
-    def __init__(self, owner: Array, address: int, nbytes: int) -> None:
-        self.base = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, not owner.flags.writeable),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-        }
-
-
 def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     """Bytes ``first`` to ``stop`` of memory, counted from an array's first element."""
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
-    found = borrow(array)
+    found, root = borrow(array), as_ndarray(array)
     check_inside(found.reach, first, stop)
-    return np.asarray(_Region(as_ndarray(array), found.pointer + first, stop - first))
+    shown = Shown(
+        found.pointer + first, (stop - first,), (1,), np.dtype(np.uint8), root.flags.writeable
+    )
+    return np.asarray(HostMemory(root, shown))
 
 
 def check_inside(reach: tuple[int, int], first: int, stop: int) -> None:

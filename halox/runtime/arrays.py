@@ -21,11 +21,7 @@ from halox.runtime.gpu.memory import memory_kind
 from halox.values import shown
 
 WORDS: dict[int, DType] = {
-    16: np.dtype("c16"),
-    8: np.dtype("u8"),
-    4: np.dtype("u4"),
-    2: np.dtype("u2"),
-    1: np.dtype("u1"),
+    np.dtype(t).itemsize: np.dtype(t) for t in ("c16", "u8", "u4", "u2", "u1")
 }
 """The dtype of a word by its bytes."""
 
@@ -45,6 +41,10 @@ class Described:
     dtype: DType
     device: int | None
     writable: bool
+
+    def __str__(self) -> str:
+        """Return dtype and shape."""
+        return f"{self.dtype}{list(self.shape)}"
 
     def borrowed(self) -> HostArray:
         """Borrow the memory of the array alone; on the host."""
@@ -125,11 +125,11 @@ def _cuda_interface(array: object) -> Any:
         raise
 
 
-class _Shared:
-    """Host memory that NumPy may look at; keeps its array alive."""
+class HostMemory:
+    """Host memory by address, for `numpy.asarray`; keeps its owner alive."""
 
-    def __init__(self, array: object, shown: dlpack.Shown) -> None:
-        self.array = array
+    def __init__(self, owner: object, shown: dlpack.Shown) -> None:
+        self.base = owner
         self.__array_interface__ = {
             "version": 3,
             "data": (shown.pointer, not shown.writable),
@@ -149,10 +149,10 @@ def as_ndarray(array: object, name: str = "array") -> Any:
     device = dlpack.device_of(array, name)
     if device is None or device[0] not in dlpack.ON_HOST:
         return array
-    return np.asarray(_Shared(array, dlpack.shown(array, name)))
+    return np.asarray(HostMemory(array, dlpack.shown(array, name)))
 
 
-def scalar_array(value: Any, dtype: DType) -> Array:
+def scalar_array(value: object, dtype: DType) -> Array:
     """Return a scalar as an array of shape (): NumPy's in their own dtype, Python's in the given one.
 
     Raises `FieldError` if the dtype cannot hold the value.

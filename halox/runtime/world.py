@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from halox.errors import (
     ClosedError,
@@ -21,6 +21,7 @@ from halox.errors import (
     HaloxError,
     MismatchError,
     MissingPackageError,
+    as_halox_error,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import Communicator, leave_to_mpi
@@ -36,6 +37,9 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Waiter", "World", "load_mpi", "timeout_s"]
 
 _HANDSHAKE_TAG = 1
 _MOST_TEXTS = 3
+
+Built = TypeVar("Built")
+Said = TypeVar("Said")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
 
@@ -286,6 +290,16 @@ class World:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
         return self.gather(result, doing, error)
+
+    def prepare(
+        self, build: Callable[[], tuple[Built, Said]], doing: str
+    ) -> tuple[Built, list[Said]]:
+        """Return ``build()``, its second part of every rank; raise on all ranks if it raises on any."""
+        result, error = _attempt(build)
+        if error is not None:
+            error = as_halox_error(error, doing)
+        mine, said = result or (None, None)
+        return cast("Built", mine), self.gather(said, doing, error)
 
     def swap(
         self, records: Mapping[int, Any], sources: Sequence[int], doing: str

@@ -104,7 +104,7 @@ def test_views_leave_nothing_behind():
     cache.add("exchange", (state[0],), Plan())
     for _ in range(50):
         assert cache.find("exchange", (state[0],)) is not None
-    assert not cache._seen["exchange"]
+    assert not cache._calls["exchange"]
 
 
 def test_a_cache_that_is_dropped_goes_without_a_collection():

@@ -224,7 +224,6 @@ def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.Data
                 common_axes(theirs[rank].spec, back),
             ),
             walk,
-            device=None,
         )
         drafts.append(draft)
         for message in draft.sends:
@@ -366,7 +365,6 @@ def test_runs_are_long_where_both_arrays_lie_alike() -> None:
             Side(u, overlaps(FieldLayout(rows, 0, none), columns, (0, 1)), (0, 1)),
             Side(v, overlaps(FieldLayout(columns, 0, none), rows, (0, 1)), (0, 1)),
             walk,
-            device=None,
         )
         # A box of 4 x 4: its rows (or columns) of 32 bytes, of which a slab's whole ones join.
         assert min(m.block_bytes for m in (*draft.sends, *draft.receives)) >= 32

@@ -81,7 +81,7 @@ def test_a_field_on_the_wrong_gpu(who: str, comm: MPI.Intracomm) -> None:
                 u = cupy.zeros(grid.padded_shape)
         else:
             other_gpu(grid)
-        text = r"field lies on GPU \d+, rank \d+ works on GPU \d+"
+        text = r"field is on GPU \d+, rank \d+ works on GPU \d+"
         refused(comm, DeviceError, text, lambda: grid.exchange(u))
         check_works(grid, comm)
 

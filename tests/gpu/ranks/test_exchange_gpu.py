@@ -162,7 +162,7 @@ def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
 def test_field_on_the_host_is_refused(comm: MPI.Intracomm) -> None:
     with (
         halox.Grid((8, 8 * comm.size), comm=comm, device="gpu") as grid,
-        pytest.raises(halox.errors.DeviceError, match=r"lies on the host.*grid\.zeros"),
+        pytest.raises(halox.errors.DeviceError, match=r"is on the host.*grid\.zeros"),
     ):
         grid.exchange(np.zeros(grid.padded_shape))
 

@@ -103,7 +103,7 @@ def test_arrays_of_two_kinds_of_memory_are_refused(comm: MPI.Intracomm) -> None:
     a, b, _ = pencils((8, 8, 8), comm, device="gpu")
     with a, b, halox.Transpose(a, b) as t:
         u = a.zeros("f8")
-        with pytest.raises(halox.errors.DeviceError, match=r"v, of grid_b: field lies on the host"):
+        with pytest.raises(halox.errors.DeviceError, match=r"v, of grid_b: field is on the host"):
             t.forward(u, np.zeros(b.padded_shape))
 
 
