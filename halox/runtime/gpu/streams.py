@@ -55,6 +55,10 @@ class Stream(Protocol):
     def wait_event(self, event: Any) -> None:
         """Order later work after an event."""
 
+    @property
+    def done(self) -> bool:
+        """Whether all work on it has ended."""
+
 
 class StreamOrder:
     """Order of calls, the one in which they are made, across streams.
