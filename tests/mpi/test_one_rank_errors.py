@@ -200,7 +200,7 @@ def test_an_allreduce_that_a_rank_does_not_come_to(comm: MPI.Intracomm) -> None:
     comm.Barrier()
     if comm.rank == comm.size - 1:
         g._world.begin("allreduce")
-        g._world.gather(((4,), "<f8", "sum"), "an allreduce")
+        g._world.gather(("cpu", "sum", (4,), "<f8"), "an allreduce")
     else:
         with short_waits(), pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
             g.allreduce(np.ones(4))
