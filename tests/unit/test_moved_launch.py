@@ -46,7 +46,7 @@ def test_a_moved_channel_exchanges_the_other_array(
     arrays.sort(key=lambda array: array.ctypes.data)
     first = arrays.pop(1)  # the others lie on both sides of it
     found = replace(describe(first), device=0)
-    draft = halo_draft([first], [found], [layout], operation="copy", corners=True, device=0)
+    draft = halo_draft((first,), [(found, layout)], operation="copy", corners=True)
     channel = LocalDeviceChannel(Job([found], draft.sends, draft.receives), 0)
     assert channel.is_movable
     for number, array in enumerate((*arrays, first, *arrays)):
@@ -63,5 +63,6 @@ def test_several_arrays_have_channels_of_their_own(monkeypatch: pytest.MonkeyPat
     layout = FieldLayout(decompose((6, 6), 1, periodic=True), 0, FieldSpec(((1, 1), (1, 1))))
     arrays = [np.zeros(layout.padded_shape) for _ in range(2)]
     found = [replace(describe(array), device=0) for array in arrays]
-    draft = halo_draft(arrays, found, [layout] * 2, operation="copy", corners=True, device=0)
+    read = [(one, layout) for one in found]
+    draft = halo_draft(tuple(arrays), read, operation="copy", corners=True)
     assert not LocalDeviceChannel(Job(found, draft.sends, draft.receives), 0).is_movable
