@@ -17,7 +17,7 @@ from halox.exchange import cache
 from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
-SHAPE = (12, 10)
+SHAPE = (24, 10)
 
 
 @pytest.fixture
