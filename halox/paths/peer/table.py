@@ -25,6 +25,7 @@ from halox.packing.strided_plan import (
     fill_region,
     region_dtype,
     rows_of,
+    sides_of,
 )
 
 EPOCH_SHIFT = 12
@@ -117,7 +118,7 @@ class Run(NamedTuple):
     @property
     def chunk_words(self) -> int:
         """Words of a chunk that is flagged: as many bytes for both ends of equally long runs."""
-        if not self.row.word_bytes:
+        if self.row.tile or not self.row.word_bytes:
             return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
         if self.direct_words:
             return self.direct_words
@@ -127,7 +128,7 @@ class Run(NamedTuple):
     @property
     def chunks(self) -> int:
         """Number of chunks that are flagged."""
-        return -(-self.row.words // self.chunk_words)
+        return self.row.chunks(self.chunk_words)
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
@@ -163,11 +164,13 @@ def chunk_bytes(nbytes: int, most: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def runs(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Run]:
+def runs(
+    copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
+) -> list[Run]:
     """Rows between arrays and the packed message, side 1 of copies that send, 0 of those that receive."""
     found = []
     for copy in copies:
-        for row in rows_of(copy, 1, MAX_WORDS, max_word):
+        for row in rows_of(copy, 1, MAX_WORDS, max_word, tiles=tiles):
             start = row.target if packed else row.source
             found.append(Run(row, start if _is_contiguous(row, packed) else -1))
     return found
@@ -191,6 +194,8 @@ def least_word(found: Sequence[Run]) -> int:
 
 
 def _is_contiguous(row: Row, packed: int) -> bool:
+    if row.tile:
+        return False  # its chunks are tiles
     expected = row.word_bytes
     for level in reversed(row.levels):
         if level[1 + packed] != expected:
@@ -239,6 +244,7 @@ class PeerPlan:
     in_flight: int
     word_bytes: int
     levels: int
+    tiled: int
 
     @property
     def inline(self) -> int:
@@ -287,6 +293,7 @@ class PeerPlan:
             ("MAX_THREADS", str(MANY_THREADS)),
             ("TABLE_SEGMENTS", str(self.inline)),
             ("KINDS", str(sum({1 << int(kind) for kind in self.segments["kind"]}))),
+            *((("TILED", str(self.tiled)),) if self.tiled else ()),
         )
 
 
@@ -339,7 +346,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words
         is_waited_for = segment.kind == Kind.TAKE_DIRECT
-        chunk += 1 if is_waited_for else max(1, -(-segment.row.words // chunk_words))
+        chunk += 1 if is_waited_for else max(1, segment.row.chunks(chunk_words))
         if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
     words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
@@ -358,6 +365,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         in_flight=in_flight,
         word_bytes=common if common > 2 else 0,
         levels=levels,
+        tiled=sides_of(segment.row for segment in ordered),
     )
 
 
