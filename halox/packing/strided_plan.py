@@ -19,7 +19,6 @@ from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Level, Piece, Side, contiguous_side, pieces
 from halox.packing.tiles import LEAST_BYTES, MOST_ELEMENT_BYTES, Tile, tiled
-from halox.packing.tiles import THREADS as TILE_THREADS
 from halox.runtime.gpu.launch import check_max_blocks
 
 MAX_LEVELS = 5
@@ -109,10 +108,11 @@ class Row(NamedTuple):
         """Words of the region."""
         return prod(level.steps for level in self.levels) * (self.tile.words if self.tile else 1)
 
-    def chunks(self, chunk_words: int) -> int:
-        """Chunks of so many words, or tiles."""
+    @property
+    def units(self) -> int:
+        """Words or tiles: what the kernels count."""
         if self.tile is None:
-            return -(-self.words // chunk_words)
+            return self.words
         around = prod(level.steps for level in self.levels[:-2])
         return around * prod(self.tile.counts(self.levels))
 
@@ -223,15 +223,16 @@ def plan(
     )
     work = int(words.sum()) // in_flight
     if max_blocks is None:
-        is_tiled = any(row.tile for row in rows)
-        threads = TILE_THREADS if is_tiled else most_threads(work, 2 * sms, THREADS)
+        of_tiles = max((row.tile.threads for row in rows if row.tile), default=0)
+        threads = of_tiles or most_threads(work, 2 * sms, THREADS)
     else:
         most = CAPPED_THREADS_PER_SM * sms
         max_blocks = min(max_blocks, most // CAPPED_THREADS[0])
         choices = tuple(t for t in CAPPED_THREADS if t * max_blocks <= most)
         threads = most_threads(work, max_blocks, choices)
     chunk_words = threads * in_flight
-    chunks = np.array([row.chunks(chunk_words) for row in rows], dtype=np.int64)
+    units = np.array([row.units for row in rows], dtype=np.int64)
+    chunks = -(-units // [1 if row.tile else chunk_words for row in rows])
     first_chunks = np.cumsum(chunks) - chunks
     # Few kinds, because each is compiled: 1, 2, 3 or MAX_LEVELS levels; no words of 1 or 2 bytes alone.
     most = max((len(row.levels) for row in rows), default=1)
@@ -282,7 +283,7 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
     """Write a row into an entry of a table of regions."""
     region["source"] = row.source % 2**64
     region["target"] = row.target % 2**64
-    region["words"] = row.words
+    region["words"] = row.units
     region["first_chunk"] = first_chunk
     region["word_bytes"] = row.word_bytes
     region["run_bytes"] = row.tile.form if row.tile else row.run_bytes

@@ -36,7 +36,7 @@ SMALL_BYTES = 1 << 23
 """Bytes of a copy up to which tiles have half as many rows, of half the length, so that there are enough of them."""
 
 THREADS = 256
-"""Threads of a block that moves tiles."""
+"""Most threads of a block that moves tiles."""
 
 MOST_ROW_ELEMENTS = 511
 """Elements that the kernel's description of a row can hold."""
@@ -62,6 +62,17 @@ class Tile(NamedTuple):
     along_target: int
     words: int
     side: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: for a square each, or four words."""
+        wanted = self.area // (self.side**2 if self.side > 1 else 4)
+        return min(THREADS, max(64, 1 << (wanted - 1).bit_length()))
+
+    @property
+    def area(self) -> int:
+        """Words of a whole tile."""
+        return self.along_source * self.along_target * self.words
 
     def counts(self, levels: Sequence[Level]) -> tuple[int, int]:
         """Return the numbers of tiles along both axes of a tiled row's levels."""

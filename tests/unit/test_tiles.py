@@ -70,7 +70,9 @@ class TestShape:
 
     def test_smaller_tiles_of_a_small_matrix(self):
         levels = Level(100, 8, 800), Level(100, 800, 8)
-        assert tiled(levels, 8, 16) == ((levels[1], levels[0]), Tile(16, 16, 1, 2))
+        _, tile = tiled(levels, 8, 16)
+        assert tile == Tile(16, 16, 1, 2) and tile.threads == 64
+        assert Tile(32, 32, 1, 2).threads == Tile(64, 64, 1, 4).threads == 256
 
     @pytest.mark.parametrize(
         ("element", "elements"), [(1, 128), (2, 64), (4, 64), (8, 32), (16, 32), (64, 16)]

@@ -21,15 +21,13 @@ struct CopyWork {
         move_words<Copy, Word>(region, source_base, target_base, first, last);
     }
 
-    __device__ __forceinline__ void operator()(const Region& region, u32 number, u32 first, u32 last) const
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
     {
 #if TILED
-        if (region.word_bytes && region.run_bytes) {
-            with_word(TileWork{source_base, target_base}, region, number, 0);
+        if (is_tiled(region)) {
+            with_word(TileWork{source_base, target_base}, region, first, last);
             return;
         }
-#else
-        (void)number;
 #endif
         if (WORD_BYTES == 0 && region.word_bytes == 0)
             move_runs(region, source_base, target_base, first, last);

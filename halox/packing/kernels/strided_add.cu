@@ -71,7 +71,7 @@ struct AddWork {
             region, source_base, target_base, first, last);
     }
 
-    __device__ __forceinline__ void operator()(const Region& region, u32, u32 first, u32 last) const
+    __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
     {
         with_word(*this, region, first, last);
     }

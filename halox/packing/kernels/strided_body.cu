@@ -157,16 +157,21 @@ __device__ __forceinline__ u32 region_of(const Table& table, u32 regions, u32 ch
 #endif
 }
 
-// Calls `work(region, number, first, last)` for every chunk of this block, with its number in the region.
+__device__ __forceinline__ bool is_tiled(const Region& region)
+{
+    return TILED && region.word_bytes && region.run_bytes;
+}
+
+// Calls `work(region, first, last)` for every chunk of this block; a tiled region has a tile a chunk.
 template <class Work>
 __device__ __forceinline__ void for_each_chunk(
     const Table& table, u32 regions, u32 chunks, u32 chunk_words, const Work& work)
 {
     for (u32 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         const Region& region = table.region[region_of(table, regions, chunk)];
-        const u32 number = chunk - region.first_chunk, first = number * chunk_words;
+        const u32 most = is_tiled(region) ? 1 : chunk_words, first = (chunk - region.first_chunk) * most;
         const u32 left = region.words - first;
-        work(region, number, first, first + (left < chunk_words ? left : chunk_words));
+        work(region, first, first + (left < most ? left : most));
     }
 }
 

@@ -4,7 +4,7 @@
 //
 // A tiled region has word_bytes and run_bytes both. Its elements are `words` consecutive words of word_bytes. Level 0 is
 // the axis along which the source's elements follow one another, level 1 that of the target's. Their `count` is a number
-// of tiles and their `extent` of elements; the other levels are loops around the tiles. A chunk of the region is one tile.
+// of tiles and their `extent` of elements; the other levels are loops around the tiles.
 //
 // The block loads a tile in rows along the source and stores it in rows along the target, each row by 2^k lanes, so that
 // both sides move whole sectors. Where both axes are contiguous and alignment allows it, a thread loads and stores SIDE
@@ -289,8 +289,9 @@ struct TileWork {
     u64 source_base, target_base;
 
     template <class Word>
-    __device__ __forceinline__ void with(const Region& region, u32 number, u32) const
+    __device__ __forceinline__ void with(const Region& region, u32 first, u32 last) const
     {
-        MoveTile<Word>::run(tile_of(region, source_base, target_base, number), 1u << (region.run_bytes >> 30));
+        for (u32 number = first; number < last; ++number)
+            MoveTile<Word>::run(tile_of(region, source_base, target_base, number), 1u << (region.run_bytes >> 30));
     }
 };

@@ -87,6 +87,9 @@ LONG_CHUNK_BYTES = 32768
 DIRECT_CHUNK_BYTES = (2048, 1 << 16)
 """Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
 
+TILED_CHUNK_BYTES = 1 << 16
+"""Bytes, more or less, of a chunk of tiles: the flag behind it waits until its last stores have arrived."""
+
 MOST_CHUNKS = 1 << 15
 """Chunks, more or less, from which they grow beyond that."""
 
@@ -117,8 +120,10 @@ class Run(NamedTuple):
 
     @property
     def chunk_words(self) -> int:
-        """Words of a chunk that is flagged: as many bytes for both ends of equally long runs."""
-        if self.row.tile or not self.row.word_bytes:
+        """Words, or tiles, of a chunk that is flagged: as many bytes for both ends of equally long runs."""
+        if self.row.tile:
+            return self.direct_words or tiles_of(self.row)
+        if not self.row.word_bytes:
             return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
         if self.direct_words:
             return self.direct_words
@@ -128,7 +133,7 @@ class Run(NamedTuple):
     @property
     def chunks(self) -> int:
         """Number of chunks that are flagged."""
-        return self.row.chunks(self.chunk_words)
+        return -(-self.row.units // self.chunk_words)
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
@@ -148,8 +153,16 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     most = max(most, total // MOST_CHUNKS)
     rounds = -(-total // (blocks * most))
     nbytes = max(least, -(-total // (blocks * rounds)))
+    if run.row.tile:
+        return run._replace(direct_words=tiles_of(run.row, nbytes))
     word = run.row.word_bytes or 1
     return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
+
+
+def tiles_of(row: Row, nbytes: int = TILED_CHUNK_BYTES) -> int:
+    """Return the tiles of a chunk of so many bytes, one at least."""
+    assert row.tile is not None
+    return max(1, nbytes // (row.tile.area * row.word_bytes))
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
@@ -337,7 +350,9 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     table = np.zeros(len(ordered), segment_dtype(levels))
     chunk = send_chunks = 0
     for entry, segment in zip(table, ordered, strict=True):
-        chunk_words = segment.chunk_words or threads * in_flight
+        chunk_words = segment.chunk_words or (
+            tiles_of(segment.row) if segment.row.tile else threads * in_flight
+        )
         if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
             chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
         fill_region(entry["region"], segment.row, chunk)
@@ -346,7 +361,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words
         is_waited_for = segment.kind == Kind.TAKE_DIRECT
-        chunk += 1 if is_waited_for else max(1, segment.row.chunks(chunk_words))
+        chunk += 1 if is_waited_for else max(1, -(-segment.row.units // chunk_words))
         if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
     words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}

@@ -246,7 +246,7 @@ struct Worker {
                 send_wide<u32>(region, base, first, last, round.epoch);
             return true;
         }
-        CopyWork{0, base}(region, number, first, last);
+        CopyWork{0, base}(region, first, last);
         if (!segment.is<COPY>()) {
             __syncthreads();
             if (threadIdx.x == 0)
@@ -286,7 +286,7 @@ struct Worker {
             return flag >= flags;
         });
         if (came && segment.is<TAKE_STAGED>())
-            CopyWork{base, 0}(region, number, first, last);
+            CopyWork{base, 0}(region, first, last);
         return came;
     }
 
