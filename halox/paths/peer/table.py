@@ -159,9 +159,11 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
 
 
-def tiles_of(row: Row, nbytes: int = TILED_CHUNK_BYTES) -> int:
-    """Return the tiles of a chunk of so many bytes, one at least."""
+def tiles_of(row: Row, nbytes: int | None = None) -> int:
+    """Return the tiles of a chunk of so many bytes, one at least; by default such that there are enough of them."""
     assert row.tile is not None
+    if nbytes is None:
+        nbytes = min(TILED_CHUNK_BYTES, row.nbytes // (4 * CHUNKS))
     return max(1, nbytes // (row.tile.area * row.word_bytes))
 
 
