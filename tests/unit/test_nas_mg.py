@@ -24,7 +24,7 @@ from apps.nas_mg.hierarchy import Hierarchy, finest_grid
 from apps.nas_mg.host_kernels import HostKernels
 from halox.cli import catalogue, main
 from tests import support
-from tests.unit.mg_on_cpu import FakeCupy
+from tests.unit.apps_on_cpu import MULTIGRID, FakeCupy
 
 MG_CU = Path(options.__file__).with_name("mg.cu")
 
@@ -65,7 +65,7 @@ LARGEST = {
 @pytest.fixture(scope="module")
 def device() -> FakeCupy:
     support.require("cxx")
-    return FakeCupy(MG_CU)
+    return FakeCupy(MG_CU, MULTIGRID)
 
 
 @pytest.fixture(scope="module")
