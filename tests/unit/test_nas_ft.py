@@ -295,6 +295,7 @@ class TestClasses:
         assert found == expected
         for problem in CLASSES.values():
             assert len(problem.checksums) == problem.iterations
+            assert max(problem.shape) < 65536  # planes, and blocks of rows, of a launch
 
     def test_every_iteration_counts(self) -> None:
         problem = CLASSES["C"]
@@ -427,11 +428,13 @@ class TestCommand:
         catalogue.load("nas_ft")
         theirs = import_module(f"{catalogue.PACKAGE}.nas_ft.classes")
         official = list(theirs.CHECKSUMS["S"])
-        official[iteration] += 1e-9
+        official[iteration] += 1e-8
         monkeypatch.setitem(theirs.CHECKSUMS, "S", tuple(official))
         assert main(["run", "nas_ft", "--class", "S", "--device", "cpu"]) == 1
         said = capsys.readouterr().out
-        assert "verified: NO" in said and "relative error: 1.3" in said
+        assert "verified: NO" in said
+        (line,) = [line for line in said.splitlines() if line.startswith("relative error")]
+        assert 1.3e-11 < float(line.split()[-1]) < 1.5e-11
 
     def test_a_wrong_result_is_a_failing_status(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
