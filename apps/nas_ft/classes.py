@@ -96,4 +96,5 @@ def sample_points(shape: tuple[int, int, int]) -> np.ndarray:
     ([[5, 3, 1], [10, 6, 2]], 1024)
     """
     j = np.arange(1, SAMPLES + 1)
-    return np.stack([5 * j, 3 * j, j], axis=1) % np.array(shape)
+    points: np.ndarray = np.stack([5 * j, 3 * j, j], axis=1) % np.array(shape)
+    return points

@@ -102,7 +102,8 @@ class Solver:
         Every rank adds up its own points, and these sums are added in the order of the ranks.
         """
         of_ranks = self._grid.comm.allgather(self._kernels.sums(self._samples))
-        return np.sum(of_ranks, axis=0)
+        total: np.ndarray = np.sum(of_ranks, axis=0)
+        return total
 
     def wait(self) -> None:
         """Wait for the GPU to complete all work; local."""
@@ -148,4 +149,5 @@ def sampled(shape: tuple[int, int, int], owned: tuple[slice, ...]) -> np.ndarray
     points = sample_points(shape)
     starts, stops = (np.array([getattr(part, end) for part in owned]) for end in ("start", "stop"))
     mine = points[((points >= starts) & (points < stops)).all(axis=1)] - starts
-    return np.ravel_multi_index(tuple(mine.T), tuple(stops - starts)).astype(np.int64)
+    found: np.ndarray = np.ravel_multi_index(tuple(mine.T), tuple(stops - starts))
+    return found.astype(np.int64)
