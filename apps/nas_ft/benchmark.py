@@ -35,7 +35,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
                 "--graph needs GPUs, and this run uses NumPy arrays; leave it out, or see `halox info` "
                 "for the reason why no GPU is used"
             )
-        memory = check_memory(problem.name, grid, 3 * 16 * problem.points // grid.size)
+        memory = check_memory(problem.name, grid)
         stream = None
         if grid.device == "gpu":
             stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))

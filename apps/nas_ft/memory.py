@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import halox
+
+_FIELDS = 2
+_BUFFERS = 3
+_MARGIN_BYTES = 128 << 20
 
 
 class Share(NamedTuple):
@@ -28,8 +33,37 @@ class Share(NamedTuple):
     free: int
 
 
-def check_memory(name: str, grid: halox.Grid, needed: int) -> int:
-    """Return the bytes that all ranks together need, of ``needed`` on this one.
+def needed_bytes(shape: Sequence[int], proc_shape: Sequence[int], device: str) -> int:
+    """Return the bytes that a rank needs: those of its fields and of their transform.
+
+    Parameters
+    ----------
+    shape, proc_shape : sequence of int
+        Points and ranks per axis.
+    device : {"cpu", "gpu"}
+
+    Notes
+    -----
+    In blocks of the largest rank: the field and its spectrum; on GPUs the work area of cuFFT; and, on several ranks, a
+    work array for every division that the transform goes through, and at most three for the buffers of its messages.
+
+    Examples
+    --------
+    >>> gib(needed_bytes((1024, 1024, 2048), (1, 1, 1), "gpu"))
+    '96.1 GiB'
+    >>> gib(needed_bytes((512, 512, 512), (4, 1, 1), "cpu"))
+    '3.62 GiB'
+    """
+    block = 16 * math.prod(-(-n // ranks) for n, ranks in zip(shape, proc_shape, strict=True))
+    blocks = _FIELDS + (device == "gpu")
+    transposes = sum(ranks > 1 for ranks in proc_shape)
+    if transposes:
+        blocks += transposes + 1 + _BUFFERS
+    return blocks * block + _MARGIN_BYTES
+
+
+def check_memory(name: str, grid: halox.Grid) -> int:
+    """Return the bytes that all ranks together need for a class.
 
     Raises
     ------
@@ -40,6 +74,7 @@ def check_memory(name: str, grid: halox.Grid, needed: int) -> int:
     -----
     Collective.
     """
+    needed = needed_bytes(grid.grid_shape, grid.proc_shape, grid.device)
     place, where = _place(grid)
     shares = grid.comm.allgather(Share(place, where, needed, free_bytes(grid)))
     lacking = shortage(shares)

@@ -144,7 +144,7 @@ def sampled(shape: tuple[int, int, int], owned: tuple[slice, ...]) -> np.ndarray
     Examples
     --------
     >>> sampled((64, 64, 64), (slice(0, 64), slice(0, 64), slice(0, 2))).tolist()[:2]
-    [646, 25088]
+    [647, 0]
     """
     points = sample_points(shape)
     starts, stops = (np.array([getattr(part, end) for part in owned]) for end in ("start", "stop"))

@@ -458,7 +458,10 @@ class TestCommand:
         monkeypatch.setattr(benchmark, "Solver", lambda *_: made.append("solver"))
         assert main(["run", "nas_ft", "--class", "D", "--device", "cpu"]) == 2
         said = capsys.readouterr().err
-        assert "class D needs 96" in said and "for 1 rank(s), and 50 GiB are free there" in said
+        assert (
+            "class D needs 64.1 GiB of memory on" in said
+            and "for 1 rank(s), and 50 GiB are free there" in said
+        )
         assert not made
 
     def test_a_graph_needs_a_gpu(self, capsys: pytest.CaptureFixture[str]) -> None:
