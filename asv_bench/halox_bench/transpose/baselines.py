@@ -162,10 +162,11 @@ class AlltoallwCopyTo(Alltoallw):
 
 
 def _element(case: TransposeCase) -> Any:
-    """Return the MPI type of one cell."""
+    """Return the MPI type of one cell, committed."""
     from mpi4py.util.dtlib import from_numpy_dtype
 
-    return from_numpy_dtype(np.dtype(case.dtype)).Create_contiguous(prod(case.components))
+    number = from_numpy_dtype(np.dtype(case.dtype))
+    return number.Create_contiguous(prod(case.components)).Commit()
 
 
 def _box(element: Any, array: Any, piece: Piece, axes: tuple[int, ...]) -> Any:

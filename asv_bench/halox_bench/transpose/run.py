@@ -149,10 +149,10 @@ class Prepared(Methods[TransposeRow]):
             blocks = self.pieces.source, self.pieces.target
             self._oracle = TransposeOracle(self.case, *blocks, self.stage.xp)
             of_cells = prod(part.stop - part.start for part in self.pieces.source)
-            self._most = self.comm.allreduce(
-                np.array([of_cells, self.pieces.cells_sent]) * self.case.element_bytes,
-                load_mpi().MAX,
-            )
+            self._most = [
+                self.comm.allreduce(cells * self.case.element_bytes, load_mpi().MAX)
+                for cells in (of_cells, self.pieces.cells_sent)
+            ]
             self.stage.settle()
             self.make()
             self._stack = stack.pop_all()
@@ -173,7 +173,7 @@ class Prepared(Methods[TransposeRow]):
 
     def blank(self, kind: str, name: str) -> TransposeRow:
         """Return a method's row without a figure."""
-        return self.bench.blank(self.case, kind, name, *map(int, self._most))
+        return self.bench.blank(self.case, kind, name, *self._most)
 
     def by_hand(self, name: str, make: Callable[[], Baseline]) -> Method:
         """Make a baseline, on the arrays of its own choice."""

@@ -148,8 +148,8 @@ class Targets:
         times = fft.times_us(self._bench)
         plan = times[fft.PLAN]
         for name, most in ((fft.HALOX, OF_CUFFT), (fft.BACK, None)):
-            what = f"3D FFT of {fft.CELLS}^3 complex128, one GPU, {name}: over {fft.PLAN}'s own 3D plan"
-            yield over(what, times[name], plan, most, f"us of {fft.PLAN}")
+            what = f"3D FFT of {fft.CELLS}^3 complex128, one GPU, {name}: over cuFFT's own 3D plan"
+            yield over(what, times[name], plan, most, "us of cuFFT's plan")
 
     def _measured(self, case: TransposeCase) -> list[TransposeRow]:
         return right(self._bench.measure(case))
@@ -166,7 +166,9 @@ class HostTargets:
         divisions = (PENCILS, SLABS) if self._size > 1 else (WHOLE,)
         found: Groups = {}
         for division in divisions:
-            for axes in HOST_ORDERS[1:] if division == WHOLE else HOST_ORDERS:
+            for axes in {PENCILS: HOST_ORDERS, SLABS: HOST_ORDERS[:1]}.get(
+                division, HOST_ORDERS[1:]
+            ):
                 case = TransposeCase(ON_HOST, axes, "c16", division=division)
                 found[case.name] = partial(self.faster, case)
         return found
