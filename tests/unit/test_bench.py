@@ -258,6 +258,7 @@ def test_the_kernels_lie_beside_the_modules() -> None:
         "common/bench.cu",
         "common/byhand.cu",
         "exchange/seven_point.cu",
+        "transpose/tile.cu",
     ]
     for path in found:
         assert 'extern "C" __global__' in path.read_text()

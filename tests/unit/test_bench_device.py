@@ -477,6 +477,7 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
         ("bench", kernels.defines("bench")),
         ("jacobi", ()),
         ("seven_point", ()),
+        *(("tile", kernels.defines("tile", ELEMENT_BYTES=n)) for n in (1, 2, 4, 8, 16)),
         *(
             ("byhand", kernels.defines("byhand", WORD_BYTES=word, UNPACK=unpack))
             for word in (1, 2, 4, 8, 16)
@@ -496,7 +497,8 @@ def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
         assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
         return values[0] if values else None
 
-    room = {"jacobi": "allreduce", "seven_point": "exchange"}.get(name, "common")
+    rooms = {"jacobi": "allreduce", "seven_point": "exchange", "tile": "transpose"}
+    room = rooms.get(name, "common")
     text = preamble(settings) + kernels.source(name, f"halox_bench.{room}")
     program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
     options = [*(option.encode() for option in OPTIONS), f"-arch=compute_{architecture}".encode()]

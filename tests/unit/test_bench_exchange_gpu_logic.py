@@ -51,6 +51,9 @@ class FakeBench:
     def free(self) -> None:
         pass
 
+    def peer_bytes_per_us(self) -> float:
+        return 400e3
+
     def measure(self, case: ExchangeCase) -> list[ExchangeRow]:
         self.seen.append(case.name)
         found = []
@@ -81,7 +84,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
     for name in ("half_busy", "host_time"):
         monkeypatch.setattr(Targets, name, none)
-    monkeypatch.setattr(Targets, "_peer_bytes_per_us", lambda self: 400e3)
     monkeypatch.setattr(targets, "why_not_gpu_aware", lambda comm, device: "not asked")
 
     def run(**options: Any) -> dict[str, Any]:

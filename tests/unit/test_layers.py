@@ -153,7 +153,7 @@ BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
     "command": 3,
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox_bench.common.machine import why_not_gpu_aware
-from halox_bench.common.rig import Rig
 from halox_bench.common.targets import (
     BARE_LAUNCH,
     Figure,
@@ -150,7 +148,7 @@ class Targets:
 
     def z_faces(self) -> Iterator[Figure]:
         rows = self._measured(ExchangeCase((512,) * 3, "z"))
-        speed = self._peer_bytes_per_us()
+        speed = self._bench.peer_bytes_per_us()
         for mode in (STREAM, GRAPH):
             us = us_of(rows, SELECTED, mode)
             if us is None:
@@ -211,7 +209,7 @@ class Targets:
         found = transpose_us(self._comm, self._bench.stage)
         shape = "x".join(map(str, PENCIL_SHAPE))
         what = f"pencil transpose of {shape} complex128, {self._comm.size} ranks"
-        speed = self._peer_bytes_per_us()
+        speed = self._bench.peer_bytes_per_us()
         if speed is None:
             yield missing(what, "the speed of a copy to the peer could not be measured")
             return
@@ -288,14 +286,6 @@ class Targets:
         self._rows += [row for row in rows if row.kind in (SELECTED, PATH)]
         self._bench.free()
         return rows
-
-    def _peer_bytes_per_us(self) -> float | None:
-        """Speed of a large copy to another GPU, if this process sees one; from the first rank."""
-        speed = None
-        if self._comm.rank == 0:
-            with suppress(Exception):
-                speed = Rig(self._bench.stage.device or 0).link_bytes_per_us("peer")
-        return self._comm.bcast(speed)  # type: ignore[no-any-return]
 
 
 def _taken(rows: list[ExchangeRow], mode: str) -> str:

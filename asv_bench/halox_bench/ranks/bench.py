@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from halox.errors import PathError
 from halox.grid import Grid
 from halox.paths import PATHS
+from halox_bench.common.rig import Rig
 from halox_bench.ranks.clock import RanksClock, Stage, Timing
 from halox_bench.ranks.nccl import Nccl, nccl_between
 
@@ -81,6 +83,10 @@ class RanksBench(ABC, Generic[Row]):
         self.clock = RanksClock(comm, stage, options.timing)
         self.shared_gpu = len(set(comm.allgather(self._place()))) < comm.size
 
+    def suited(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """Return the cases that are for so many ranks: here all."""
+        return cases
+
     @abstractmethod
     def measure(self, case: Any) -> list[Row]:
         """Measure one case; the rows are the same on all ranks."""
@@ -141,6 +147,14 @@ class RanksBench(ABC, Generic[Row]):
         """
         if self.options.no_gpu_aware:
             raise PathError(self.options.no_gpu_aware)
+
+    def peer_bytes_per_us(self) -> float | None:
+        """Return the speed of a large copy to another GPU, if the first rank sees one."""
+        speed = None
+        if self.comm.rank == 0:
+            with suppress(Exception):
+                speed = Rig(self.stage.device or 0).link_bytes_per_us("peer")
+        return self.comm.bcast(speed)  # type: ignore[no-any-return]
 
     def free(self) -> None:
         """Give device memory that nothing uses any more back."""

@@ -16,7 +16,7 @@ from halox.errors import DeviceError
 from halox_bench.common import options as common
 from halox_bench.common.machine import device_of, machines, why_not_gpu_aware
 from halox_bench.common.options import add_list, positive
-from halox_bench.common.targets import shown
+from halox_bench.common.targets import Figure, shown
 from halox_bench.ranks.bench import Options, RanksBench
 from halox_bench.ranks.clock import BATCHES, Timing
 from halox_bench.ranks.rows import SELECTED, choices
@@ -67,6 +67,7 @@ def run_cases(
     kind: str,
     chosen: Sequence[Any],
     prepared: Callable[[Any, str], RanksBench[Any]],
+    on_host: Callable[..., list[Figure]] | None = None,
 ) -> int:
     """Run what the command line asks for and return the exit status.
 
@@ -80,6 +81,9 @@ def run_cases(
         The cases.
     prepared : callable
         Given the communicator and the device, returns the bench that measures.
+    on_host : callable, optional
+        Measures the figures with targets of NumPy arrays, as ``measure`` of ``targets`` does those on GPUs; where there
+        are none, ``--targets`` needs GPUs.
 
     Returns
     -------
@@ -103,15 +107,16 @@ def run_cases(
 
     def work() -> int:
         device = device_of(args.device, comm)
-        if args.targets and device == "cpu":
+        if args.targets and device == "cpu" and on_host is None:
             raise DeviceError("--targets needs a GPU on every rank")
         result: dict[str, Any] = {"machine": machines(comm, device)}
         with written(args, comm, result):
             if args.targets:
-                return _targets(comm, kind, result)
+                return _targets(comm, kind, result, on_host if device == "cpu" else None)
             bench = prepared(comm, device)
+            suited = bench.suited(chosen)
             say(comm, f"{bench.heading()}\n\n{bench.header()}")
-            rows = measured(bench, chosen, result)
+            rows = measured(bench, suited, result)
             say(comm, "\n".join(choices(rows, result, bench.choice)))
             if comm.rank == 0:
                 common.draw(args.plot, partial(bench.draw, rows))
@@ -120,9 +125,11 @@ def run_cases(
     return run.together(comm, work, name)
 
 
-def _targets(comm: Any, kind: str, result: dict[str, Any]) -> int:
+def _targets(
+    comm: Any, kind: str, result: dict[str, Any], on_host: Callable[..., list[Figure]] | None
+) -> int:
     progress = TerminalProgress(comm.rank)
-    measured: Any = import_module(f"halox_bench.{kind}.targets").measure
+    measured: Any = on_host or import_module(f"halox_bench.{kind}.targets").measure
     found = result["targets"] = measured(comm, progress=progress)
     progress.clear()
     say(comm, shown(found))

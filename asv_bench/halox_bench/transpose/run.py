@@ -1,0 +1,313 @@
+"""The transpose benchmark: halox and what users write, in turns."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import halox
+from halox import datatypes as dt
+from halox.errors import HaloxError
+from halox.grid import Grid
+from halox.runtime.world import load_mpi
+from halox.transpose import Transpose
+from halox_bench.ranks.bench import RanksBench
+from halox_bench.ranks.methods import Baseline, Method, Methods, paths_taken
+from halox_bench.ranks.rows import SELECTED
+from halox_bench.transpose import baselines as by_users
+from halox_bench.transpose.baselines import Turning
+from halox_bench.transpose.cases import TRANSPOSE, VECTOR, WHOLE, TransposeCase
+from halox_bench.transpose.oracle import TransposeOracle
+from halox_bench.transpose.pieces import Pieces, Slices
+from halox_bench.transpose.rows import TransposeRow
+
+GRAPH_CALLS = 10
+"""Transposes in a captured graph."""
+
+MOST_HOST_BYTES = 1 << 28
+"""Larger cases are left out on CPUs."""
+
+_FREE_SHARE = 0.15
+_CHECKS = 3
+
+
+class TransposeBench(RanksBench[TransposeRow]):
+    """Transposes of the ranks of a communicator."""
+
+    kind = "transpose"
+
+    def suited(self, cases: Sequence[TransposeCase]) -> list[TransposeCase]:
+        """Return the cases that are for so many ranks.
+
+        Raises
+        ------
+        HaloxError
+            If there are none.
+        """
+        alone = self.comm.size == 1
+        found = [case for case in cases if (case.division == WHOLE) is alone]
+        if not found:
+            divided = "whole arrays are for one rank, slabs and pencils for several"
+            raise HaloxError(f"nothing to measure on {self.comm.size} ranks: {divided}")
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """Return the paths to be named one by one: none on one rank, which has only itself."""
+        return super().names() if self.comm.size > 1 else ()
+
+    def measure(self, case: TransposeCase) -> list[TransposeRow]:
+        """Measure one case."""
+        why = self._why_not(case)
+        if why:
+            return [replace(self.blank(case, SELECTED, SELECTED), error=f"left out: {why}")]
+        kind = ThroughGrids if case.method == TRANSPOSE else ThroughDatatype
+        with kind(self, case) as prepared:
+            rows = prepared.rows()
+        self.free()
+        return rows
+
+    def heading(self) -> str:
+        """Return what stands above the table."""
+        return (
+            f"{self.comm.size} ranks, {self.options.device} arrays; microseconds a transpose, the slowest rank's\n"
+            "% copy: the speed of a plain copy of one rank's bytes is 100"
+        )
+
+    def _why_not(self, case: TransposeCase) -> str:
+        """Return why a case is left out, or an empty text; the same on all ranks."""
+        size = self.comm.size
+        for shape, ranks in zip(
+            (case.shape, case.turned_shape), case.proc_shapes(size), strict=True
+        ):
+            if any(n < parts for n, parts in zip(shape, ranks, strict=True)):
+                return f"{shape} cells cannot be divided among {ranks} ranks"
+        most = float(MOST_HOST_BYTES)
+        if self.stage.device is not None:
+            most = _FREE_SHARE * self.stage.xp.cuda.runtime.memGetInfo()[0]
+            most *= 1 if self.shared_gpu else size
+        if not self.comm.allreduce(case.nbytes <= most, load_mpi().LAND):
+            return f"{case.nbytes:,} bytes are too many"
+        return ""
+
+    def blank(
+        self, case: TransposeCase, kind: str, name: str, nbytes: int = 0, sent: int = 0
+    ) -> TransposeRow:
+        """Return a method's row without a figure."""
+        return TransposeRow(
+            case.shape,
+            case.axes,
+            case.dtype,
+            case.components,
+            case.division,
+            case.direction,
+            case.method,
+            case.proc_shapes(self.comm.size),
+            nbytes,
+            sent,
+            case=case.name,
+            kind=kind,
+            name=name,
+        )
+
+
+class Prepared(Methods[TransposeRow]):
+    """A case on the ranks: its arrays, and every method that gave the right result.
+
+    Attributes
+    ----------
+    own_arrays : list of array
+        Source and target of halox.
+    pieces : Pieces
+        What goes where.
+    """
+
+    bench: TransposeBench
+    own_arrays: list[Any]
+    pieces: Pieces
+
+    def __init__(self, bench: TransposeBench, case: TransposeCase) -> None:
+        super().__init__(bench, [], GRAPH_CALLS)
+        self.case = case
+
+    def __enter__(self) -> Prepared:
+        """Make everything."""
+        with ExitStack() as stack:
+            self.enter(stack)
+            stack.push(self._leave)
+            stack.enter_context(self.stage.current())
+            self.arrays = self.own_arrays
+            if self.stage.device is None:
+                # Users have NumPy's own arrays, not halox's shared memory, which slows MPI down.
+                self.arrays = [np.empty(array.shape, array.dtype) for array in self.own_arrays]
+            blocks = self.pieces.source, self.pieces.target
+            self._oracle = TransposeOracle(self.case, *blocks, self.stage.xp)
+            of_cells = prod(part.stop - part.start for part in self.pieces.source)
+            self._most = [
+                self.comm.allreduce(cells * self.case.element_bytes, load_mpi().MAX)
+                for cells in (of_cells, self.pieces.cells_sent)
+            ]
+            self.stage.settle()
+            self.make()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Release everything, unless an exception propagates: other ranks may not take part then."""
+        self._stack.__exit__(*error)
+
+    def _leave(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self.own_arrays, self.arrays = [], []
+
+    @abstractmethod
+    def enter(self, stack: ExitStack) -> None:
+        """Make ``own_arrays`` and ``pieces``; what must be closed goes to the stack."""
+
+    def blank(self, kind: str, name: str) -> TransposeRow:
+        """Return a method's row without a figure."""
+        return self.bench.blank(self.case, kind, name, *self._most)
+
+    def by_hand(self, name: str, make: Callable[[], Baseline]) -> Method:
+        """Make a baseline, on the arrays of its own choice."""
+        made: Any = make()
+        return replace(super().by_hand(name, lambda: made), arrays=made.arrays)
+
+    def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
+        """Return copies and NumPy or mpi4py for NumPy arrays; copies, a tile, cuTENSOR and NCCL for CuPy arrays."""
+        case, arrays, alone = self.case, self.arrays, self.comm.size == 1
+        if self.stage.device is None:
+            found: list[tuple[type[Turning], Any]] = [(by_users.HostCopy, (arrays,))]
+            if alone:
+                found += [(one, (case, arrays)) for one in (by_users.CopyTo, by_users.Contiguous)]
+            else:
+                what = self.comm, case, self.pieces, arrays
+                found.append((by_users.Alltoallw, what))
+                if case.source_axes != tuple(range(case.ndim)):
+                    found.append((by_users.AlltoallwCopyTo, what))
+            return {one.name: partial(one, *given) for one, given in found}
+        from halox_bench.transpose import baselines_gpu as gpu
+
+        if not alone:
+            return {
+                gpu.DeviceCopy.name: partial(gpu.DeviceCopy, arrays),
+                gpu.NCCL: lambda: gpu.ByNccl(self.bench.nccl(), case, self.pieces, arrays),
+            }
+        return {
+            gpu.DeviceCopy.name: partial(gpu.DeviceCopy, arrays),
+            **{
+                one.name: partial(one, case, arrays)
+                for one in (gpu.StridedCopy, gpu.Tile, gpu.Cutensor)
+            },
+        }
+
+    def check(self, method: Method, call: Callable[[], Any]) -> None:
+        """Transpose several times: see `Methods`."""
+        for step in range(1, _CHECKS + 1):
+            self._oracle.fill(*method.arrays, step)
+            call()
+            # Some of NumPy's functions allocate their result.
+            source, target = method.arrays
+            self.stage.synchronize()
+            if method.name == by_users.COPY:
+                wrong = int(self.stage.xp.count_nonzero(target != source))
+            else:
+                wrong = self._oracle.wrong(target, step)
+            self.expect(wrong, f"values, in transpose {step} of {_CHECKS}")
+
+
+class ThroughGrids(Prepared):
+    """By `halox.Transpose`."""
+
+    def enter(self, stack: ExitStack) -> None:
+        """Make two grids, the transpose between them and a field of each."""
+        case, comm = self.case, self.comm
+        device: Any = self.bench.options.device
+        shapes = case.shape, case.turned_shape
+        grids = [
+            stack.enter_context(Grid(shape, halo=0, proc_shape=parts, comm=comm, device=device))
+            for shape, parts in zip(shapes, case.proc_shapes(comm.size), strict=True)
+        ]
+        self._transpose = stack.enter_context(Transpose(*grids, axes=case.axes))
+        with self.stage.current():
+            self._fields = [
+                grid.zeros(case.dtype, components_after=case.components) for grid in grids
+            ]
+        blocks: list[list[Slices]] = [comm.allgather(grid.owned) for grid in grids]
+        order = -1 if case.backward else 1
+        self.own_arrays = self._fields[::order]
+        source, target = blocks[::order]
+        self.pieces = Pieces(source, target, case.source_axes, comm.rank)
+
+    def own(self, kind: str, name: str, chosen: str | None) -> Method:
+        """Plan the transpose by a path."""
+        path: Any = {} if chosen is None else {"path": chosen}
+        plan = self._transpose.plan(*self._fields, backward=self.case.backward, **path)
+        without = self.comm.rank if self.comm.size > 1 else None
+        taken = paths_taken(plan.explain().rows, without)
+        return Method(kind, name, plan, plan.close, True, self.own_arrays, {"path": taken})
+
+    def _leave(self, kind: object, *error: object) -> None:
+        super()._leave(kind, *error)
+        self._fields = []
+
+
+class ThroughDatatype(Prepared):
+    """By `halox.pack` and `halox.unpack`, with a type that runs along the columns of a matrix."""
+
+    def enter(self, stack: ExitStack) -> None:
+        """Make a matrix and memory for its packed bytes."""
+        case, xp = self.case, self.stage.xp
+        with self.stage.current():
+            matrix, packed = (
+                xp.zeros((*shape, *case.components), case.dtype)
+                for shape in (case.shape, case.turned_shape)
+            )
+        self._matrix, self._packed = matrix, packed.reshape(-1).view(np.uint8)
+        self._datatype, self._count = columns(case)
+        self.own_arrays = [packed, matrix] if case.backward else [matrix, packed]
+        shapes = case.shape, case.turned_shape
+        blocks = [tuple(slice(0, n) for n in shape) for shape in shapes]
+        source, target = blocks[:: -1 if case.backward else 1]
+        self.pieces = Pieces([source], [target], case.source_axes, 0)
+
+    def own(self, kind: str, name: str, chosen: str | None) -> Method:
+        """Prepare the packing, or the unpacking."""
+        matrix, packed, what = self._matrix, self._packed, (self._datatype, self._count)
+
+        def pack() -> None:
+            halox.pack(matrix, *what, out=packed)
+
+        def unpack() -> None:
+            halox.unpack(packed, what[0], matrix, what[1])
+
+        call = unpack if self.case.backward else pack
+        taken = halox.packing_method(matrix, *what, out=packed).method
+        return Method(kind, name, call, lambda: None, True, self.own_arrays, {"path": taken})
+
+    def _leave(self, kind: object, *error: object) -> None:
+        super()._leave(kind, *error)
+        self._matrix = self._packed = None
+
+
+def columns(case: TransposeCase) -> tuple[dt.Datatype, int]:
+    """Return the datatype of a matrix by columns, and its count.
+
+    Examples
+    --------
+    >>> columns(TransposeCase((2, 3), (1, 0), "f4", method="hvector"))[1]
+    1
+    """
+    (rows, wide), nbytes = case.shape, case.element_bytes
+    element = dt.contiguous(prod(case.components), case.dtype)
+    column = dt.vector(rows, 1, wide, element)
+    if case.method == VECTOR:
+        return dt.resized(column, 0, nbytes), wide
+    return dt.hvector(wide, 1, nbytes, column), 1

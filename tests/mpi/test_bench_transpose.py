@@ -1,0 +1,291 @@
+"""The transpose benchmark between ranks: every method is right, and a wrong result is never timed."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.errors import PathError
+from halox.exchange.plan import Plan
+from halox_bench.ranks.bench import Options
+from halox_bench.ranks.clock import RanksClock, Timing
+from halox_bench.transpose import baselines, baselines_gpu
+from halox_bench.transpose import run as transpose_run
+from halox_bench.transpose.baselines import (
+    ALLTOALLW,
+    ALLTOALLW_COPYTO,
+    CONTIGUOUS,
+    COPY,
+    COPYTO,
+    Turning,
+)
+from halox_bench.transpose.cases import TransposeCase
+from halox_bench.transpose.oracle import TransposeOracle
+from halox_bench.transpose.pieces import Pieces
+from halox_bench.transpose.run import ThroughGrids, TransposeBench
+from tests.mpi.capturing import Capturing
+from tests.support import require
+from tests.unit import bench_gpu
+from tests.unit.cpu_kernels import SHIM, shared_library
+
+OPTIONS = Options("cpu", timing=Timing(batches=1, batch_s=1e-5))
+
+DIVIDED = [
+    TransposeCase((5, 7), (1, 0), "u1", division="slabs"),
+    TransposeCase((4, 5, 6), (0, 1, 2), "c16", (), "slabs", "backward"),
+    TransposeCase((4, 5, 6), (1, 2, 0), "f4", (3,), "slabs", "forward"),
+    TransposeCase((4, 5, 6), (2, 1, 0), "u2", (), "pencils", "backward"),
+    TransposeCase((4, 5, 6), (0, 2, 1), "f8", (), "pencils", "forward"),
+    TransposeCase((4, 6, 5, 7), (2, 0, 3, 1), "f8", (2,), "pencils", "backward"),
+]
+
+WHOLE = [
+    TransposeCase((5, 7), (1, 0), "f4", (), "whole", "forward", "vector"),
+    TransposeCase((5, 7), (1, 0), "c16", (3,), "whole", "backward", "hvector"),
+    TransposeCase((4, 5, 6), (2, 0, 1), "u1", (2,), "whole", "backward"),
+    TransposeCase((4, 3, 5, 2), (3, 1, 0, 2), "f8"),
+]
+
+
+@pytest.mark.geometry
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("case", DIVIDED, ids=lambda case: case.name)
+def test_every_method_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None:
+    rows = TransposeBench(comm, OPTIONS).measure(case)
+    natural = case.axes == tuple(range(case.ndim))
+    by_mpi = [ALLTOALLW] if natural else [ALLTOALLW, ALLTOALLW_COPYTO]
+    assert [row.name for row in rows] == ["selected", "host", COPY, *by_mpi]
+    for row in rows:
+        assert row.checked and row.us is not None and row.us > 0, row.error
+        assert set(row.beside) == {COPY, *by_mpi} and row.of_copy
+    figures = [(row.us, row.nbytes, row.bytes_sent) for row in rows]
+    assert comm.allgather(figures) == [figures] * comm.size, "one figure for all ranks"
+    assert rows[0].bytes_sent > 0
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
+def test_every_method_on_one_rank_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None:
+    rows = TransposeBench(comm, OPTIONS).measure(case)
+    assert [row.name for row in rows] == ["selected", COPY, COPYTO, CONTIGUOUS]
+    assert all(row.checked and row.us for row in rows), [row.error for row in rows]
+    assert rows[0].nbytes == case.nbytes and rows[0].bytes_sent == 0
+
+
+def fitting(comm: MPI.Intracomm) -> TransposeCase:
+    division = "whole" if comm.size == 1 else "slabs"
+    return TransposeCase((6, 7, 8), (2, 1, 0), "f8", division=division)
+
+
+@pytest.mark.parametrize("name", [COPY, "turned"])
+def test_one_wrong_value_on_one_rank_leaves_no_figure(
+    name: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turning: Any = baselines.CopyTo if comm.size == 1 else baselines.Alltoallw
+    spoilt_one = baselines.HostCopy if name == COPY else turning
+    right: Callable[[Any], None] = spoilt_one.__call__
+
+    def wrong(self: Any) -> None:
+        right(self)
+        if comm.rank == comm.size - 1 and type(self) is spoilt_one:
+            self.arrays[1][-1, -1, -1] += 1
+
+    monkeypatch.setattr(spoilt_one, "__call__", wrong)
+    rows = TransposeBench(comm, OPTIONS).measure(fitting(comm))
+    (spoilt,) = [row for row in rows if row.failed]
+    assert spoilt.name == spoilt_one.name and spoilt.us is None and not spoilt.checked
+    assert "wrong result: 1 values, in transpose 1" in spoilt.error
+    assert all(row.us and spoilt.name not in row.beside for row in rows if row is not spoilt)
+
+
+def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    transposes: Callable[..., Any] = Plan.__call__
+    done: list[Plan] = []
+
+    def only_once(self: Plan) -> None:
+        if self not in done:
+            transposes(self)
+        done.append(self)
+
+    monkeypatch.setattr(Plan, "__call__", only_once)
+    rows = TransposeBench(comm, OPTIONS).measure(fitting(comm))
+    failed = {row.name: row.error for row in rows if row.failed}
+    assert set(failed) == ({"selected"} if comm.size == 1 else {"selected", "host"})
+    assert all("in transpose 2 of" in error for error in failed.values())
+
+
+def test_what_is_too_large_is_left_out(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transpose_run, "MOST_HOST_BYTES", 1000)
+    (row,) = TransposeBench(comm, OPTIONS).measure(fitting(comm))
+    assert row.us is None and not row.failed and "left out" in row.error
+
+
+@pytest.mark.parametrize("trouble", ["", "spoil"])
+def test_graphs(trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = TransposeBench(comm, Options("cpu", baselines=(), timing=OPTIONS.timing))
+    stage = Capturing()
+    bench.stage, bench.clock = stage, RanksClock(comm, stage, OPTIONS.timing)
+    monkeypatch.setattr(bench, "_why_not", lambda case: "")
+    monkeypatch.setattr(bench, "free", lambda: None)
+    make = ThroughGrids.make
+
+    def remember(self: Any) -> None:
+        if trouble and comm.rank == 0:
+            stage.spoil = self.own_arrays[1]
+        make(self)
+
+    monkeypatch.setattr(ThroughGrids, "make", remember)
+    rows = bench.measure(fitting(comm))
+    names = ["selected"] if comm.size == 1 else ["selected", "host"]
+    assert [(row.name, row.mode) for row in rows] == [
+        (name, mode) for mode in ("stream", "graph") for name in names
+    ]
+    for row in rows:
+        in_graph = row.mode == "graph"
+        assert bool(row.us) is not (in_graph and bool(trouble)), row.error
+        assert row.failed is (in_graph and bool(trouble))
+
+
+class Nccl:
+    """Groups of sends and receives, by MPI when the group ends."""
+
+    NCCL_UINT8 = 1
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._mpi, self._posts = comm, []
+        self.nccl = self.comm = self
+
+    def groupStart(self) -> None:
+        self._posts = []
+
+    def groupEnd(self) -> None:
+        MPI.Request.Waitall([post() for post in self._posts])
+
+    def send(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
+        self._posts.append(lambda: self._mpi.Isend(bench_gpu.memory_at(address, n), peer, 5))
+
+    def recv(self, address: int, n: int, kind: int, peer: int, stream: int) -> None:
+        self._posts.append(lambda: self._mpi.Irecv(bench_gpu.memory_at(address, n), peer, 5))
+
+
+@cache
+def library(code: str) -> ctypes.CDLL:
+    return shared_library(f'#include "{SHIM}"\n{code}\n{bench_gpu.TILE}', "-O1")
+
+
+class RawModule:
+    """A kernel's source, compiled for the CPU."""
+
+    def __init__(self, code: str, options: Any) -> None:
+        self._library = library(code)
+
+    def get_function(self, name: str) -> Any:
+        assert name == "tile"
+
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            source, target, *numbers = arguments
+            kinds = {np.uint32: ctypes.c_uint, np.uint64: ctypes.c_uint64}
+            self._library.run_tile(
+                *map(ctypes.c_uint, (*grid, *block)),
+                *(ctypes.c_uint64(array.data.ptr) for array in (source, target)),
+                *(kinds[type(number)](int(number)) for number in numbers),
+            )
+
+        return launch
+
+
+def elementwise_binary(
+    alpha: float, source: Any, modes: Any, gamma: float, old: Any, to: Any, out: Any
+) -> None:
+    """In the place of cuTENSOR's: by einsum."""
+    out[...] = alpha * np.einsum(source, list(modes), list(to)) + gamma * old
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cp = bench_gpu.fake_cupy(1 << 18)
+    cp.empty = lambda shape, dtype: bench_gpu.empty(int(np.prod(shape)), dtype).reshape(shape)
+    cp.empty_like = lambda array: cp.empty(array.shape, array.dtype)
+    cp.RawModule = RawModule
+    cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
+    cp.cuda.runtime.memcpyDeviceToDevice = 3
+    monkeypatch.setattr(baselines_gpu, "cupy", lambda: cp)
+    module = SimpleNamespace(elementwise_binary=elementwise_binary)
+    monkeypatch.setitem(sys.modules, "cupyx.cutensor", module)  # type: ignore[arg-type]
+
+
+def placed(case: TransposeCase, comm: MPI.Intracomm) -> tuple[Pieces, list[Any], TransposeOracle]:
+    """Pieces, arrays in the memory of the GPU, and the oracle of a case on these ranks."""
+    blocks = []
+    shapes = case.shape, case.turned_shape
+    for shape, parts in zip(shapes, case.proc_shapes(comm.size), strict=True):
+        cuts = [[n * i // p for i in range(p + 1)] for n, p in zip(shape, parts, strict=True)]
+        blocks.append(
+            [
+                tuple(slice(cut[c], cut[c + 1]) for cut, c in zip(cuts, at, strict=True))
+                for at in np.ndindex(*parts)
+            ]
+        )
+    source, target = blocks[::-1] if case.backward else blocks
+    pieces = Pieces(source, target, case.source_axes, comm.rank)
+    arrays = []
+    for block in (pieces.source, pieces.target):
+        shape = (*(part.stop - part.start for part in block), *case.components)
+        arrays.append(bench_gpu.empty(int(np.prod(shape)), case.dtype).reshape(shape))
+    return pieces, arrays, TransposeOracle(case, pieces.source, pieces.target)
+
+
+def expect_right(made: Turning, oracle: TransposeOracle, comm: MPI.Intracomm) -> None:
+    for step in range(3):
+        oracle.fill(*made.arrays, step)
+        made()
+        source, target = made.arrays
+        wrong = int((source != target).sum()) if made.name == COPY else oracle.wrong(target, step)
+        assert comm.allreduce(wrong) == 0
+    made.close()
+
+
+@pytest.mark.geometry
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("case", DIVIDED, ids=lambda case: case.name)
+def test_nccl(case: TransposeCase, comm: MPI.Intracomm, on_gpu: None) -> None:
+    pieces, arrays, oracle = placed(case, comm)
+    made = baselines_gpu.ByNccl(Nccl(comm), case, pieces, arrays)  # type: ignore[arg-type]
+    expect_right(made, oracle, comm)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", ["StridedCopy", "Tile", "Cutensor"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((33, 40), (1, 0)), ((5, 33, 4), (2, 1, 0)), ((5, 6, 7), (1, 2, 0))]
+)
+def test_on_one_gpu(
+    shape: Any, axes: Any, direction: str, name: str, comm: MPI.Intracomm, on_gpu: None
+) -> None:
+    require("cxx")
+    case = TransposeCase(shape, axes, "f8", (), "whole", direction)
+    _, arrays, oracle = placed(case, comm)
+    expect_right(getattr(baselines_gpu, name)(case, arrays), oracle, comm)
+    expect_right(baselines_gpu.DeviceCopy(arrays), oracle, comm)
+
+
+@pytest.mark.ranks(1)
+def test_no_cutensor(comm: MPI.Intracomm, on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = TransposeCase((4, 5), (1, 0), "u1")
+    _, arrays, _ = placed(case, comm)
+    with pytest.raises(PathError, match="no elements of dtype u1"):
+        baselines_gpu.Cutensor(case, arrays)
+    monkeypatch.setitem(sys.modules, "cupyx.cutensor", None)
+    with pytest.raises(PathError, match="no cuTENSOR here"):
+        baselines_gpu.Cutensor(case, arrays)
