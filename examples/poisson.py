@@ -50,7 +50,7 @@ def main() -> float:
         p -= exact
         error = float(grid.max(abs(p)))
         if grid.rank == 0:
-            print(f"{grid.size} rank(s), process grid {grid.proc_shape}: largest error {error:.1e}")
+            print(f"{grid.size} rank(s), {grid.device}: largest error {error:.1e}")
         return error
 
 

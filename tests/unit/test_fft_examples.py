@@ -150,7 +150,7 @@ def test_largest_dissipation() -> None:
         halox.FFT(grid, real=True, norm="forward", dealias=True) as fft,
     ):
         flow = example["Flow"](fft, nu, dt)
-        u = flow.forward(example["vortex"](fft.physical, nu, 0))
+        u = fft.forward(example["vortex"](fft.physical, nu, 0))
         dissipation = []
         for _ in range(120):
             u = flow.step(u)
