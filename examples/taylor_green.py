@@ -46,7 +46,7 @@ class Flow:
     """Right-hand side, steps and averages of a flow, all in Fourier space; its fields have shape (dim, ...)."""
 
     def __init__(self, fft: halox.FFT, nu: float, dt: float) -> None:
-        self.fft, self.nu, self.dt = fft, nu, dt
+        self.fft, self.dt = fft, dt
         xp = self.xp = fft.grid.xp
         k = self.k = fft.wavenumbers()
         self.squares = sum(a * a for a in k)
@@ -173,13 +173,11 @@ def draw(options: argparse.Namespace, vorticity: Any, curve: list[tuple[float, .
     figure = Figure(figsize=(10, 4.2), dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2)
     if options.dim == 3:
-        vorticity = vorticity[0]
+        vorticity = vorticity[0]  # the plane x = 0
     image = left.imshow(vorticity.T, origin="lower", extent=(0, 2, 0, 2), cmap="inferno")
     figure.colorbar(image, ax=left, label="|vorticity|")
-    left.set_title(f"t = {curve[-1][0]:.4g}" + ", plane x = 0" * (options.dim == 3))
-    left.set(
-        **{f"{side}label": f"{'xyz'[options.dim - 2 + i]} / pi" for i, side in enumerate("xy")}
-    )
+    first, second = "yz" if options.dim == 3 else "xy"
+    left.set(title=f"t = {curve[-1][0]:.4g}", xlabel=f"{first} / pi", ylabel=f"{second} / pi")
     times, *columns = zip(*curve, strict=True)
     early = [t for t in times if options.dim == 2 or t <= 2]
     dashed = zip(*(known(options.dim, 1 / options.re, t) for t in early), strict=True)
