@@ -173,11 +173,12 @@ def draw(options: argparse.Namespace, vorticity: Any, curve: list[tuple[float, .
     figure = Figure(figsize=(10, 4.2), dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2)
     if options.dim == 3:
-        vorticity = vorticity[0]  # the plane x = 0
+        vorticity = vorticity[0]
     image = left.imshow(vorticity.T, origin="lower", extent=(0, 2, 0, 2), cmap="inferno")
     figure.colorbar(image, ax=left, label="|vorticity|")
-    first, second = "yz" if options.dim == 3 else "xy"
-    left.set(title=f"t = {curve[-1][0]:.4g}", xlabel=f"{first} / pi", ylabel=f"{second} / pi")
+    first, second, plane = ("x", "y", "") if options.dim == 2 else ("y", "z", ", plane x = 0")
+    left.set(xlabel=f"{first} / pi", ylabel=f"{second} / pi")
+    left.set_title(f"t = {curve[-1][0]:.4g}{plane}")
     times, *columns = zip(*curve, strict=True)
     early = [t for t in times if options.dim == 2 or t <= 2]
     dashed = zip(*(known(options.dim, 1 / options.re, t) for t in early), strict=True)
