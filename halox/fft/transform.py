@@ -16,10 +16,10 @@ from halox.fft.modes import NORMS, padded, wavenumbers
 from halox.fft.pipeline import GridStage, Pipeline, Route
 from halox.fft.stages import Stage, find_stages, moved_placement, turned_placement
 from halox.grid import Grid
-from halox.runtime.arrays import DType, describe, share_memory
+from halox.runtime.arrays import Described, DType, as_ndarray, describe, share_memory
 from halox.runtime.call_guard import one_thread
 from halox.runtime.gpu.cufft import CuFFT
-from halox.runtime.gpu.devices import allocate
+from halox.runtime.gpu.devices import allocate, as_device_array
 from halox.runtime.host_fft import HostTransforms
 from halox.transpose import Transpose
 from halox.values import as_int, as_list, check_bool, shown
@@ -74,8 +74,8 @@ class FFT:
     Notes
     -----
     Collective over the grid's ranks. On one rank, and along axes that are whole on every rank, there is no
-    communication. Every other axis is made whole by a `Transpose`: one for slabs, two for pencils. Work arrays and plans
-    are made at the first call with fields of a dtype and components, and kept.
+    communication. The other axes are made whole by transposes: one for slabs, two for pencils, three for blocks. Work
+    arrays and plans are made at the first call with fields of a dtype and components, and kept.
 
     Examples
     --------
@@ -211,7 +211,7 @@ class FFT:
         return self._run("backward", s, out)
 
     def wavenumbers(self, lengths: float | Sequence[float] | None = None) -> tuple[Any, ...]:
-        """Return the wave numbers of this rank's coefficients, one array an axis of the grid, ready to broadcast; local.
+        """Return the wave numbers of this rank's coefficients, one array an axis, ready to broadcast; local.
 
         Parameters
         ----------
@@ -265,10 +265,13 @@ class FFT:
     def __repr__(self) -> str:
         """Return the shapes and divisions of both sides."""
         kind = "real" if self.real else "complex"
+        sides = (
+            f"{grid.grid_shape} on {grid.proc_shape} ranks" for grid in (self.physical, self.grid)
+        )
         return (
-            f"<halox.FFT {kind} {self.physical.grid_shape} on {self.physical.proc_shape} ranks to {self.grid.grid_shape} "
-            f"on {self.grid.proc_shape} ranks, axes {self.axes}, norm {self.norm!r}, {len(self._route.transposes)} "
-            f"transpose(s){', dealias' if self.dealias else ''}{', closed' if self._closed else ''}>"
+            f"<halox.FFT {kind} {' to '.join(sides)}, axes {self.axes}, norm {self.norm!r}, "
+            f"{len(self._route.transposes)} transpose(s){', dealias' if self.dealias else ''}"
+            f"{', closed' if self._closed else ''}>"
         )
 
     # Internal
@@ -329,9 +332,9 @@ class FFT:
         self._route = Route(found, transposes, half, self.norm, points, fine)
 
     def _order(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the order of the axes in which a GPU transforms some of them contiguously; that of the grid on a CPU."""
+        """Return the order of the axes in which some are transformed best: innermost, for an engine that wishes so."""
         natural = tuple(range(len(self._base.grid_shape)))
-        if self._base.device_id is None or axes == natural[: len(axes)]:
+        if not self._engine.turns or axes == natural[: len(axes)]:
             return natural
         return (*(axis for axis in natural if axis not in axes), *axes)
 
@@ -385,7 +388,8 @@ class FFT:
             dtype = pipeline.complex_dtype
         if out is None:
             out = self._new(forward, dtype, target)
-        pipeline.run(forward, _cells(source, layout), _cells(out, target))
+        array = as_ndarray if self._base.device_id is None else as_device_array
+        pipeline.run(forward, _cells(array(source), layout), _cells(array(out), target))
         return out
 
     def _prepare(
@@ -419,8 +423,8 @@ class FFT:
         self._check_open()
         grids = (self.physical, self.grid) if forward else (self.grid, self.physical)
         names = ("u", "out") if forward else ("s", "out")
-        layout = self._layout(grids, source, names[0], forward)
         found = describe(source, names[0])
+        layout = self._layout(grids, source, found, names[0], forward)
         dtype = self._check_dtype(found.dtype, names[0], is_real=self.real and forward)
         spec = layout.spec
         if out is None:
@@ -428,8 +432,8 @@ class FFT:
                 type(spec)(grids[1].halo, spec.components_before, spec.components_after)
             )
             return dtype, layout, target
-        target = self._layout(grids[::-1], out, names[1], not forward)
         given = describe(out, names[1])
+        target = self._layout(grids[::-1], out, given, names[1], not forward)
         wanted = _REAL[dtype] if self.real and not forward else dtype
         if given.dtype != wanted:
             raise FieldError(
@@ -444,30 +448,30 @@ class FFT:
             raise FieldError("out is read-only; its cells cannot be set")
         if share_memory(found, given):
             raise FieldError(
-                f"{names[0]} and out share memory, and cells would be overwritten before they are read; give two arrays "
-                "apart"
+                f"{names[0]} and out share memory, and cells would be overwritten before they are read; give two "
+                "arrays apart"
             )
         return dtype, layout, target
 
     def _layout(
-        self, grids: tuple[Grid, Grid], array: object, name: str, physical: bool
+        self, grids: Sequence[Grid], array: object, found: Described, name: str, physical: bool
     ) -> FieldLayout:
         """Return the layout of an array of the first of two grids."""
-        mine, other = grids
-        kind, call = ("physical", "backward") if physical else ("grid", "forward")
-        hint = f"{name} is to be a field of fft.{kind}"
-        if mine is not other and other._layouts.is_own(array):
+        mine, other = (grid._layouts for grid in grids)
+        sides = ("physical", "grid") if physical else ("grid", "physical")
+        wish = f"{name} must be a field of fft.{sides[0]}"
+        if other.knows(array, found) and not mine.knows(array, found):
             raise FieldError(
-                f"{hint}, and is one of fft.{'grid' if physical else 'physical'}; give it to {call}, or make it with "
-                f"fft.{kind}.zeros"
+                f"{wish}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of fft.grid, "
+                f"backward the other way; make one with fft.{sides[0]}.zeros"
             )
         try:
-            layout = mine._layouts.find(array)
+            layout = mine.find(array)
         except (FieldError, DeviceError) as error:
-            raise type(error)(f"{hint}: {error}") from error
+            raise type(error)(f"{wish}: {error}") from error
         if any(layout.spec.staggered):
             raise FieldError(
-                f"{hint}, and is staggered, so that its points are not those of the cells; give a field that is not"
+                f"{wish}, and is staggered: its points are not those of the cells; give a field that is not"
             )
         return layout
 

@@ -27,9 +27,12 @@ class HostTransforms:
     ----------
     scales : bool
         Whether transforms apply a norm at no cost.
+    turns : bool
+        Whether lines that are contiguous are worth a transpose with permuted axes.
     """
 
     scales = True
+    turns = False
 
     def key(self, array: Array) -> object:
         """Return what a function depends on of an array: nothing, they fit all of a shape and dtype."""
