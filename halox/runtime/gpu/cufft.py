@@ -20,7 +20,7 @@ import numpy as np
 
 from halox.errors import DeviceError, StateError
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.streams import is_capturing
+from halox.runtime.gpu.streams import StreamOrder, is_capturing
 
 Run: TypeAlias = Callable[[Any, Any], None]
 
@@ -94,6 +94,17 @@ class CuFFT:
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._work: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
+        self._order = StreamOrder()
+
+    def begin(self) -> None:
+        """Order the current stream after the last call's, which used the same work arrays."""
+        self._order.follow(cupy().cuda.get_current_stream())
+
+    def close(self) -> None:
+        """Wait for all calls, and drop plans and work arrays."""
+        self._order.synchronize()
+        self._plans.clear()
+        self._work.clear()
 
     def key(self, array: Any) -> object:
         """Return what a function depends on of an array."""
