@@ -11,7 +11,7 @@ import halox
 
 _FIELDS = 2
 _BUFFERS = 3
-_MARGIN_BYTES = 128 << 20
+_MARGIN_BYTES = 32 << 20
 
 
 class Share(NamedTuple):
@@ -50,9 +50,9 @@ def needed_bytes(shape: Sequence[int], proc_shape: Sequence[int], device: str) -
     Examples
     --------
     >>> gib(needed_bytes((1024, 1024, 2048), (1, 1, 1), "gpu"))
-    '96.1 GiB'
+    '96 GiB'
     >>> gib(needed_bytes((512, 512, 512), (4, 1, 1), "cpu"))
-    '3.62 GiB'
+    '3.53 GiB'
     """
     block = 16 * math.prod(-(-n // ranks) for n, ranks in zip(shape, proc_shape, strict=True))
     blocks = _FIELDS + (device == "gpu")
