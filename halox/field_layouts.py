@@ -13,16 +13,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
 from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
-from halox.exchange.cache import PlanCache
 from halox.runtime.arrays import Described, describe, owner
 
 _ALIGNMENT = 256
 """Bytes that a GPU's memory transactions, and the longest words of its kernels, divide."""
+
+
+class Forgetful(Protocol):
+    """Cache of conclusions about arrays."""
+
+    def forget(self) -> None:
+        """Look at all arrays again at their next calls."""
 
 
 class FieldLayouts:
@@ -44,7 +50,7 @@ class FieldLayouts:
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         self._own: dict[int, tuple[weakref.ref[object]]] = {}
         self._known: dict[FieldLayout, None] = {}
-        self._caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
+        self._caches: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     def __len__(self) -> int:
         """Return how many arrays, declared fields and memories of the grid's own are known."""
@@ -57,8 +63,8 @@ class FieldLayouts:
             found = self._by_spec[spec] = FieldLayout(self._decomposition, self._rank, spec)
         return found
 
-    def watch(self, cache: PlanCache) -> None:
-        """Let a cache of plans look at its arrays again whenever a declaration changes."""
+    def watch(self, cache: Forgetful) -> None:
+        """Let a cache of plans or calls look at its arrays again whenever a declaration changes."""
         self._caches.add(cache)
 
     def add(self, array: object, layout: FieldLayout, number: int) -> None:
@@ -67,6 +73,11 @@ class FieldLayouts:
         self._remember(array, layout)
         root = owner(array)
         _watch(self._own, id(root), root)
+
+    def note(self, array: object, layout: FieldLayout) -> None:
+        """Keep the layout of a new array of the library's own, which is no memory of the grid."""
+        self._declare(describe(array), array, layout, 0)
+        self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
         """Keep the layout of a field, and forget what was concluded from another one; errors as of `Grid.declare`."""
@@ -110,6 +121,10 @@ class FieldLayouts:
         root = owner(array)
         entry = self._own.get(id(root))
         return entry is not None and entry[0]() is root
+
+    def knows(self, array: object, found: Described) -> bool:
+        """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
+        return _field(found) in self._declared or self.is_own(array)
 
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""

@@ -159,8 +159,8 @@ def decompose(
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
     Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
-    little crosses between nodes, unless they have a ``placement`` already. Raises `DecompositionError` if an argument is malformed, or if no process
-    grid, or not the one given, fits ranks, grid and halo.
+    little crosses between nodes, unless they have a ``placement`` already. Raises `DecompositionError` if an
+    argument is malformed, or if no process grid, or not the one given, fits ranks, grid and halo.
 
     Examples
     --------

@@ -15,70 +15,13 @@ from typing import Any, TypeAlias
 
 from halox.exchange.plan import Plan
 from halox.fft.modes import factor, kept
+from halox.fft.route import GridStage, Route
 from halox.grid import Grid
-from halox.transpose import Transpose
 
 Run: TypeAlias = Callable[[Any, Any], None]
 
 IN, OUT = 0, 1
 """Slots of the user's arrays; those of work arrays follow."""
-
-
-@dataclass(frozen=True)
-class GridStage:
-    """A stage on its grids.
-
-    Attributes
-    ----------
-    before, after : Grid
-        Of the cells before and after the transforms of this stage, maybe one; with the axes in ``order``.
-    order : tuple of int
-        Axis of the user's grid that each axis is.
-    axes : tuple of int
-        Axes of the user's grid that are transformed, the halved one last.
-    """
-
-    before: Grid
-    after: Grid
-    order: tuple[int, ...]
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Route:
-    """All of a transform that does not depend on the fields.
-
-    Attributes
-    ----------
-    stages : list of GridStage
-    transposes : list of Transpose
-        From the cells after each stage but the last to those before the next.
-    half : int or None
-        Axis whose coefficients are halved.
-    norm : str
-    points, padded : tuple of int
-        Points per axis of the spectral and of the physical resolution.
-    """
-
-    stages: list[GridStage]
-    transposes: list[Transpose]
-    half: int | None
-    norm: str
-    points: tuple[int, ...]
-    padded: tuple[int, ...]
-
-    @property
-    def dealias(self) -> bool:
-        """Whether physical fields have more points."""
-        return self.points != self.padded
-
-    def factor(self, forward: bool) -> float:
-        """Return the number by which plain sums over exponentials are to be multiplied."""
-        found = 1.0
-        for stage in self.stages:
-            for axis in stage.axes:
-                found *= factor(self.norm, forward, self.points[axis], self.padded[axis])
-        return found
 
 
 @dataclass(frozen=True)
@@ -346,7 +289,7 @@ class Pipeline:
                 copy(source[at(slice(0, n // 2 + 1))], target)
                 if nyquist is not None:
                     plane = target[at(slice(nyquist, None))]
-                    plane.imag[...] = 0
+                    plane.imag = 0
                     plane *= 2
 
             return cut_half
@@ -372,7 +315,7 @@ class Pipeline:
                 target[at(slice(n // 2 + 1, None))] = 0
                 if nyquist is not None:
                     plane = target[at(slice(nyquist, nyquist + 1))]
-                    plane.imag[...] = 0
+                    plane.imag = 0
                     plane *= 0.5
 
             return pad_half

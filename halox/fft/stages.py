@@ -8,8 +8,8 @@ of the process grid that the moved axis spans::
             (p, 1, q)    q moves 1 -> 2       transform axis 1     messages within the q ranks of a row
             (1, p, q)    p moves 0 -> 1       transform axis 0     messages within the p ranks of a column
 
-The sequence is found by a search for the fewest transposes, then for the fewest merged axes, then for the smallest
-groups of ranks, then for axis 0 as the last one.
+The sequence is found by a search for the fewest moves onto axes that are cut (as blocks need one), then for the fewest
+transposes, then for the smallest groups of ranks, then for axis 0 as the last one.
 """
 
 from __future__ import annotations
@@ -175,17 +175,22 @@ class _Search:
 
 def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
     """Return the cost of a sequence with one transpose more; smaller is better."""
-    steps, merges, ranks, order = cost
+    merges, steps, ranks, order = cost
     onto = [target for _, target in moves]
     merged = sum(parts[target] > 1 for target in onto) + len(onto) - len(set(onto))
     group = math.prod(parts[source] for source, _ in moves)
     # Later axes first, so that axis 0, whose lines make one batch, comes last; and lines along the last axis long.
     preference = tuple((-source, target) for source, target in reversed(moves))
-    return (steps + 1, merges + merged, ranks + group, (*order, preference))  # type: ignore[operator,misc]
+    return (merges + merged, steps + 1, ranks + group, (*order, preference))  # type: ignore[operator,misc]
 
 
 def _why_impossible(search: _Search, parts: tuple[int, ...], wished: list[Stage]) -> str:
-    done = frozenset(wished[0].axes) if wished else frozenset()
+    if not wished:
+        return (
+            f"proc_shape={parts} of grid_shape={search.cells}: the transform needs the whole axis on one rank, and "
+            "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
+        )
+    done = frozenset(wished[0].axes)
     for stage in wished[1:]:
         extents = search.extents(done)
         for axis, (ranks, lines) in enumerate(zip(stage.parts, extents, strict=True)):

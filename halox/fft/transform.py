@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from halox.decomposition import FieldLayout
-from halox.errors import ClosedError, DecompositionError, DeviceError, FieldError, HaloxError
+from halox.errors import ClosedError, DecompositionError, FieldError, HaloxError
 from halox.exchange.selection import wished_path
-from halox.fft.modes import NORMS, padded, wavenumbers
-from halox.fft.pipeline import GridStage, Pipeline, Route
-from halox.fft.stages import Stage, find_stages, moved_placement, turned_placement
+from halox.fft.fields import PHYSICAL, Call, Fields, KnownCalls
+from halox.fft.modes import NORMS, wavenumbers
+from halox.fft.pipeline import Pipeline
+from halox.fft.route import RouteMaker
+from halox.fft.stages import Stage, find_stages
 from halox.grid import Grid
-from halox.runtime.arrays import DType, describe, share_memory
 from halox.runtime.call_guard import one_thread
 from halox.runtime.gpu.cufft import CuFFT
-from halox.runtime.gpu.devices import allocate
 from halox.runtime.host_fft import HostTransforms
 from halox.transpose import Transpose
 from halox.values import as_int, as_list, check_bool, shown
 
 _MAKING = "the making of an FFT"
-_COMPLEX = {np.dtype(real): np.dtype(pair) for real, pair in (("f4", "c8"), ("f8", "c16"))}
-_REAL = {pair: real for real, pair in _COMPLEX.items()}
 
 
 class FFT:
@@ -74,8 +71,8 @@ class FFT:
     Notes
     -----
     Collective over the grid's ranks. On one rank, and along axes that are whole on every rank, there is no
-    communication. Every other axis is made whole by a `Transpose`: one for slabs, two for pencils. Work arrays and plans
-    are made at the first call with fields of a dtype and components, and kept.
+    communication. The other axes are made whole by transposes: one for slabs, two for pencils, three for blocks. Work
+    arrays and plans are made at the first call with fields of a dtype and components, and kept.
 
     Examples
     --------
@@ -141,14 +138,27 @@ class FFT:
                 "path": path,
             }
             self._world.compare(mine, _MAKING)
-            self._path = grid._path if path is None else path
+            maker = RouteMaker(grid)
+            self._made = maker.made
             try:
-                self._build(stages)
+                self._route = maker.make(
+                    stages,
+                    self.axes,
+                    half=self.axes[-1] if self.real else None,
+                    norm=norm,
+                    dealias=self.dealias,
+                    path=grid._path if path is None else path,
+                    turns=self._engine.turns,
+                )
             except HaloxError:
                 self._release()  # an error of all ranks
                 raise
-        self.physical: Grid = self._physical
+        self.physical: Grid = self._route.stages[0].before
         self.grid: Grid = self._route.stages[-1].after
+        self._fields = Fields(self.physical, self.grid, real=self.real)
+        self._calls = KnownCalls()
+        for side in (self.physical, self.grid):
+            side._layouts.watch(self._calls)
 
     def forward(self, u: object, out: object | None = None) -> Any:
         """Transform a physical field to its spectrum.
@@ -211,7 +221,7 @@ class FFT:
         return self._run("backward", s, out)
 
     def wavenumbers(self, lengths: float | Sequence[float] | None = None) -> tuple[Any, ...]:
-        """Return the wave numbers of this rank's coefficients, one array an axis of the grid, ready to broadcast; local.
+        """Return the wave numbers of this rank's coefficients, one array an axis, ready to broadcast; local.
 
         Parameters
         ----------
@@ -265,101 +275,20 @@ class FFT:
     def __repr__(self) -> str:
         """Return the shapes and divisions of both sides."""
         kind = "real" if self.real else "complex"
+        sides = (
+            f"{grid.grid_shape} on {grid.proc_shape} ranks" for grid in (self.physical, self.grid)
+        )
         return (
-            f"<halox.FFT {kind} {self.physical.grid_shape} on {self.physical.proc_shape} ranks to {self.grid.grid_shape} "
-            f"on {self.grid.proc_shape} ranks, axes {self.axes}, norm {self.norm!r}, {len(self._route.transposes)} "
-            f"transpose(s){', dealias' if self.dealias else ''}{', closed' if self._closed else ''}>"
+            f"<halox.FFT {kind} {' to '.join(sides)}, axes {self.axes}, norm {self.norm!r}, "
+            f"{len(self._route.transposes)} transpose(s){', dealias' if self.dealias else ''}"
+            f"{', closed' if self._closed else ''}>"
         )
 
     # Internal
 
-    def _build(self, stages: list[Stage]) -> None:
-        """Make the grids and the transposes of all stages; collective."""
-        base = self._base
-        shape = base.grid_shape
-        half = self.axes[-1] if self.real else None
-        fine = tuple(
-            padded(n) if self.dealias and axis in self.axes else n for axis, n in enumerate(shape)
-        )
-        modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
-        self._physical = base
-        if fine != shape:
-            self._physical = self._grid(
-                fine,
-                halo=base.halo,
-                periodic=base.periodic,
-                corners=base.corners,
-                path=base._path,
-                proc_shape=base.proc_shape,
-                placement=base._decomposition.placement,
-            )
-        natural = tuple(range(len(shape)))
-        current, placement = self._physical, base._decomposition.placement
-        sizes = [axis.sizes for axis in current._decomposition.axes]
-        order, cells = natural, list(fine)
-        found: list[GridStage] = []
-        transposes: list[Transpose] = []
-        for number, stage in enumerate(stages):
-            last = number == len(stages) - 1
-            if number:
-                placement = moved_placement(placement, stage.moves)
-                for axis in natural:
-                    if stage.parts[axis] != stages[number - 1].parts[axis]:
-                        sizes[axis] = _even(cells[axis], stage.parts[axis])
-                order = natural if last else self._order(stage.axes)
-                before = self._stage_grid(cells, sizes, order, placement)
-                previous = found[-1]
-                axes = tuple(previous.order.index(axis) for axis in order)
-                transpose = Transpose(previous.after, before, axes=axes, path=self._path)
-                self._made.append(transpose)
-                transposes.append(transpose)
-            else:
-                before = current
-            after = before
-            for axis in stage.axes:
-                cells[axis] = modes[axis]
-                sizes[axis] = (cells[axis],)
-            if number == 0 or [cells[axis] for axis in order] != list(before.grid_shape):
-                after = self._stage_grid(cells, sizes, order, placement)
-            done = tuple(axis for axis in stage.axes if axis != half)
-            if half in stage.axes:
-                done = (*done, half)
-            found.append(GridStage(before, after, order, done))
-        points = tuple(shape)
-        self._route = Route(found, transposes, half, self.norm, points, fine)
-
-    def _order(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the order of the axes in which a GPU transforms some of them contiguously; that of the grid on a CPU."""
-        natural = tuple(range(len(self._base.grid_shape)))
-        if self._base.device_id is None or axes == natural[: len(axes)]:
-            return natural
-        return (*(axis for axis in natural if axis not in axes), *axes)
-
-    def _stage_grid(
-        self,
-        cells: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        order: tuple[int, ...],
-        placement: Any,
-    ) -> Grid:
-        placement = turned_placement(placement, order)
-        return self._grid(
-            [cells[axis] for axis in order],
-            halo=0,
-            proc_shape=placement.proc_shape,
-            blocks=[sizes[axis] for axis in order],
-            placement=placement,
-        )
-
-    def _grid(self, shape: Sequence[int], **options: Any) -> Grid:
-        base = self._base
-        with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
-            grid = Grid(shape, comm=base.comm, device=base.device, **options)
-        self._made.append(grid)
-        return grid
-
     def _release(self) -> None:
         self._closed = True
+        self._engine.close()
         self._pipelines.clear()
         for one in reversed(self._made):
             one.close()
@@ -375,133 +304,45 @@ class FFT:
     @one_thread
     def _run(self, direction: str, source: object, out: object | None) -> Any:
         forward = direction == "forward"
-        try:
-            dtype, layout, target = self._read(forward, source, out)
-            pipeline = self._pipelines.get((dtype, _components(layout)))
-        except HaloxError:
-            pipeline = None
-        if pipeline is None:
-            pipeline, layout, target = self._prepare(direction, source, out)
-            dtype = pipeline.complex_dtype
+        self._check_open()
+        known = self._calls.find(forward, source, out)
+        if known is None:
+            known = self._look_up(direction, source, out)
+        call, pipeline = known
         if out is None:
-            out = self._new(forward, dtype, target)
-        pipeline.run(forward, _cells(source, layout), _cells(out, target))
+            out = self._fields.new(forward, call)
+        self._engine.begin()
+        cells = self._fields.cells
+        pipeline.run(forward, cells(source, call.source), cells(out, call.target))
         return out
 
-    def _prepare(
-        self, direction: str, source: object, out: object | None
-    ) -> tuple[Pipeline, FieldLayout, FieldLayout]:
-        """Make the steps for fields of a dtype and components; collective. Raises errors on all ranks."""
-        world = self._world
-        self._check_open()
-        world.begin(direction)
+    def _look_up(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
+        """Check arrays that are new, and find their steps; collective where these must be made, or a check fails."""
         forward = direction == "forward"
-
-        def build() -> tuple[tuple[DType, FieldLayout, FieldLayout], None]:
-            return self._read(forward, source, out), None
-
-        (dtype, layout, target), _ = world.prepare(build, direction)
-        components = _components(layout)
-        world.compare({"dtype": str(dtype), "components": components}, direction)
-        key = dtype, components
-        pipeline = self._pipelines.get(key)
+        pipeline = None
+        with suppress(HaloxError):
+            call = self._fields.read(forward, source, out)
+            pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None:
-            real = _REAL[dtype] if self.real else None
-            xp = self._base.xp
-            pipeline = Pipeline(self._route, self._engine, xp, dtype, real, sum(components, ()))
-            self._pipelines[key] = pipeline
-        return pipeline, layout, target
-
-    def _read(
-        self, forward: bool, source: object, out: object | None
-    ) -> tuple[DType, FieldLayout, FieldLayout]:
-        """Check what one rank can see alone; return the spectral dtype and both layouts."""
-        self._check_open()
-        grids = (self.physical, self.grid) if forward else (self.grid, self.physical)
-        names = ("u", "out") if forward else ("s", "out")
-        layout = self._layout(grids, source, names[0], forward)
-        found = describe(source, names[0])
-        dtype = self._check_dtype(found.dtype, names[0], is_real=self.real and forward)
-        spec = layout.spec
-        if out is None:
-            target = grids[1]._layouts.of(
-                type(spec)(grids[1].halo, spec.components_before, spec.components_after)
+            self._world.begin(direction)
+            call, _ = self._world.prepare(
+                lambda: (self._fields.read(forward, source, out), None), direction
             )
-            return dtype, layout, target
-        target = self._layout(grids[::-1], out, names[1], not forward)
-        given = describe(out, names[1])
-        wanted = _REAL[dtype] if self.real and not forward else dtype
-        if given.dtype != wanted:
-            raise FieldError(
-                f"out has dtype {given.dtype}, and the transform of {found.dtype} gives {wanted}; give an array of that"
+            mine = {"dtype": str(call.dtype), "components": call.components}
+            self._world.compare(mine, direction)
+            pipeline = self._pipelines.get((call.dtype, call.components))
+        if pipeline is None:
+            pipeline = Pipeline(
+                self._route,
+                self._engine,
+                self._base.xp,
+                call.dtype,
+                PHYSICAL[call.dtype] if self.real else None,
+                sum(call.components, ()),
             )
-        if _components(target) != _components(layout):
-            raise FieldError(
-                f"out has the component axes {_components(target)}, before and after the grid axes, {names[0]} "
-                f"{_components(layout)}; give both the same"
-            )
-        if not given.writable:
-            raise FieldError("out is read-only; its cells cannot be set")
-        if share_memory(found, given):
-            raise FieldError(
-                f"{names[0]} and out share memory, and cells would be overwritten before they are read; give two arrays "
-                "apart"
-            )
-        return dtype, layout, target
-
-    def _layout(
-        self, grids: tuple[Grid, Grid], array: object, name: str, physical: bool
-    ) -> FieldLayout:
-        """Return the layout of an array of the first of two grids."""
-        mine, other = grids
-        kind, call = ("physical", "backward") if physical else ("grid", "forward")
-        hint = f"{name} is to be a field of fft.{kind}"
-        if mine is not other and other._layouts.is_own(array):
-            raise FieldError(
-                f"{hint}, and is one of fft.{'grid' if physical else 'physical'}; give it to {call}, or make it with "
-                f"fft.{kind}.zeros"
-            )
-        try:
-            layout = mine._layouts.find(array)
-        except (FieldError, DeviceError) as error:
-            raise type(error)(f"{hint}: {error}") from error
-        if any(layout.spec.staggered):
-            raise FieldError(
-                f"{hint}, and is staggered, so that its points are not those of the cells; give a field that is not"
-            )
-        return layout
-
-    def _check_dtype(self, dtype: DType, name: str, *, is_real: bool) -> DType:
-        """Return the spectral dtype of a field's dtype."""
-        allowed = list(_COMPLEX if is_real else _REAL)
-        if dtype in allowed:
-            return _COMPLEX.get(dtype, dtype)
-        words = " or ".join(map(str, allowed))
-        remedy = f"convert it by {name}.astype"
-        if is_real and dtype.kind == "c":
-            remedy = "make the FFT with real=False, or give the real part"
-        elif not is_real and dtype in _COMPLEX and not self.real:
-            remedy = "make the FFT with real=True, or give a complex field"
-        raise FieldError(
-            f"{name} has dtype {dtype}, and this {'real' if self.real else 'complex'} transform takes {words} there; "
-            f"{remedy}"
-        )
-
-    def _new(self, forward: bool, dtype: DType, layout: FieldLayout) -> Any:
-        """Allocate a result; local."""
-        grid = self.grid if forward else self.physical
-        found = dtype if forward or not self.real else _REAL[dtype]
-        try:
-            array = allocate(layout.padded_shape, found, grid.device_id)
-        except MemoryError as error:
-            raise HaloxError(
-                f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more ranks, or "
-                "give out="
-            ) from error
-        if any(map(any, grid.halo)):
-            array[...] = 0
-        grid.declare(array, **_options(layout))
-        return array
+            self._pipelines[call.dtype, call.components] = pipeline
+        self._calls.add(forward, source, out, (call, pipeline))
+        return call, pipeline
 
 
 def _axes(axes: object, ndim: int) -> tuple[int, ...]:
@@ -535,27 +376,3 @@ def _scales(lengths: object, ndim: int) -> list[float]:
             f"lengths: expected a number > 0, or one per grid axis ({ndim}), got {shown(lengths)}"
         )
     return [2 * math.pi / n for n in numbers]
-
-
-def _even(cells: int, parts: int) -> tuple[int, ...]:
-    size, extra = divmod(cells, parts)
-    return tuple(size + (part < extra) for part in range(parts))
-
-
-def _components(layout: FieldLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return layout.spec.components_before, layout.spec.components_after
-
-
-def _options(layout: FieldLayout) -> dict[str, Any]:
-    before, after = _components(layout)
-    return {"components": before, "components_after": after, "halo": layout.spec.halo}
-
-
-def _cells(array: Any, layout: FieldLayout) -> Any:
-    """View the owned cells of an array, component axes in front."""
-    cells = array[layout.interior]
-    if not layout.spec.components_after:
-        return cells
-    first, ndim = len(layout.spec.components_before), layout.spec.ndim
-    behind = range(first + ndim, cells.ndim)
-    return cells.transpose(*range(first), *behind, *range(first, first + ndim))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from halox.runtime.arrays import Array
 
 Run: TypeAlias = Callable[[Any, Any], None]
 """Transforms the first array into the second one."""
+
+
+Norm: TypeAlias = Literal["backward", "ortho", "forward"]
 
 
 class HostTransforms:
@@ -27,9 +30,18 @@ class HostTransforms:
     ----------
     scales : bool
         Whether transforms apply a norm at no cost.
+    turns : bool
+        Whether lines that are contiguous are worth a transpose with permuted axes.
     """
 
     scales = True
+    turns = False
+
+    def begin(self) -> None:
+        """Begin a call: nothing to do on the host."""
+
+    def close(self) -> None:
+        """Release what is kept: nothing on the host."""
 
     def key(self, array: Array) -> object:
         """Return what a function depends on of an array: nothing, they fit all of a shape and dtype."""
@@ -44,7 +56,7 @@ class HostTransforms:
         return len(axes) > 1
 
     def c2c(
-        self, source: Array, target: Array, axes: Sequence[int], *, forward: bool, norm: str
+        self, source: Array, target: Array, axes: Sequence[int], *, forward: bool, norm: Norm
     ) -> Run:
         """Transform complex numbers along some axes."""
         library = _library(target.dtype)
@@ -59,16 +71,16 @@ class HostTransforms:
                     np.copyto(target, found)
 
             return in_place
-        one = np.fft.fft if forward else np.fft.ifft
+        one: Any = np.fft.fft if forward else np.fft.ifft
 
         def run(source: Array, target: Array) -> None:
             for axis in reversed(axes):
-                one(source, axis=axis, norm=norm, out=target)  # type: ignore[call-overload]
+                one(source, axis=axis, norm=norm, out=target)
                 source = target
 
         return run
 
-    def r2c(self, source: Array, target: Array, axes: Sequence[int], *, norm: str) -> Run:
+    def r2c(self, source: Array, target: Array, axes: Sequence[int], *, norm: Norm) -> Run:
         """Transform real numbers along some axes, the last of which is halved."""
         *others, last = axes
         library = _library(target.dtype)
@@ -76,7 +88,7 @@ class HostTransforms:
 
         def run(source: Array, target: Array) -> None:
             if library is None:
-                np.fft.rfft(source, axis=last, norm=norm, out=target)  # type: ignore[call-overload]
+                np.fft.rfft(source, axis=last, norm=norm, out=target)
             else:
                 target[...] = library.rfft(source, axis=last, norm=norm)
             if rest is not None:
@@ -84,7 +96,7 @@ class HostTransforms:
 
         return run
 
-    def c2r(self, source: Array, target: Array, axes: Sequence[int], *, norm: str) -> Run:
+    def c2r(self, source: Array, target: Array, axes: Sequence[int], *, norm: Norm) -> Run:
         """Transform halved spectra to real numbers along some axes, the last of which is halved."""
         *others, last = axes
         points = target.shape[last]
@@ -95,7 +107,7 @@ class HostTransforms:
             if rest is not None:
                 rest(source, source)
             if library is None:
-                np.fft.irfft(source, points, axis=last, norm=norm, out=target)  # type: ignore[call-overload]
+                np.fft.irfft(source, points, axis=last, norm=norm, out=target)
             else:
                 target[...] = library.irfft(source, points, axis=last, norm=norm)
 

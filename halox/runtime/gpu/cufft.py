@@ -11,6 +11,7 @@ launches, or copies to a work array::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ import numpy as np
 
 from halox.errors import DeviceError, StateError
 from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.streams import is_capturing
+from halox.runtime.gpu.streams import StreamOrder, is_capturing
 
 Run: TypeAlias = Callable[[Any, Any], None]
 
@@ -32,9 +33,8 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Form:
-    """Address modulo 16, extents and strides of an array, strides in elements; `aligned` as cuFFT asks for."""
+    """Extents and strides of an array, strides in elements, and whether it is aligned as cuFFT asks for."""
 
-    offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -48,7 +48,17 @@ class Form:
         pointer = int(array.data.ptr)
         pair = size if array.dtype.kind == "c" else 2 * size
         whole = all(s % size == 0 for s in array.strides)
-        return cls(pointer % 16, array.shape, strides, array.dtype, whole and pointer % pair == 0)
+        return cls(array.shape, strides, array.dtype, whole and pointer % pair == 0)
+
+    @classmethod
+    def contiguous(cls, array: Any, order: Sequence[int]) -> Form:
+        """Describe a work array of the shape of an array, the axes in an order in memory."""
+        strides = [0] * len(order)
+        step = 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= array.shape[axis]
+        return cls(array.shape, tuple(strides), array.dtype, True)
 
 
 class Launches(NamedTuple):
@@ -79,10 +89,22 @@ class CuFFT:
     """
 
     scales = False
+    turns = True
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._work: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
+        self._order = StreamOrder()
+
+    def begin(self) -> None:
+        """Order the current stream after the last call's, which used the same work arrays."""
+        self._order.follow(cupy().cuda.get_current_stream())
+
+    def close(self) -> None:
+        """Wait for all calls, and drop plans and work arrays."""
+        self._order.synchronize()
+        self._plans.clear()
+        self._work.clear()
 
     def key(self, array: Any) -> object:
         """Return what a function depends on of an array."""
@@ -157,12 +179,17 @@ class CuFFT:
         self, source: Any, target: Any, axes: tuple[int, ...], sign: int, *, half: bool = False
     ) -> Run | None:
         """Transform by launches of one plan from array to array; None if that is impossible or takes too many."""
+        return self._between(Form.of(source), Form.of(target), axes, sign, half)
+
+    def _between(
+        self, source: Form, target: Form, axes: tuple[int, ...], sign: int, half: bool
+    ) -> Run | None:
         if len(axes) > _MOST_AXES:
             return None
-        found = launches(Form.of(source), Form.of(target), axes, half=half)
+        found = launches(source, target, axes, half=half)
         if found is None:
             return None
-        bytes_each = target.nbytes // len(found.starts)
+        bytes_each = math.prod(target.shape) * target.dtype.itemsize // len(found.starts)
         if len(found.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
             return None
         return self._runner(found, source.dtype, target.dtype, sign)
@@ -171,35 +198,29 @@ class CuFFT:
         self, source: Any, target: Any, axis: int, sign: int, *, half: bool = False
     ) -> Run:
         """Transform along one axis, through work arrays where no plan fits the arrays."""
-        run = self._direct(source, target, (axis,), sign, half=half)
-        if run is not None:
-            return run
-        before, after = self._like(source), self._like(target)
-        for start, end in ((before, target), (source, after)):
-            run = self._direct(start, end, (axis,), sign, half=half)
+        natural = tuple(range(source.ndim))
+        inner = (*(k for k in natural if k != axis), axis)
+        # Orders in memory of work arrays in place of source and target, fewest copies first.
+        for before, after in ((None, None), (natural, None), (None, natural), (inner, inner)):
+            start = Form.of(source) if before is None else Form.contiguous(source, before)
+            end = Form.of(target) if after is None else Form.contiguous(target, after)
+            run = self._between(start, end, (axis,), sign, half)
             if run is not None:
                 return _through(
-                    run, None if start is source else start, None if end is target else end
+                    run, self._work_array(source, before), self._work_array(target, after)
                 )
-        before, after = self._like(source, axis), self._like(target, axis)
-        run = self._direct(before, after, (axis,), sign, half=half)
-        if run is None:
-            raise DeviceError(
-                f"cuFFT has no plan for lines of {source.shape[axis]} of the {source.shape} elements of an array; use "
-                "more ranks"
-            )
-        return _through(run, before, after)
+        raise DeviceError(
+            f"cuFFT has no plan for lines of {target.shape[axis]} in arrays of {target.shape} elements; use more ranks"
+        )
 
-    def _like(self, array: Any, axis: int | None = None) -> Any:
-        """Return a contiguous work array of a shape, an axis innermost in memory."""
-        order = [*range(array.ndim)]
-        if axis is not None:
-            order.append(order.pop(axis))
-        shape = tuple(array.shape[k] for k in order)
-        found = self._work.get((shape, array.dtype))
-        if found is None:
-            found = self._work[shape, array.dtype] = self.empty(shape, array.dtype)
-        return found.transpose(np.argsort(order).tolist())
+    def _work_array(self, array: Any, order: tuple[int, ...] | None) -> Any:
+        """Return a work array of a shape with the axes in an order in memory; None for none."""
+        if order is None:
+            return None
+        key = tuple(array.shape[k] for k in order), array.dtype
+        if key not in self._work:
+            self._work[key] = self.empty(*key)
+        return self._work[key].transpose(np.argsort(order).tolist())
 
     def _runner(
         self, found: Launches, source: np.dtype[Any], target: np.dtype[Any], sign: int
@@ -265,7 +286,7 @@ def launches(
 
     Examples
     --------
-    >>> whole = Form(0, (8, 6, 4), (24, 4, 1), np.dtype("c16"), True)
+    >>> whole = Form((8, 6, 4), (24, 4, 1), np.dtype("c16"), True)
     >>> launches(whole, whole, (0,))
     Launches(arguments=((8,), (8,), 24, 1, (8,), 24, 1, 24), starts=[(0, 0)])
     >>> launches(whole, whole, (1,)).starts[:3]
@@ -293,11 +314,12 @@ def launches(
             batches[-1] = (batches[-1][0] * n, i, o)
         else:
             batches.append((n, i, o))
-    widest = max(batches, default=(1, 1, 1))
-    if batches:
-        batches.remove(widest)
-    batch, idist, odist = widest
     (inembed, istride), (onembed, ostride) = places
+    # Neighbours in memory are transformed together; where lines are contiguous, as many lines as possible.
+    chosen = (1, 1, 1)
+    if batches:
+        chosen = batches.pop() if ostride > 1 else batches.pop(batches.index(max(batches)))
+    batch, idist, odist = chosen
     shape = tuple(extents[a] for a in inner)
     arguments = (shape, inembed, istride, idist, onembed, ostride, odist, batch)
     numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)

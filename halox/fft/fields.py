@@ -1,0 +1,188 @@
+"""Fields that a transform is given: their checks, their results, and what is known of earlier calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from halox.decomposition import FieldLayout, FieldSpec
+from halox.errors import DeviceError, FieldError, HaloxError
+from halox.grid import Grid
+from halox.runtime.arrays import Described, DType, as_ndarray, describe, share_memory
+from halox.runtime.gpu.devices import allocate, as_device_array
+
+SPECTRAL = {np.dtype(real): np.dtype(pair) for real, pair in (("f4", "c8"), ("f8", "c16"))}
+PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Checked arrays of a call: the spectral dtype, the dtype of the result, and the layouts of source and target."""
+
+    dtype: DType
+    result: DType
+    source: FieldLayout
+    target: FieldLayout
+
+    @property
+    def components(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Extents of the component axes before and after the grid axes."""
+        return components(self.source)
+
+
+class Fields:
+    """Fields of both sides of a transform, on one rank."""
+
+    def __init__(self, physical: Grid, spectral: Grid, *, real: bool) -> None:
+        self._grids = physical, spectral
+        self._real = real
+        self._view = as_ndarray if physical.device_id is None else as_device_array
+
+    def read(self, forward: bool, source: object, out: object | None) -> Call:
+        """Check what one rank can see alone; errors as of `FFT.forward`."""
+        grids = self._grids if forward else self._grids[::-1]
+        name = "u" if forward else "s"
+        found = describe(source, name)
+        layout = self._layout(source, found, name, forward)
+        dtype = self._check_dtype(found.dtype, name, is_real=self._real and forward)
+        result = PHYSICAL[dtype] if self._real and not forward else dtype
+        before, after = components(layout)
+        if out is None:
+            target = grids[1]._layouts.of(FieldSpec(grids[1].halo, before, after))
+            return Call(dtype, result, layout, target)
+        given = describe(out, "out")
+        target = self._layout(out, given, "out", not forward)
+        if given.dtype != result:
+            raise FieldError(
+                f"out has dtype {given.dtype}, and the transform of {found.dtype} gives {result}; give an array of that"
+            )
+        if components(target) != (before, after):
+            raise FieldError(
+                f"out has the component axes {components(target)}, before and after the grid axes, {name} "
+                f"{(before, after)}; give both the same"
+            )
+        if not given.writable:
+            raise FieldError("out is read-only; its cells cannot be set")
+        if share_memory(found, given):
+            raise FieldError(
+                f"{name} and out share memory, and cells would be overwritten before they are read; give two arrays "
+                "apart"
+            )
+        return Call(dtype, result, layout, target)
+
+    def new(self, forward: bool, call: Call) -> Any:
+        """Allocate a result, with a halo of zeros; local."""
+        grid = self._grids[forward]
+        shape = call.target.padded_shape
+        try:
+            array = allocate(shape, call.result, grid.device_id)
+        except MemoryError as error:
+            raise HaloxError(
+                f"no memory for a field of shape {shape} and dtype {call.result} ({error}); use more ranks, or "
+                "give out="
+            ) from error
+        if shape != call.target.spec.box((0,) * len(grid.halo), grid.rank_shape).subsizes:
+            array[...] = 0
+        grid._layouts.note(array, call.target)
+        return array
+
+    def cells(self, array: object, layout: FieldLayout) -> Any:
+        """View the owned cells of an array, component axes in front."""
+        cells = self._view(array)[layout.interior]
+        if not layout.spec.components_after:
+            return cells
+        first, ndim = len(layout.spec.components_before), layout.spec.ndim
+        behind = range(first + ndim, cells.ndim)
+        return cells.transpose(*range(first), *behind, *range(first, first + ndim))
+
+    def _layout(self, array: object, found: Described, name: str, physical: bool) -> FieldLayout:
+        """Return the layout of an array of the physical or the spectral grid."""
+        sides = ("physical", "grid") if physical else ("grid", "physical")
+        mine, other = (grid._layouts for grid in (self._grids if physical else self._grids[::-1]))
+        wish = f"{name} must be a field of fft.{sides[0]}"
+        if other.knows(array, found) and not mine.knows(array, found):
+            raise FieldError(
+                f"{wish}, and is one of fft.{sides[1]}; forward transforms fields of fft.physical to such of fft.grid, "
+                f"backward the other way; make one with fft.{sides[0]}.zeros"
+            )
+        try:
+            layout = mine.find(array)
+        except (FieldError, DeviceError) as error:
+            raise type(error)(f"{wish}: {error}") from error
+        if any(layout.spec.staggered):
+            raise FieldError(
+                f"{wish}, and is staggered: its points are not those of the cells; give a field that is not"
+            )
+        return layout
+
+    def _check_dtype(self, dtype: DType, name: str, *, is_real: bool) -> DType:
+        """Return the spectral dtype of a field's dtype."""
+        allowed = SPECTRAL if is_real else PHYSICAL
+        if dtype in allowed:
+            return SPECTRAL.get(dtype, dtype)
+        remedy = f"convert it by {name}.astype"
+        if is_real and dtype.kind == "c":
+            remedy = "make the FFT with real=False, or give the real part"
+        elif not self._real and dtype in SPECTRAL:
+            remedy = "make the FFT with real=True, or give a complex field"
+        raise FieldError(
+            f"{name} has dtype {dtype}, and this {'real' if self._real else 'complex'} transform takes "
+            f"{' or '.join(map(str, allowed))}; {remedy}"
+        )
+
+
+def components(layout: FieldLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the extents of the component axes before and after the grid axes."""
+    return layout.spec.components_before, layout.spec.components_after
+
+
+class KnownCalls:
+    """Calls by their array objects, for as long as these live and are as they were."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[bool, int, int], tuple[Any, ...]] = {}
+
+    def find(self, forward: bool, source: object, out: object | None) -> Any:
+        """Return what was kept for these arrays, None if nothing was."""
+        entry = self._entries.get((forward, id(source), id(out)))
+        if entry is None:
+            return None
+        first, second, forms, found = entry
+        if first() is not source or (second is not None and second() is not out):
+            return None
+        return found if forms == (_form(source), _form(out)) else None
+
+    def add(self, forward: bool, source: object, out: object | None, found: object) -> None:
+        """Keep something for the next call with these arrays."""
+        entries, key = self._entries, (forward, id(source), id(out))
+
+        def forget(_: object) -> None:
+            entries.pop(key, None)
+
+        def watch(array: object) -> Callable[[], object]:
+            return weakref.ref(array, forget)
+
+        try:
+            entries[key] = (
+                watch(source),
+                None if out is None else watch(out),
+                (_form(source), _form(out)),
+                found,
+            )
+        except TypeError:  # of other libraries, which cannot be watched
+            return
+
+    def forget(self) -> None:
+        """Look at all arrays again at their next calls."""
+        self._entries.clear()
+
+
+def _form(array: Any) -> tuple[object, ...]:
+    """Return what can be set on an array object."""
+    if isinstance(array, np.ndarray):
+        return array.shape, array.dtype, array.flags.writeable
+    return (getattr(array, "shape", None),)

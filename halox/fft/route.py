@@ -1,0 +1,183 @@
+"""Grids and transposes of a transform, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from halox.decomposition import Placement
+from halox.fft.modes import factor, padded
+from halox.fft.stages import Stage, moved_placement, turned_placement
+from halox.grid import Grid
+from halox.transpose import Transpose
+
+
+@dataclass(frozen=True)
+class GridStage:
+    """A stage on its grids.
+
+    Attributes
+    ----------
+    before, after : Grid
+        Of the cells before and after the transforms of this stage, maybe one; with the axes in ``order``.
+    order : tuple of int
+        Axis of the user's grid that each axis is.
+    axes : tuple of int
+        Axes of the user's grid that are transformed, the halved one last.
+    """
+
+    before: Grid
+    after: Grid
+    order: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """All of a transform that does not depend on the fields.
+
+    Attributes
+    ----------
+    stages : list of GridStage
+    transposes : list of Transpose
+        From the cells after each stage but the last to those before the next.
+    half : int or None
+        Axis whose coefficients are halved.
+    norm : str
+    points, padded : tuple of int
+        Points per axis of the spectral and of the physical resolution.
+    """
+
+    stages: list[GridStage]
+    transposes: list[Transpose]
+    half: int | None
+    norm: str
+    points: tuple[int, ...]
+    padded: tuple[int, ...]
+
+    @property
+    def dealias(self) -> bool:
+        """Whether physical fields have more points."""
+        return self.points != self.padded
+
+    def factor(self, forward: bool) -> float:
+        """Return the number by which plain sums over exponentials are to be multiplied."""
+        found = 1.0
+        for stage in self.stages:
+            for axis in stage.axes:
+                found *= factor(self.norm, forward, self.points[axis], self.padded[axis])
+        return found
+
+
+class RouteMaker:
+    """Makes the grids and the transposes of a transform of ``base``; collective.
+
+    Attributes
+    ----------
+    made : list of Grid and Transpose
+        All of them, in the order in which they were made; also after an error.
+    """
+
+    def __init__(self, base: Grid) -> None:
+        self._base = base
+        self.made: list[Grid | Transpose] = []
+
+    def make(
+        self,
+        stages: Sequence[Stage],
+        axes: Sequence[int],
+        *,
+        half: int | None,
+        norm: str,
+        dealias: bool,
+        path: str | None,
+        turns: bool,
+    ) -> Route:
+        """Make a route; with ``turns``, axes in the middle are turned innermost on the way."""
+        base = self._base
+        shape = base.grid_shape
+        natural = tuple(range(len(shape)))
+        fine = tuple(padded(n) if dealias and k in axes else n for k, n in enumerate(shape))
+        modes = tuple(n // 2 + 1 if axis == half else n for axis, n in enumerate(shape))
+        current = base if fine == shape else self._physical(fine)
+        placement = base._decomposition.placement
+        sizes: list[Sequence[int]] = [axis.sizes for axis in current._decomposition.axes]
+        cells, order = list(fine), natural
+        found: list[GridStage] = []
+        transposes: list[Transpose] = []
+        for number, stage in enumerate(stages):
+            if number:
+                placement = moved_placement(placement, stage.moves)
+                for axis in natural:
+                    if stage.parts[axis] != stages[number - 1].parts[axis]:
+                        sizes[axis] = _even(cells[axis], stage.parts[axis])
+                inner = stage.axes if turns and number < len(stages) - 1 else ()
+                order = _turned(natural, inner)
+                current = self._whole(cells, sizes, order, placement)
+                last = found[-1]
+                turn = tuple(last.order.index(axis) for axis in order)
+                transpose = Transpose(last.after, current, axes=turn, path=path)
+                self.made.append(transpose)
+                transposes.append(transpose)
+            before = current
+            for axis in stage.axes:
+                cells[axis] = modes[axis]
+                sizes[axis] = (cells[axis],)
+            if number == 0 or [cells[axis] for axis in order] != list(before.grid_shape):
+                current = self._whole(cells, sizes, order, placement)
+            done = tuple(axis for axis in stage.axes if axis != half)
+            if half in stage.axes:
+                done = (*done, half)
+            found.append(GridStage(before, current, order, done))
+        return Route(found, transposes, half, norm, shape, fine)
+
+    def _physical(self, shape: Sequence[int]) -> Grid:
+        """Make the grid of the padded fields."""
+        base = self._base
+        return self._grid(
+            shape,
+            halo=base.halo,
+            periodic=base.periodic,
+            corners=base.corners,
+            path=base._path,
+            proc_shape=base.proc_shape,
+            placement=base._decomposition.placement,
+        )
+
+    def _whole(
+        self,
+        cells: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        order: tuple[int, ...],
+        placement: Placement,
+    ) -> Grid:
+        """Make a grid of a stage."""
+        turned = turned_placement(placement, order)
+        return self._grid(
+            [cells[axis] for axis in order],
+            halo=0,
+            proc_shape=turned.proc_shape,
+            blocks=[sizes[axis] for axis in order],
+            placement=turned,
+        )
+
+    def _grid(self, shape: Sequence[int], **options: Any) -> Grid:
+        base = self._base
+        with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
+            grid = Grid(shape, comm=base.comm, device=base.device, **options)
+        self.made.append(grid)
+        return grid
+
+
+def _turned(natural: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the order with some axes innermost; the outermost ones stay, whose lines make one batch as they are."""
+    if axes == natural[: len(axes)]:
+        return natural
+    return (*(axis for axis in natural if axis not in axes), *axes)
+
+
+def _even(cells: int, parts: int) -> tuple[int, ...]:
+    size, extra = divmod(cells, parts)
+    return tuple(size + (part < extra) for part in range(parts))
