@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import halox
 
-_FIELDS = 2
-_BUFFERS = 3
-_MARGIN_BYTES = 128 << 20
+_MARGIN_BYTES = 32 << 20
 
 
 class Share(NamedTuple):
@@ -33,7 +31,9 @@ class Share(NamedTuple):
     free: int
 
 
-def needed_bytes(shape: Sequence[int], proc_shape: Sequence[int], device: str) -> int:
+def needed_bytes(
+    shape: Sequence[int], proc_shape: Sequence[int], device: str, *, is_one_node: bool = True
+) -> int:
     """Return the bytes that a rank needs: those of its fields and of their transform.
 
     Parameters
@@ -41,24 +41,28 @@ def needed_bytes(shape: Sequence[int], proc_shape: Sequence[int], device: str) -
     shape, proc_shape : sequence of int
         Points and ranks per axis.
     device : {"cpu", "gpu"}
+    is_one_node : bool
+        Whether all ranks can share memory.
 
     Notes
     -----
-    In blocks of the largest rank: the field and its spectrum; on GPUs the work area of cuFFT; and, on several ranks, a
-    work array for every division that the transform goes through, and at most three for the buffers of its messages.
+    In blocks of the largest rank: the field and its spectrum; on GPUs the work area of cuFFT. On several ranks, a
+    work array for each division that the transform goes through, and for each direction of a transpose buffers of
+    what is sent, and across nodes of what is received.
 
     Examples
     --------
     >>> gib(needed_bytes((1024, 1024, 2048), (1, 1, 1), "gpu"))
-    '96.1 GiB'
+    '96 GiB'
     >>> gib(needed_bytes((512, 512, 512), (4, 1, 1), "cpu"))
-    '3.62 GiB'
+    '3.03 GiB'
     """
     block = 16 * math.prod(-(-n // ranks) for n, ranks in zip(shape, proc_shape, strict=True))
-    blocks = _FIELDS + (device == "gpu")
+    blocks = 2 + (device == "gpu")
     transposes = sum(ranks > 1 for ranks in proc_shape)
     if transposes:
-        blocks += transposes + 1 + _BUFFERS
+        work, buffers = transposes + 1, 2 * transposes * (1 if is_one_node else 2)
+        blocks += work + buffers
     return blocks * block + _MARGIN_BYTES
 
 
@@ -74,8 +78,8 @@ def check_memory(name: str, grid: halox.Grid) -> int:
     -----
     Collective.
     """
-    needed = needed_bytes(grid.grid_shape, grid.proc_shape, grid.device)
-    place, where = _place(grid)
+    place, where, is_one_node = _place(grid)
+    needed = needed_bytes(grid.grid_shape, grid.proc_shape, grid.device, is_one_node=is_one_node)
     shares = grid.comm.allgather(Share(place, where, needed, free_bytes(grid)))
     lacking = shortage(shares)
     if lacking is not None:
@@ -140,18 +144,18 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB" if size < 100 << 30 else f"{size / 2**30:.0f} GiB"
 
 
-def _place(grid: halox.Grid) -> tuple[tuple[Any, ...], str]:
-    """Return the key of the memory that this rank uses, and its name; collective."""
+def _place(grid: halox.Grid) -> tuple[tuple[Any, ...], str, bool]:
+    """Return the key of the memory that this rank uses, its name, and whether all ranks are on one node; collective."""
     from mpi4py import MPI
 
     node = grid.comm.Split_type(MPI.COMM_TYPE_SHARED)
-    first = node.bcast(grid.rank)
+    first, is_one_node = node.bcast(grid.rank), node.size == grid.size
     node.Free()
     host = MPI.Get_processor_name()
     if grid.device == "cpu":
-        return (first,), f"on {host}"
+        return (first,), f"on {host}", is_one_node
     gpu = grid.xp.cuda.runtime.getDeviceProperties(grid.device_id)
-    return (first, bytes(gpu["uuid"])), f"on GPU {grid.device_id} of {host}"
+    return (first, bytes(gpu["uuid"])), f"on GPU {grid.device_id} of {host}", is_one_node
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -37,7 +37,9 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS, AT_ONCE = 4, 8
-LONGEST = tuple(f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "bench"))
+LONGEST = tuple(
+    f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "nas_ft", "workunits", "bench")
+)
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 DUMPING_S = 2

@@ -459,7 +459,7 @@ class TestCommand:
         assert main(["run", "nas_ft", "--class", "D", "--device", "cpu"]) == 2
         said = capsys.readouterr().err
         assert (
-            "class D needs 64.1 GiB of memory on" in said
+            "class D needs 64 GiB of memory on" in said
             and "for 1 rank(s), and 50 GiB are free there" in said
         )
         assert not made
