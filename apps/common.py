@@ -1,4 +1,4 @@
-"""Helpers that several mini-apps share: option types, and a timer for the host and for GPUs."""
+"""Helpers that several mini-apps share: option types, blocks of GPU threads, and a timer for the host and for GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import numpy as np
 
 Progress = Callable[[str, int, int], None]
 """``progress(what, done, total)``, as ``halox run`` passes it."""
+
+Kernel = Callable[[], None]
+"""An operation on given arrays, ready to run."""
+
+_THREADS_X = 64
+_THREADS = 128
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -26,6 +32,18 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def block(columns: int) -> tuple[int, int]:
+    """Return the threads of a block along x and y, for a number of points along x.
+
+    Examples
+    --------
+    >>> block(512), block(20), block(2)
+    ((64, 2), (32, 4), (2, 64))
+    """
+    along_x = min(_THREADS_X, 1 << (columns - 1).bit_length())
+    return along_x, _THREADS // along_x
 
 
 class Timer:

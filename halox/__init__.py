@@ -9,12 +9,14 @@ from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.exchange.typed import Exchange, Recv, Send
+from halox.fft import FFT
 from halox.grid import Grid
 from halox.packing.pack import BOTTOM, Choice, pack, packing_method, unpack
 from halox.transpose import Transpose
 
 __all__ = [
     "BOTTOM",
+    "FFT",
     "Allreduce",
     "Choice",
     "Exchange",

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from halox.decomposition import Decomposition, FieldLayout, FieldSpec, decompose, normalise_halo
+from halox.decomposition import (
+    Decomposition,
+    FieldLayout,
+    FieldSpec,
+    Placement,
+    decompose,
+    normalise_halo,
+)
 from halox.errors import DecompositionError
 from halox.exchange.selection import wished_path
 from halox.runtime.gpu.devices import choose_device
@@ -77,14 +84,18 @@ def divide(
     blocks: Sequence[Sequence[int] | None] | None,
     corners: bool,
     device: str,
-    placement: bool,
+    placement: bool | Placement,
     path: str | None,
 ) -> Division:
-    """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective."""
+    """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
+
+    ``placement`` may also be one that another grid of the library's own has led to.
+    """
 
     def build() -> Division:
         fill_corners = check_bool("corners", corners, DecompositionError)
-        by_node = check_bool("placement", placement, DecompositionError)
+        placed = placement if isinstance(placement, Placement) else None
+        by_node = placed is None and check_bool("placement", placement, DecompositionError)
         decomposition = decompose(
             grid_shape,
             world.size,
@@ -93,6 +104,7 @@ def divide(
             proc_shape=proc_shape,
             blocks=blocks,
             nodes=world.nodes if by_node else None,
+            placement=placed,
         )
         layout = FieldLayout(
             decomposition, world.rank, FieldSpec(normalise_halo(halo, decomposition.ndim))

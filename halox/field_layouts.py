@@ -111,6 +111,10 @@ class FieldLayouts:
         entry = self._own.get(id(root))
         return entry is not None and entry[0]() is root
 
+    def knows(self, array: object, found: Described) -> bool:
+        """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
+        return _field(found) in self._declared or self.is_own(array)
+
     def key(self, arrays: Sequence[object]) -> Hashable:
         """Return what tells apart all that a plan of some arrays depends on; errors as of `find`."""
         return tuple(map(self._key, arrays))

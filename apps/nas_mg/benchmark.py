@@ -19,9 +19,9 @@ import numpy as np
 
 import halox
 
+from ..capture import captured
 from ..common import Progress, Timer
 from . import cycle
-from .capture import captured
 from .classes import FIRST_NORMS, TOLERANCE
 from .device_kernels import DeviceKernels
 from .hierarchy import Hierarchy, finest_grid

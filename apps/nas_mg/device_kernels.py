@@ -6,22 +6,18 @@ beforehand, so that a call only launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from ..common import Kernel, block
 from .classes import Coefficients
 from .host_kernels import check_stencil
-
-Kernel = Callable[[], None]
 
 ROWS = 4
 """Rows that one thread of the stencil computes."""
 
-_THREADS_X = 64
-_THREADS = 128
 _MOST_PLANES = 32
 _THREADS_WANTED = 1 << 19  # enough to fill the largest GPUs twice
 
@@ -70,18 +66,6 @@ class DeviceKernels:
         extents = map(np.int32, (nz, ny, nx, add))
         arguments = (coarse, fine, *_pitches(coarse), *_pitches(fine), *extents)
         return _launch(self._prolongation, blocks, threads, arguments)
-
-
-def block(columns: int) -> tuple[int, int]:
-    """Return the threads of a block along x and y, for a number of points along x.
-
-    Examples
-    --------
-    >>> block(512), block(20), block(2)
-    ((64, 2), (32, 4), (2, 64))
-    """
-    along_x = min(_THREADS_X, 1 << (columns - 1).bit_length())
-    return along_x, _THREADS // along_x
 
 
 def planes_per_thread(nz: int, ny: int, nx: int) -> int:

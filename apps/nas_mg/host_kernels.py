@@ -12,13 +12,13 @@ themselves are read and written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
+from ..common import Kernel
 from .classes import Coefficients
 
-Kernel = Callable[[], None]
 Array = np.ndarray
 
 PIECE = 24576

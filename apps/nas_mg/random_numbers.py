@@ -1,8 +1,8 @@
 """The right-hand side: ten charges +1 and ten -1, placed by the benchmark's random numbers.
 
-The numbers are ``x[k] = a x[k-1] mod 2**46`` with ``a = 5**13`` and ``x[0] = 314159265``. Point (z, y, x) of the grid,
-counted from 0 with x fastest, has the number of its linear index plus one. Jumps are powers of ``a``, and the power of
-a point is a product of one factor per coordinate, so that each rank computes the numbers of its own points only.
+Point (z, y, x) of the grid, counted from 0 with x fastest, has the number of its linear index plus one. The power of
+``a`` that leads to it is a product of one factor per coordinate, so that each rank computes the numbers of its own
+points only.
 """
 
 from __future__ import annotations
@@ -12,48 +12,15 @@ from typing import Any
 
 import numpy as np
 
-SEED = 314159265
-MULTIPLIER = 5**13
-MODULUS = 1 << 46
+from ..nas_random_numbers import MASK, MULTIPLIER, SEED, powers
+
 CHARGES = 10
 """Points with +1, and points with -1."""
 
-_MASK = np.uint64(MODULUS - 1)
 _NUMBERS_AT_ONCE = 1 << 15
 
 Candidates = np.ndarray
 """Rows of (number, linear index), uint64."""
-
-
-def powers(base: int, start: int, count: int, step: int) -> np.ndarray:
-    """Return ``base**(start + i step) mod 2**46`` for i from 0 to ``count - 1``, uint64.
-
-    Examples
-    --------
-    >>> powers(5, 1, 3, 2).tolist()
-    [5, 125, 3125]
-    """
-    found = np.empty(count, np.uint64)
-    found[:1] = pow(base, start, MODULUS)
-    known = 1
-    while known < count:
-        # 64-bit products wrap around at a multiple of 2**46, so their low 46 bits are correct.
-        more = min(known, count - known)
-        jump = np.uint64(pow(base, step * known, MODULUS))
-        found[known : known + more] = (found[:more] * jump) & _MASK
-        known += more
-    return found
-
-
-def numbers(first: int, count: int) -> np.ndarray:
-    """Return ``count`` random numbers as integers below 2**46, from x[first] on.
-
-    Examples
-    --------
-    >>> numbers(1, 2).tolist()
-    [55909509111989, 61155031930969]
-    """
-    return (powers(MULTIPLIER, first, count, 1) * np.uint64(SEED)) & _MASK
 
 
 def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidates]:
@@ -72,10 +39,10 @@ def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidate
         Rows of (number, linear index of the point); ten, or all points if there are fewer.
     """
     z, y, x = owned
-    factors_x = powers(MULTIPLIER, x.start + 1, x.stop - x.start, 1) * np.uint64(SEED) & _MASK
+    factors_x = powers(MULTIPLIER, x.start + 1, x.stop - x.start, 1) * np.uint64(SEED) & MASK
     factors_y = powers(MULTIPLIER, points * y.start, y.stop - y.start, points)
     factors_z = powers(MULTIPLIER, points**2 * z.start, z.stop - z.start, points**2)
-    lines = ((factors_z[:, None] * factors_y) & _MASK).reshape(-1)
+    lines = ((factors_z[:, None] * factors_y) & MASK).reshape(-1)
     starts = (
         points * (points * np.arange(z.start, z.stop)[:, None] + np.arange(y.start, y.stop))
     ).reshape(-1) + x.start
@@ -86,7 +53,7 @@ def extremes(points: int, owned: Sequence[slice]) -> tuple[Candidates, Candidate
     for begin in range(0, len(lines), chunk):
         some = lines[begin : begin + chunk]
         found = np.multiply(some[:, None], factors_x, room[: len(some)])
-        np.bitwise_and(found, _MASK, found)
+        np.bitwise_and(found, MASK, found)
         for is_largest in (True, False):
             known = largest if is_largest else smallest
             limit = int(known[-1, 0]) if len(known) == CHARGES else None

@@ -154,12 +154,13 @@ def decompose(
     proc_shape: int | Sequence[int | None] | None = None,
     blocks: Sequence[Sequence[int] | None] | None = None,
     nodes: Sequence[int] | None = None,
+    placement: Placement | None = None,
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
     Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
-    little crosses between nodes. Raises `DecompositionError` if an argument is malformed, or if no process
-    grid, or not the one given, fits ranks, grid and halo.
+    little crosses between nodes, unless they have a ``placement`` already. Raises `DecompositionError` if an
+    argument is malformed, or if no process grid, or not the one given, fits ranks, grid and halo.
 
     Examples
     --------
@@ -178,6 +179,8 @@ def decompose(
         else AxisPartition.from_blocks(cut, wrap)
         for cells, parts, wrap, cut in zip(shape, procs, wraps, cuts, strict=True)
     )
+    if placement is not None:
+        return Decomposition(axes, placement)
     if nodes is None:
         return Decomposition(axes, Placement.by_rank(procs))
     # What matters is the proportion of the faces: counted for one field of 8 bytes a cell.

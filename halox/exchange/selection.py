@@ -70,10 +70,11 @@ def describe_end(
             found = path.describe(message, arrays, context)
             if found is not None:
                 paths[name] = found
+    on_host = arrays[message.parts[0].array].device is None
     return EndpointInfo(
         world.nodes[world.rank],
-        "host" if arrays[message.parts[0].array].device is None else "gpu",
-        message.block_bytes,
+        "host" if on_host else "gpu",
+        message.block_bytes if on_host else message.row_bytes,
         message.signatures,
         world.rank,
         message.nbytes,

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
+from halox.packing.blocking import copy
+from halox.packing.refine import Copy, Side, single_piece
 from halox.runtime.arrays import Array, DType, HostArray, HostMemory, as_ndarray, borrow
 from halox.runtime.dlpack import Shown
 
@@ -159,16 +161,16 @@ class _Copier(Protocol):
 
 
 class _Strided:
-    """Regular blocks: one strided copy."""
+    """Regular blocks: one strided copy, or one a tile where the packed order is another than that in memory."""
 
     def __init__(self, view: Array) -> None:
         self._view = view
 
     def pack(self, out: Bytes) -> None:
-        np.copyto(out.view(self._view.dtype).reshape(self._view.shape), self._view)
+        copy(out.view(self._view.dtype).reshape(self._view.shape), self._view)
 
     def unpack(self, packed: Bytes) -> None:
-        np.copyto(self._view, packed.view(self._view.dtype).reshape(self._view.shape))
+        copy(self._view, packed.view(self._view.dtype).reshape(self._view.shape))
 
 
 class _Sliced:
@@ -345,3 +347,19 @@ def element_view(blocks: StridedBlocks, dtype: DType) -> View:
     size = dtype.itemsize
     shape, strides = (*blocks.counts, blocks.block_bytes // size), (*blocks.strides, size)
     return View(shape, dtype, blocks.offset, strides)
+
+
+def common_views(target: StridedBlocks, source: StridedBlocks) -> tuple[View, View] | None:
+    """View regular blocks of two layouts of equal size so that both views have one shape and dtype.
+
+    None if no such views hold all bytes in their order: blocks of different lengths meet, or there are no bytes.
+    """
+    piece = single_piece(Copy(Side(0, source), Side(0, target)))
+    if piece is None:
+        return None
+    *levels, run = piece.levels
+    counts, from_strides, to_strides = zip(*levels, strict=True) if levels else ((), (), ())
+    return (
+        block_view(StridedBlocks(piece.target, counts, to_strides, run.steps)),
+        block_view(StridedBlocks(piece.source, counts, from_strides, run.steps)),
+    )

@@ -129,6 +129,21 @@ def pieces(copy: Copy) -> list[Piece]:
     ]
 
 
+def single_piece(copy: Copy) -> Piece | None:
+    """Return the loop nest that performs a copy, None if it takes several, or the copy has no bytes."""
+    source, target = _runs_of(copy)
+    levels: tuple[Level, ...] = ()
+    while source.levels:
+        peeled = _peeled(source, target)
+        if peeled is None:
+            return None
+        source, target, level = peeled
+        levels = (*levels, level)
+    if copy.source.strided.nbytes == 0:
+        return None
+    return Piece(source.pointer, target.pointer, _merged(levels))
+
+
 def _runs_of(copy: Copy) -> tuple[Run, Run]:
     """Both sides as runs, after a check that they are of equal size."""
     given, wanted = (side.strided.nbytes for side in copy)
@@ -153,17 +168,13 @@ def _refine(
     if not source.levels:  # then the target has none left either: a single byte
         yield source, target, outer
         return
+    peeled = _peeled(source, target)
+    if peeled is not None:
+        *inner, level = peeled
+        yield from _refine(*inner, (*outer, level))
+        return
     (n_source, s_stride), *s_inner = source.levels
     (n_target, t_stride), *t_inner = target.levels
-    common = gcd(n_source, n_target)
-    if common > 1:
-        s_left, t_left = n_source // common, n_target // common
-        yield from _refine(
-            Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
-            Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
-            (*outer, Level(common, s_stride * s_left, t_stride * t_left)),
-        )
-        return
     # The outermost counts have no common factor: no level fits both. The side with fewer, larger
     # items falls apart into them, the other into the ranges that match.
     sources, targets = [source], [target]
@@ -173,6 +184,21 @@ def _refine(
         targets = [Run(target.pointer + i * t_stride, tuple(t_inner)) for i in range(n_target)]
     for first, second in _matched(sources, targets):
         yield from _refine(first, second, outer)
+
+
+def _peeled(source: Run, target: Run) -> tuple[Run, Run, Level] | None:
+    """Take the largest common level off the outside of two runs; None if their outermost counts have no factor."""
+    (n_source, s_stride), *s_inner = source.levels
+    (n_target, t_stride), *t_inner = target.levels
+    common = gcd(n_source, n_target)
+    if common == 1:
+        return None
+    s_left, t_left = n_source // common, n_target // common
+    return (
+        Run(source.pointer, _levels([(s_left, s_stride), *s_inner])),
+        Run(target.pointer, _levels([(t_left, t_stride), *t_inner])),
+        Level(common, s_stride * s_left, t_stride * t_left),
+    )
 
 
 def _matched(sources: list[Run], targets: list[Run]) -> Iterator[tuple[Run, Run]]:

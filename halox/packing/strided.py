@@ -86,7 +86,9 @@ class StridedPacker(DevicePacker):
     def _made(self, copies: Sequence[Copy], bits: int) -> _Launch:
         bits |= 16
         sms = multiprocessors(self.device)
-        planned = plan(copies, sms=sms, max_blocks=self.max_blocks, max_word=bits & -bits)
+        planned = plan(
+            copies, sms=sms, max_blocks=self.max_blocks, max_word=bits & -bits, tiles=True
+        )
         return _Launch("strided_copy", planned, self.device)
 
 
@@ -102,7 +104,7 @@ class StridedCopy:
     def __init__(
         self, copies: Sequence[Copy], *, device: int, max_blocks: int | None = None
     ) -> None:
-        planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks)
+        planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks, tiles=True)
         self.nbytes = planned.nbytes
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)

@@ -6,7 +6,7 @@ a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
-from halox.packing.refine import Copy, Level, Piece, pieces
+from halox.packing.refine import Copy, Level, Piece, Side, contiguous_side, pieces
+from halox.packing.tiles import LEAST_BYTES, MOST_ELEMENT_BYTES, Tile, tiled
 from halox.runtime.gpu.launch import check_max_blocks
 
 MAX_LEVELS = 5
@@ -65,7 +67,7 @@ LEVEL = np.dtype(
         ("count", "u4"),
         ("magic", "u4"),
         ("shift", "u4"),
-        ("unused", "u4"),
+        ("extent", "u4"),
     ]
 )
 
@@ -90,7 +92,8 @@ class Row(NamedTuple):
     """A region without its chunks: loops over words, outermost first.
 
     In a row of runs (``word_bytes`` 0) the innermost loop is over the lanes that share a piece of a
-    run, the one around it over the pieces if there are several.
+    run, the one around it over the pieces if there are several. In a row of tiles the two innermost
+    loops are over elements, along the axes of the tiles.
     """
 
     source: int
@@ -98,11 +101,20 @@ class Row(NamedTuple):
     word_bytes: int
     levels: tuple[Level, ...]
     run_bytes: int = 0
+    tile: Tile | None = None
 
     @property
     def words(self) -> int:
         """Words of the region."""
-        return prod(level.steps for level in self.levels)
+        return prod(level.steps for level in self.levels) * (self.tile.words if self.tile else 1)
+
+    @property
+    def units(self) -> int:
+        """Words or tiles: what the kernels count."""
+        if self.tile is None:
+            return self.words
+        around = prod(level.steps for level in self.levels[:-2])
+        return around * prod(self.tile.counts(self.levels))
 
     @property
     def nbytes(self) -> int:
@@ -129,6 +141,7 @@ class Plan:
     word_bytes: int  # 0 if regions differ in that
     in_flight: int  # words a thread loads before it stores the first
     nbytes: int  # moved
+    tiled: int  # sum of the sides in tiled regions
 
     @property
     def chunk_region(self) -> npt.NDArray[np.uint32]:
@@ -167,6 +180,7 @@ class Plan:
             ("IN_FLIGHT", str(self.in_flight)),
             ("MAX_THREADS", str(max(self.threads, THREADS[-1]))),
             ("TABLE_REGIONS", str(self.inline)),
+            *((("TILED", str(self.tiled)),) if self.tiled else ()),
         )
 
 
@@ -178,13 +192,15 @@ def plan(
     element_bytes: int = 1,
     max_words: int = MAX_WORDS,
     max_word: int = 16,
+    tiles: bool = False,
 ) -> Plan:
     """Plan one launch that performs all copies, with no chunks if there is nothing to move.
 
     The words are spread over ``sms`` multiprocessors, a thread block for each chunk unless ``max_blocks``
     limits them. Words hold whole elements of ``element_bytes``, 1 for plain copies, and have at most
     ``max_word`` bytes, for copies whose addresses are relative to ones that are only known to be multiples
-    of it. Regions of more than ``max_words`` words are cut.
+    of it. Regions of more than ``max_words`` words are cut. With ``tiles``, copies between different orders of the axes
+    go through shared memory.
 
     Raises
     ------
@@ -195,7 +211,11 @@ def plan(
         ``element_bytes``.
     """
     check_max_blocks(max_blocks)
-    rows = [row for copy in copies for row in rows_of(copy, element_bytes, max_words, max_word)]
+    rows = [
+        row
+        for copy in copies
+        for row in rows_of(copy, element_bytes, max_words, max_word, tiles=tiles)
+    ]
     words = np.array([row.words for row in rows], dtype=np.int64)
     word_bytes = {row.word_bytes for row in rows}
     in_flight = (
@@ -203,14 +223,16 @@ def plan(
     )
     work = int(words.sum()) // in_flight
     if max_blocks is None:
-        threads = most_threads(work, 2 * sms, THREADS)
+        of_tiles = max((row.tile.threads for row in rows if row.tile), default=0)
+        threads = of_tiles or most_threads(work, 2 * sms, THREADS)
     else:
         most = CAPPED_THREADS_PER_SM * sms
         max_blocks = min(max_blocks, most // CAPPED_THREADS[0])
         choices = tuple(t for t in CAPPED_THREADS if t * max_blocks <= most)
         threads = most_threads(work, max_blocks, choices)
     chunk_words = threads * in_flight
-    chunks = -(-words // chunk_words)
+    units = np.array([row.units for row in rows], dtype=np.int64)
+    chunks = -(-units // [1 if row.tile else chunk_words for row in rows])
     first_chunks = np.cumsum(chunks) - chunks
     # Few kinds, because each is compiled: 1, 2, 3 or MAX_LEVELS levels; no words of 1 or 2 bytes alone.
     most = max((len(row.levels) for row in rows), default=1)
@@ -228,6 +250,7 @@ def plan(
         word_bytes=common if common > 2 else 0,
         in_flight=in_flight,
         nbytes=sum(row.nbytes for row in rows),
+        tiled=sides_of(rows),
     )
 
 
@@ -260,17 +283,23 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
     """Write a row into an entry of a table of regions."""
     region["source"] = row.source % 2**64
     region["target"] = row.target % 2**64
-    region["words"] = row.words
+    region["words"] = row.units
     region["first_chunk"] = first_chunk
     region["word_bytes"] = row.word_bytes
-    region["run_bytes"] = row.run_bytes
+    region["run_bytes"] = row.tile.form if row.tile else row.run_bytes
+    counts = row.tile.counts(row.levels) if row.tile else ()
     for position, level in enumerate(reversed(row.levels)):
         last = position == len(row.levels) - 1
-        magic, shift = (0, 0) if last else divisor(level.steps)
-        region["level"][position] = (*level[1:], level.steps, magic, shift, 0)
+        count, extent = level.steps, 0
+        if position < len(counts):
+            count, extent = counts[position], level.steps
+        magic, shift = (0, 0) if last or count == 1 else divisor(count)
+        region["level"][position] = (*level[1:], count, magic, shift, extent)
 
 
-def rows_of(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> Iterator[Row]:
+def rows_of(
+    copy: Copy, element_bytes: int, max_words: int, max_word: int, *, tiles: bool = False
+) -> Iterator[Row]:
     """Yield the rows that together perform a copy; arguments as for :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
@@ -289,7 +318,34 @@ def rows_of(copy: Copy, element_bytes: int, max_words: int, max_word: int) -> It
             rows = [Row(piece.source, piece.target, word, (*outer, *words))]
         for row in rows:
             for low in _limit_levels(row):
-                yield from _limit_words(low, max_words)
+                for small in _limit_words(low, max_words):
+                    yield _permuting(small, max_word) if tiles else small
+
+
+def _permuting(row: Row, most: int) -> Row:
+    """Return the row in tiles if its sides run along different axes; words of ``most`` bytes at once."""
+    if not row.word_bytes:
+        return row
+    bits = most | row.source | row.target
+    found = tiled(row.levels, row.word_bytes, bits & -bits)
+    return row if found is None else row._replace(levels=found[0], tile=found[1])
+
+
+def least_row_bytes(blocks: StridedBlocks) -> int:
+    """Bytes that packing reads, or unpacking writes, one after the other: of a block, or of a tile's row."""
+    if blocks.nbytes < LEAST_BYTES or blocks.block_bytes > MOST_ELEMENT_BYTES:
+        return blocks.block_bytes
+    copy = Copy(Side(0, blocks), contiguous_side(0, blocks.nbytes))
+    rows = [*rows_of(copy, 1, MAX_WORDS, 16, tiles=True)]
+    return min(
+        min(row.tile[:2]) * row.tile.words * row.word_bytes if row.tile else blocks.block_bytes
+        for row in rows
+    )
+
+
+def sides_of(rows: Iterable[Row]) -> int:
+    """Return the sum of the sides of the squares in tiled rows, each once."""
+    return sum({row.tile.side for row in rows if row.tile})
 
 
 def _runs(piece: Piece) -> Iterator[Row]:

@@ -196,7 +196,7 @@ class EndpointInfo:
     node, rank : int
     memory : {"host", "gpu"}
     block_bytes : int
-        Mean bytes of a block.
+        Mean bytes of a block; on a GPU, of a row of tiles where kernels move those.
     signatures : tuple
         Of each part.
     nbytes : int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from halox.packing.host import View
+from halox.packing.blocking import Move, blocked, copy_all
 from halox.paths.base import (
     Build,
     Candidate,
@@ -22,16 +22,17 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.packed import (
-    Move,
+    Place,
     add_all,
     clearing,
-    copy_all,
     located,
     packer_of,
+    paired_places,
     places_of,
     views_of,
 )
 from halox.paths.launches import clearing_of
+from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class LocalPath(Path):
 
 
 class LocalHostChannel(Channel):
-    """Copies between NumPy arrays of one rank, without a buffer where both sides are strided alike.
+    """Copies between NumPy arrays of one rank, without a buffer where one loop nest walks both sides.
 
     The copies are made by `start`, since what is sent must not change before `finish` and what is received must
     not be touched before it either: the earlier moment is as good, and leaves less for later.
@@ -73,21 +74,14 @@ class LocalHostChannel(Channel):
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
-        sources = places_of((send for send, _ in pairs), values=adds)
-        targets = places_of((receive for _, receive in pairs), values=adds)
-        cleared = places_of(job.cleared)
+        found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
         self._take = add_all if adds else copy_all
         self._calls: list[Callable[[], object]] = []
         self._moves: tuple[list[Move], list[Move]] = [], []
-        if (
-            sources is not None
-            and targets is not None
-            and cleared is not None
-            and all(_alike(a.view, b.view) for a, b in zip(sources, targets, strict=True))
-        ):
+        if found is not None and cleared is not None:
             self.is_movable = True
             arrays = cast(Sequence[HostArray], job.arrays)
-            self._sources, self._targets = located(sources, arrays), located(targets, arrays)
+            self._sources, self._targets = (located(places, arrays) for places in found)
             self._cleared = located(cleared, arrays)
             self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
             self.bind(self.views([array.memory for array in arrays]))
@@ -102,6 +96,8 @@ class LocalHostChannel(Channel):
         """Return views of other arrays, and what to copy between them."""
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
+        if self._take is copy_all:
+            moves = blocked(moves)
         if not self._cleared:
             return moves, []
         return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
@@ -124,8 +120,22 @@ class LocalHostChannel(Channel):
         self._moves, self._calls = ([], []), []
 
 
-def _alike(a: View, b: View) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
+def _places_of(
+    pairs: Sequence[tuple[Part, Part]], *, values: bool
+) -> tuple[list[Place], list[Place]] | None:
+    """Return the places to copy or add from, and those to copy or add to; None unless each two are alike."""
+    sources = places_of((send for send, _ in pairs), values=values)
+    targets = places_of((receive for _, receive in pairs), values=values)
+    if sources is None or targets is None:
+        return None
+    for number, (a, b) in enumerate(zip(sources, targets, strict=True)):
+        if a.view.shape == b.view.shape and a.view.dtype == b.view.dtype:
+            continue
+        common = None if values else paired_places(*pairs[number])
+        if common is None:
+            return None
+        sources[number], targets[number] = common
+    return sources, targets
 
 
 class LocalDeviceChannel(Channel):

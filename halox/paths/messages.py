@@ -14,6 +14,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
+from halox.packing.strided_plan import least_row_bytes
 
 Direction = Literal["send", "receive"]
 
@@ -87,6 +88,17 @@ class Message:
     def block_bytes(self) -> int:
         """Mean length of the contiguous runs of all parts: what decides between paths."""
         return self.nbytes // max(self.block_count, 1)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The same for a GPU, whose kernels move rows of tiles where an array's axes are in another order."""
+        rows = [
+            part.nbytes / least_row_bytes(strided)
+            if (strided := part.strided) is not None
+            else run_count(part.datatype) * part.count
+            for part in self.parts
+        ]
+        return max(self.block_bytes, int(self.nbytes // max(sum(rows), 1)))
 
     @cached_property
     def block_count(self) -> int:

@@ -52,6 +52,7 @@ CALLS = (
     "making an Allreduce",
     "making an Exchange",
     "making a Transpose",
+    "making an FFT",
     "forward",
     "backward",
     "tune",

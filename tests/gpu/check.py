@@ -42,7 +42,9 @@ OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
 DUMPING_S = 2
 APP_LIMIT_S = 120
-MG_CLASS = "C"
+MG_CLASS, FT_CLASSES = "C", ("B", "C")
+NPB_CUDA = {"B": 325_900.0, "C": 340_300.0}
+"""Mop/s of the CUDA version of NAS FT (GMAP/NPB-GPU) on an H200."""
 
 
 def sources_sha256(root: Path = ROOT) -> str:
@@ -220,6 +222,9 @@ def apps(gpus: int) -> list[dict[str, Any]]:
         # Ranks that share a GPU have no exchange that a graph can hold.
         graph = ("--graph",) if ranks <= gpus else ()
         found.append(app("nas_mg", ranks, "--class", MG_CLASS, *graph))
+        found += [
+            app("nas_ft", ranks, "--class", name, "--passes", "5", *graph) for name in FT_CLASSES
+        ]
     return found
 
 
@@ -247,6 +252,29 @@ def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for ranks, one in ended.items()
     ]
+
+
+def fourier_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures of NAS FT, of the runs that ended well; the target is for one rank."""
+    ended = [one["figures"] for one in found if one["app"] == "nas_ft" and not one["exit_status"]]
+    rows = []
+    for one in ended:
+        theirs = NPB_CUDA[one["class"]]
+        target = 6 * theirs if one["ranks"] == 1 else None
+        rows.append(
+            {
+                "name": f"NAS FT class {one['class']}, {one['ranks']} ranks, {one['device']}",
+                "value": round(one["mops"], 4),
+                "unit": "Mop/s",
+                "baseline": None,
+                "others": {"NPB's CUDA version on one H200, of another run": theirs},
+                "target": target,
+                "at_most": False,
+                "met": None if target is None else one["mops"] >= target,
+                **{name: one[name] for name in ("verified", "relative_error", "time_s", "graph")},
+            }
+        )
+    return rows
 
 
 def machine() -> dict[str, Any]:
@@ -342,14 +370,15 @@ def main(arguments: list[str]) -> int:
             result.tests += one_process(scratch)
             result.write()
         result.apps += apps(gpus)
-        result.figures += multigrid_figures(result.apps)
+        result.figures += multigrid_figures(result.apps) + fourier_figures(result.apps)
         for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
             result.figures += targets("exchange", ranks, scratch)
             result.figures += targets("allreduce", ranks, scratch)
             result.figures += targets("transpose", ranks, scratch)
             result.write()
         if whole:
-            result.figures += measure("strided", ["tests.gpu.bench_strided"], None, scratch)
+            for name in ("strided", "nas_ft"):
+                result.figures += measure(name, [f"tests.gpu.bench_{name}"], None, scratch)
             result.figures += targets("pack", None, scratch)
             result.figures += targets("transpose", None, scratch)
     result.ended = True

@@ -85,14 +85,16 @@ def shared_library(text: str, *flags: str) -> ctypes.CDLL:
 @cache
 def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = "") -> ctypes.CDLL:
     """A kernel file as a shared library with a function ``run`` beside the kernel."""
+    launch = "launch_on_cpu(grid, block, backwards != 0"
+    if dict(defines).get("TILED"):
+        launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
 extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u64 target,
                     const void* table, unsigned regions, unsigned chunks, unsigned chunk_words)
 {{
-    launch_on_cpu(grid, block, backwards != 0, {name}, source, target, *(const Table*)table,
-                  regions, chunks, chunk_words);
+    {launch}, {name}, source, target, *(const Table*)table, regions, chunks, chunk_words);
 }}
 {extra}
 """

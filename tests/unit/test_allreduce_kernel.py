@@ -167,9 +167,8 @@ class TestArrays:
             assert time.monotonic() - start >= 1.0
             assert [rank.failure for rank in there] == [(3, 4)] * 3
             for _ in range(2):
-                with pytest.raises(
-                    ExchangeTimeoutError, match="rank 1 has waited for rank 2 in reduction 4"
-                ):
+                text = r"rank 1 has waited for rank 2 in reduction 4 \(allreduce, op='sum'\) of"
+                with pytest.raises(ExchangeTimeoutError, match=text):
                     launch(1)
         with pytest.warns(UserWarning, match="rank 0 has waited for rank 2"):
             there[0].reduction.close()
@@ -196,7 +195,8 @@ class TestArrays:
             else:
                 reduced(i, 2)
                 assert ranks[i].failure == (16 + 4, 2)
-                with pytest.raises(MismatchError, match="rank 3 has cancelled reduction 2"):
+                text = r"rank 3 has cancelled reduction 2 \(allreduce, op='sum'\) of"
+                with pytest.raises(MismatchError, match=text):
                     reduced(i, 3)
             for epoch in (4, 5):
                 assert (reduced(i, epoch) == 4 * epoch + 6).all()
@@ -395,6 +395,18 @@ class TestFields:
             if call % 3 == 2:
                 total += 101 - int((first, others)[call % 2][1].sum(dtype="i8"))
             assert out[:, call].tolist() == [total] * 3
+
+    @pytest.mark.parametrize("name", ["sum", "norm", "min"])
+    def test_a_rank_that_never_comes_is_named_with_the_reduction(self, name):
+        ranks = connect_fields(name, [np.ones((3, 4)) + i for i in range(2)])
+        reduce_once(ranks, "f8")
+        ranks[0].limit(0.1)
+        out, stream = np.zeros(1), Stream(0, "forward", 1, 0, 0)
+        with without_gpu():
+            ranks[0].reduction(ranks[0].cells, out.ctypes.data, stream)
+            text = rf"rank 0 has waited for rank 1 in reduction 2 \({name}\) of a plan for"
+            with pytest.raises(ExchangeTimeoutError, match=text):
+                ranks[0].reduction(ranks[0].cells, out.ctypes.data, stream)
 
     def test_cells_of_one_rank(self):
         """Squares are not rooted, and no other rank is waited for."""

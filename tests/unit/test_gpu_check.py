@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.gpu.check import ROOT, sources_sha256
+from tests.gpu.check import ROOT, fourier_figures, sources_sha256
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -21,3 +21,23 @@ def test_order_of_paths_is_beyond_doubt() -> None:
     """Sorting by path text and by path components must agree, or two readers could differ."""
     paths = [p for p in (ROOT / "halox").rglob("*") if p.is_file()]
     assert sorted(paths) == sorted(paths, key=lambda p: p.as_posix())
+
+
+def test_fourier_figures() -> None:
+    common = {"class": "C", "device": "gpu", "verified": True, "relative_error": 1e-13}
+    common |= {"time_s": 1.0, "graph": True}
+    runs = [
+        {
+            "app": "nas_ft",
+            "ranks": ranks,
+            "exit_status": 0,
+            "figures": {**common, "ranks": ranks, "mops": mops},
+        }
+        for ranks, mops in ((1, 2.0e6), (1, 2.1e6), (2, 1e6))
+    ]
+    bad = {"app": "nas_ft", "ranks": 4, "exit_status": 1, "figures": {"output": "no"}}
+    found = fourier_figures([*runs, bad, {"app": "nas_mg", "exit_status": 0}])
+    # Six times 340,300.
+    assert [one["target"] for one in found] == [2041800, 2041800, None]
+    assert [one["met"] for one in found] == [False, True, None]
+    assert fourier_figures([bad]) == []

@@ -392,7 +392,7 @@ def test_the_tables_layout_is_the_kernels():
     """Sizes and offsets that g++ gives the structs are those NumPy gives the table."""
     members = {
         "Region": ("source", "target", "words", "first_chunk", "word_bytes", "run_bytes", "level"),
-        "Level": ("source_stride", "target_stride", "count", "magic", "shift", "unused"),
+        "Level": ("source_stride", "target_stride", "count", "magic", "shift", "extent"),
     }
     numbers = ", ".join(
         f"sizeof({struct}), " + ", ".join(f"__builtin_offsetof({struct}, {m})" for m in names)

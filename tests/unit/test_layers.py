@@ -32,6 +32,7 @@ FLOORS: list[list[set[str]]] = [
             "halox.field_options",
             "halox.gathering",
             "halox.transpose",
+            "halox.fft",
         }
     ],
     [{"halox"}],

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 
 import halox
+from apps import nas_random_numbers
+from apps.capture import captured
 from apps.nas_mg import cycle, host_kernels, options, random_numbers
 from apps.nas_mg.benchmark import Solver
-from apps.nas_mg.capture import captured
 from apps.nas_mg.classes import CLASSES, FIRST_NORMS, OPERATOR
 from apps.nas_mg.device_kernels import DeviceKernels
 from apps.nas_mg.hierarchy import Hierarchy, finest_grid
 from apps.nas_mg.host_kernels import HostKernels
 from halox.cli import catalogue, main
 from tests import support
-from tests.unit.mg_on_cpu import FakeCupy
+from tests.unit.apps_on_cpu import MULTIGRID, FakeCupy
 
 MG_CU = Path(options.__file__).with_name("mg.cu")
 
@@ -64,7 +65,7 @@ LARGEST = {
 @pytest.fixture(scope="module")
 def device() -> FakeCupy:
     support.require("cxx")
-    return FakeCupy(MG_CU)
+    return FakeCupy(MG_CU, MULTIGRID)
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +200,8 @@ def test_device_kernels_compile(architecture: str) -> None:
 class TestRandomNumbers:
     def test_first_values(self) -> None:
         first = [55909509111989, 61155031930969, 45573031421645, 55279057169489]
-        assert random_numbers.numbers(1, 4).tolist() == first
-        values = random_numbers.numbers(1, 4) / random_numbers.MODULUS
+        assert nas_random_numbers.numbers(1, 4).tolist() == first
+        values = nas_random_numbers.numbers(1, 4) / nas_random_numbers.MODULUS
         assert values.tolist() == [
             *(0.7945219111887383, 0.8690652738745399, 0.6476317284643329, 0.7855626502289539),
         ]
@@ -217,7 +218,7 @@ class TestRandomNumbers:
         for _ in range(50):
             expected.append(x)
             x = x * 5**13 % 2**46
-        assert random_numbers.numbers(first, 50).tolist() == expected
+        assert nas_random_numbers.numbers(first, 50).tolist() == expected
 
     @pytest.mark.parametrize("name", CHARGES)
     @pytest.mark.parametrize("parts", [(1, 1, 1), (2, 2, 2), (4, 1, 2)])
@@ -247,7 +248,7 @@ class TestRandomNumbers:
 
     def test_fewer_points_than_charges(self) -> None:
         largest, smallest = random_numbers.extremes(2, (slice(0, 2), slice(1, 2), slice(0, 2)))
-        every = random_numbers.numbers(1, 8)[[2, 3, 6, 7]]
+        every = nas_random_numbers.numbers(1, 8)[[2, 3, 6, 7]]
         assert largest[:, 0].tolist() == sorted(every.tolist(), reverse=True)
         assert smallest[:, 0].tolist() == sorted(every.tolist())
         assert sorted(largest[:, 1].tolist()) == [2, 3, 6, 7]

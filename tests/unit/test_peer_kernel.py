@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from halox.packing import tiles
 from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
@@ -282,6 +283,25 @@ class TestEnds:
     @pytest.mark.parametrize("ends", [*ALIKE, UNLIKE[3]])
     def test_straight_into_another_layout(self, ends, order):
         exchange(connect(there_and_back("direct", *ends)), order=order)
+
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("itemsize", [1, 4, 8, 16])
+    @pytest.mark.parametrize("turned", ["sent", "received", "both"])
+    @pytest.mark.parametrize("way", ["staging", "direct"])
+    def test_axes_in_another_order(self, way, turned, itemsize, order):
+        """Through tiles, on the side whose array has another order than the packed message, or between the arrays."""
+        n, m = 68, 41
+        columns = rows((n, m), (itemsize, itemsize * n), itemsize)
+        padded = rows((n, m), (itemsize * (m + 4), itemsize), itemsize)
+        ends = {
+            "sent": (columns, padded),
+            "received": (padded, columns),
+            "both": (columns, columns),
+        }
+        with patch.object(tiles, "LEAST_BYTES", 1):
+            ranks = connect(there_and_back(way, *ends[turned]), sms=2)
+        assert bool(ranks[0].planned.tiled) == (turned != "both" or way == "staging")
+        exchange(ranks, order=order)
 
     @pytest.mark.parametrize("way", ["staging", "ll"])
     def test_types_that_the_kernel_does_not_walk(self, way):

@@ -72,7 +72,7 @@ def plan_meeting(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionP
 
     Parameters and errors are those of :func:`plan_field`.
     """
-    return _planned_field(FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
+    return _planned_field(name, FIELD_REDUCTIONS[name], dtype, 1, 0, ranks, sms)
 
 
 def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPlan:
@@ -81,18 +81,24 @@ def plan_value(name: str, dtype: DType, ranks: int, *, sms: int) -> ReductionPla
     Parameters and errors are those of :func:`plan_field`. Meets launches of that.
     """
     found = FIELD_REDUCTIONS[name]
-    return _planned_field(
-        FieldOperation(found.op, "Value", found.finish), found.accumulator(dtype), 1, 0, ranks, sms
-    )
+    of_values = FieldOperation(found.op, "Value", found.finish)
+    return _planned_field(name, of_values, found.accumulator(dtype), 1, 0, ranks, sms)
 
 
 def plan_field(name: str, dtype: DType, row: Row, ranks: int, *, sms: int) -> ReductionPlan:
     """Plan the launch of a field reduction."""
-    return _planned_field(FIELD_REDUCTIONS[name], dtype, row.words, len(row.levels), ranks, sms)
+    found = FIELD_REDUCTIONS[name]
+    return _planned_field(name, found, dtype, row.words, len(row.levels), ranks, sms)
 
 
 def _planned_field(
-    reduction: FieldOperation, dtype: DType, words: int, levels: int, ranks: int, sms: int
+    name: str,
+    reduction: FieldOperation,
+    dtype: DType,
+    words: int,
+    levels: int,
+    ranks: int,
+    sms: int,
 ) -> ReductionPlan:
     # Cells that are added are added in 64 bits, so bools can be counted.
     checked(np.dtype("i8") if dtype.kind == "b" else dtype, reduction.op, ranks)
@@ -104,6 +110,7 @@ def _planned_field(
     unit_bytes = 32 if accumulator.itemsize == 16 else 16
     kept_levels = 3 if levels <= 3 else MAX_LEVELS  # few kinds, because each is compiled
     return ReductionPlan(
+        name,
         "allreduce_field",
         (
             ("ELEMENT", element(dtype)),

@@ -75,6 +75,7 @@ ALLREDUCE = np.dtype(
 class ReductionPlan:
     """Plan of a reduction by a kernel, apart from addresses."""
 
+    name: str  # of the call, for errors
     function: str  # a file's name without its .cu, and that of the kernel in it
     defines: tuple[tuple[str, str], ...]  # macros that it is compiled with
     ranks: int
@@ -158,9 +159,8 @@ def plan_oneshot(dtype: DType, op: str, elements: int, ranks: int) -> ReductionP
     cut = ranks, elements, chunks, threads
     launch = threads, min(chunks, BLOCKS)
     defines = _defines(dtype, operation, ranks)
-    return ReductionPlan(
-        "allreduce_oneshot", defines, *cut, *launch, rank_bytes, ranks * rank_bytes
-    )
+    memory = rank_bytes, ranks * rank_bytes
+    return ReductionPlan(_name(op), "allreduce_oneshot", defines, *cut, *launch, *memory)
 
 
 def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan:
@@ -186,7 +186,8 @@ def plan_wide(dtype: DType, op: str, elements: int, ranks: int) -> ReductionPlan
     cut = ranks, elements, chunks, warps * TILE_DATA_BYTES // dtype.itemsize
     launch = WIDE_THREADS, min(chunks, WIDE_BLOCKS)
     defines = _defines(dtype, operation, ranks)
-    return ReductionPlan("allreduce_wide", defines, *cut, *launch, rank_bytes, ranks * rank_bytes)
+    memory = rank_bytes, ranks * rank_bytes
+    return ReductionPlan(_name(op), "allreduce_wide", defines, *cut, *launch, *memory)
 
 
 def _check_chunks(chunks: int, elements: int, most: int) -> None:
@@ -220,7 +221,8 @@ def plan_scattered(dtype: DType, op: str, elements: int, ranks: int) -> Reductio
     launch = THREADS, min(chunks, BLOCKS)
     memory = rank_bytes, 2 * ranks * rank_bytes, 2 * ranks * chunks * 4
     defines = _defines(dtype, operation)
-    return ReductionPlan("allreduce_scattered", defines, *cut, *launch, *memory, slots=1)
+    function = "allreduce_scattered"
+    return ReductionPlan(_name(op), function, defines, *cut, *launch, *memory, slots=1)
 
 
 def checked(dtype: DType, op: str, ranks: int) -> Operation:
@@ -233,6 +235,10 @@ def checked(dtype: DType, op: str, ranks: int) -> Operation:
 def block_threads(units: int) -> int:
     """Threads of a block, a power of two."""
     return min(THREADS, max(LEAST_THREADS, 1 << (units - 1).bit_length() if units else 1))
+
+
+def _name(op: str) -> str:
+    return f"allreduce, op={op!r}"
 
 
 def _defines(dtype: DType, operation: Operation, ranks: int = 0) -> tuple[tuple[str, str], ...]:

@@ -235,17 +235,17 @@ class _Meeting:
         self._world.guarded(begun, _MEETING)
 
     def _error(self) -> HaloxError:
-        who, number = self._failed[0] - 1, self._failed[1]
+        who = self._failed[0] - 1
+        call = f"reduction {self._failed[1]} ({self.plan.name}) of a plan"
         if who >= MOST_RANKS:
             return MismatchError(
-                f"rank {who - MOST_RANKS} has cancelled reduction {number} of a plan, because what it was given does "
-                "not fit, as its own error says; that result is not valid. The next call begins anew, if all ranks "
-                "make it"
+                f"rank {who - MOST_RANKS} has cancelled {call}, because what it was given does not fit, as its own "
+                "error says; that result is not valid. The next call begins anew, if all ranks make it"
             )
         return ExchangeTimeoutError(
-            f"rank {self._world.rank} has waited for rank {who} in reduction {number} of a "
-            f"plan for {self._world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; its result, and those since, are not "
-            "valid. A rank has failed, is far behind, or has made another sequence of calls"
+            f"rank {self._world.rank} has waited for rank {who} in {call} for {self._world.limit_s:g} s "
+            "(HALOX_TIMEOUT), on the GPU; its result, and those since, are not valid. A rank has failed, is far "
+            "behind, or has made another sequence of calls"
         )
 
     def close(self) -> None:

@@ -23,6 +23,12 @@ struct CopyWork {
 
     __device__ __forceinline__ void operator()(const Region& region, u32 first, u32 last) const
     {
+#if TILED
+        if (is_tiled(region)) {
+            with_word(TileWork{source_base, target_base}, region, first, last);
+            return;
+        }
+#endif
         if (WORD_BYTES == 0 && region.word_bytes == 0)
             move_runs(region, source_base, target_base, first, last);
         else

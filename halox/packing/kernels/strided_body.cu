@@ -11,10 +11,10 @@
 //
 // A region of runs has word_bytes 0: its blocks are long but not aligned to 4 bytes. Each is moved in
 // pieces of RUN_PIECE bytes by `level[0].count` lanes (a power of two), which take the place of words; where a
-// run has several pieces, level 1 counts them.
+// run has several pieces, level 1 counts them. A tiled region (TILED) is described in tile_body.cu.
 //
 // Launch shape: one dimension, at most MAX_THREADS threads a block. A chunk is `chunk_words` consecutive
-// words of one region. Any grid works: blocks stride over the chunks.
+// words of one region, or a tile. Any grid works: blocks stride over the chunks.
 //
 // The table is a kernel parameter with room for TABLE_REGIONS regions, where a chunk finds its region by
 // bisection; or, if TABLE_REGIONS is 0, in device memory with the region of each chunk.
@@ -36,6 +36,9 @@
 #ifndef TABLE_REGIONS
 #define TABLE_REGIONS 1
 #endif
+#ifndef TILED
+#define TILED 0  // sum of the sides of squares in tiled regions, 0 without such; tile_body.cu
+#endif
 
 #define RUN_PIECE 1024
 
@@ -43,7 +46,8 @@
 
 struct __align__(16) Level {
     i64 source_stride, target_stride;
-    u32 count, magic, shift, unused;  // w / count == mulhi(w, magic) >> shift; magic 0 on the last level
+    u32 count, magic, shift;  // w / count == mulhi(w, magic) >> shift; magic 0 on the last level
+    u32 extent;  // of a tiled region's levels 0 and 1
 };
 
 struct __align__(16) Region {
@@ -153,16 +157,21 @@ __device__ __forceinline__ u32 region_of(const Table& table, u32 regions, u32 ch
 #endif
 }
 
-// Calls `work(region, first, last)` for every chunk of this block.
+__device__ __forceinline__ bool is_tiled(const Region& region)
+{
+    return TILED && region.word_bytes && region.run_bytes;
+}
+
+// Calls `work(region, first, last)` for every chunk of this block; a tiled region has a tile a chunk.
 template <class Work>
 __device__ __forceinline__ void for_each_chunk(
     const Table& table, u32 regions, u32 chunks, u32 chunk_words, const Work& work)
 {
     for (u32 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         const Region& region = table.region[region_of(table, regions, chunk)];
-        const u32 first = (chunk - region.first_chunk) * chunk_words;
+        const u32 most = is_tiled(region) ? 1 : chunk_words, first = (chunk - region.first_chunk) * most;
         const u32 left = region.words - first;
-        work(region, first, first + (left < chunk_words ? left : chunk_words));
+        work(region, first, first + (left < most ? left : most));
     }
 }
 
@@ -178,3 +187,7 @@ __device__ __forceinline__ void with_word(const Run& run, const Region& region, 
     default: run.template with<unsigned char>(region, first, last); break;
     }
 }
+
+#if TILED
+#include "tile_body.cu"
+#endif

@@ -8,7 +8,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from halox.packing.host import HostPacker, View, block_view, element_view
+from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
+from halox.packing.host import HostPacker, View, block_view, common_views, element_view
 from halox.paths.base import Build, Carried, Channel, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
@@ -22,9 +23,6 @@ from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Array, DType, HostArray
 from halox.runtime.shared_memory import Bytes
-
-Move = tuple[Array, Array]
-"""Target and source of a copy: two views of one shape."""
 
 _LINE_BYTES = 64
 _LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure to hold
@@ -58,6 +56,15 @@ def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | N
     return found
 
 
+def paired_places(source: Part, target: Part) -> tuple[Place, Place] | None:
+    """Return the places of two parts of one size, in views of one shape; None if there are no such views."""
+    layouts = target.strided, source.strided
+    if layouts[0] is None or layouts[1] is None:
+        return None
+    views = common_views(layouts[0], layouts[1])
+    return None if views is None else (Place(source.array, views[1]), Place(target.array, views[0]))
+
+
 Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
 """A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
 
@@ -83,13 +90,6 @@ def views_of(places: Sequence[Located], memories: Sequence[memoryview]) -> list[
         view(shape, dtype, memories[n], offset, strides)
         for n, shape, dtype, offset, strides in places
     ]
-
-
-def copy_all(moves: Sequence[Move]) -> None:
-    """Make some copies."""
-    copyto = np.copyto
-    for target, source in moves:
-        copyto(target, source)
 
 
 def add_all(moves: Sequence[Move]) -> None:
@@ -130,7 +130,9 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
-        self._is_large = any(view.size * _LINE_BYTES > _LARGE_BYTES for view in packed)
+        self._is_large = any(
+            view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES for view in packed
+        )
         self.bind(self.views([array.memory for array in arrays]))
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
@@ -139,9 +141,9 @@ class HostChannel(Channel):
         pack = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpack = [[*zip(received, row, strict=True)] for row in self._incoming]
         if self._is_large:
-            pack = [_in_turns(moves, 1, backwards=False) for moves in pack]
+            pack = [_ordered(moves, 1, backwards=False) for moves in pack]
             if self._take is copy_all:
-                unpack = [_in_turns(moves, 0, backwards=True) for moves in unpack]
+                unpack = [_ordered(moves, 0, backwards=True) for moves in unpack]
         clear = [*zip(sent, self._zeros, strict=True)] if self._zeros else []
         return _Views(pack, clear, unpack)
 
@@ -271,6 +273,12 @@ def packer_of(job: Job, part: Part) -> HostPacker:
     """Return the packer of a part of a message."""
     array = cast(Sequence[HostArray], job.arrays)[part.array]
     return HostPacker(array, part.datatype, part.count)
+
+
+def _ordered(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
+    """Cut permuting copies into tiles; where there are none, let large copies of short runs take turns."""
+    cut = blocked(copies)
+    return cut if len(cut) > len(copies) else _in_turns(copies, side, backwards=backwards)
 
 
 def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:

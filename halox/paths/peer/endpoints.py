@@ -99,9 +99,8 @@ def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
         copies = [Copy(side, side) for side in sides]
     # Packets hold 8 bytes of a word at most.
     max_word = 8 if protocol == "ll" else 16
-    return PeerEndpoint(
-        message, protocol, runs(copies, packed=int(is_send), max_word=max_word), buffered
-    )
+    found = runs(copies, packed=int(is_send), max_word=max_word, tiles=protocol != "ll")
+    return PeerEndpoint(message, protocol, found, buffered)
 
 
 def direct_endpoints(
@@ -111,7 +110,7 @@ def direct_endpoints(
     ends = []
     for message, sides in targets:
         copies = [Copy(whole(job, p), side) for p, side in zip(message.parts, sides, strict=True)]
-        ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1), False))
+        ends.append(PeerEndpoint(message, "direct", runs(copies, packed=1, tiles=True), False))
     total = sum(run.row.nbytes for end in ends for run in end.runs)
     for end in ends:
         end.runs = [in_even_chunks(run, total, sms) for run in end.runs]

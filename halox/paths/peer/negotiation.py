@@ -173,7 +173,7 @@ class Negotiation:
             Copy(whole(self.job, send), whole(self.job, receive))
             for send, receive in self._copies.pairs()
         ]
-        return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1)]
+        return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1, tiles=True)]
 
     def _send_segments(self) -> list[Segment]:
         segments: list[Segment] = []

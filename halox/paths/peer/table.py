@@ -25,6 +25,7 @@ from halox.packing.strided_plan import (
     fill_region,
     region_dtype,
     rows_of,
+    sides_of,
 )
 
 EPOCH_SHIFT = 12
@@ -86,6 +87,9 @@ LONG_CHUNK_BYTES = 32768
 DIRECT_CHUNK_BYTES = (2048, 1 << 16)
 """Least and most bytes of a chunk that goes direct: nobody waits for it alone, so that a block best has one only."""
 
+TILED_CHUNK_BYTES = 1 << 16
+"""Bytes, more or less, of a chunk of tiles: the flag behind it waits until its last stores have arrived."""
+
 MOST_CHUNKS = 1 << 15
 """Chunks, more or less, from which they grow beyond that."""
 
@@ -116,7 +120,9 @@ class Run(NamedTuple):
 
     @property
     def chunk_words(self) -> int:
-        """Words of a chunk that is flagged: as many bytes for both ends of equally long runs."""
+        """Words, or tiles, of a chunk that is flagged: as many bytes for both ends of equally long runs."""
+        if self.row.tile:
+            return self.direct_words or tiles_of(self.row)
         if not self.row.word_bytes:
             return MANY_THREADS  # lanes of runs: a multiple of the lanes of any of them
         if self.direct_words:
@@ -127,7 +133,7 @@ class Run(NamedTuple):
     @property
     def chunks(self) -> int:
         """Number of chunks that are flagged."""
-        return -(-self.row.words // self.chunk_words)
+        return -(-self.row.units // self.chunk_words)
 
     @property
     def signature(self) -> tuple[int, int, int, int]:
@@ -147,8 +153,18 @@ def in_even_chunks(run: Run, total: int, sms: int) -> Run:
     most = max(most, total // MOST_CHUNKS)
     rounds = -(-total // (blocks * most))
     nbytes = max(least, -(-total // (blocks * rounds)))
+    if run.row.tile:
+        return run._replace(direct_words=tiles_of(run.row, nbytes))
     word = run.row.word_bytes or 1
     return run._replace(direct_words=-(-nbytes // (word * 32)) * 32)  # a word a lane
+
+
+def tiles_of(row: Row, nbytes: int | None = None) -> int:
+    """Return the tiles of a chunk of so many bytes, one at least; by default such that there are enough of them."""
+    assert row.tile is not None
+    if nbytes is None:
+        nbytes = min(TILED_CHUNK_BYTES, row.nbytes // (4 * CHUNKS))
+    return max(1, nbytes // (row.tile.area * row.word_bytes))
 
 
 def chunk_bytes(nbytes: int, most: int) -> int:
@@ -163,11 +179,13 @@ def chunk_bytes(nbytes: int, most: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def runs(copies: Sequence[Copy], *, packed: int, max_word: int = 16) -> list[Run]:
+def runs(
+    copies: Sequence[Copy], *, packed: int, max_word: int = 16, tiles: bool = False
+) -> list[Run]:
     """Rows between arrays and the packed message, side 1 of copies that send, 0 of those that receive."""
     found = []
     for copy in copies:
-        for row in rows_of(copy, 1, MAX_WORDS, max_word):
+        for row in rows_of(copy, 1, MAX_WORDS, max_word, tiles=tiles):
             start = row.target if packed else row.source
             found.append(Run(row, start if _is_contiguous(row, packed) else -1))
     return found
@@ -191,6 +209,8 @@ def least_word(found: Sequence[Run]) -> int:
 
 
 def _is_contiguous(row: Row, packed: int) -> bool:
+    if row.tile:
+        return False  # its chunks are tiles
     expected = row.word_bytes
     for level in reversed(row.levels):
         if level[1 + packed] != expected:
@@ -239,6 +259,7 @@ class PeerPlan:
     in_flight: int
     word_bytes: int
     levels: int
+    tiled: int
 
     @property
     def inline(self) -> int:
@@ -287,6 +308,7 @@ class PeerPlan:
             ("MAX_THREADS", str(MANY_THREADS)),
             ("TABLE_SEGMENTS", str(self.inline)),
             ("KINDS", str(sum({1 << int(kind) for kind in self.segments["kind"]}))),
+            *((("TILED", str(self.tiled)),) if self.tiled else ()),
         )
 
 
@@ -330,7 +352,9 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
     table = np.zeros(len(ordered), segment_dtype(levels))
     chunk = send_chunks = 0
     for entry, segment in zip(table, ordered, strict=True):
-        chunk_words = segment.chunk_words or threads * in_flight
+        chunk_words = segment.chunk_words or (
+            tiles_of(segment.row) if segment.row.tile else threads * in_flight
+        )
         if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
             chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
         fill_region(entry["region"], segment.row, chunk)
@@ -339,7 +363,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words
         is_waited_for = segment.kind == Kind.TAKE_DIRECT
-        chunk += 1 if is_waited_for else max(1, -(-segment.row.words // chunk_words))
+        chunk += 1 if is_waited_for else max(1, -(-segment.row.units // chunk_words))
         if segment.kind < Kind.TAKE_STAGED:
             send_chunks = chunk
     words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
@@ -358,6 +382,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         in_flight=in_flight,
         word_bytes=common if common > 2 else 0,
         levels=levels,
+        tiled=sides_of(segment.row for segment in ordered),
     )
 
 

@@ -1,4 +1,4 @@
-"""Stands for CuPy where the multigrid app's kernels run: ``mg.cu`` as C++, one thread after another."""
+"""Stands for CuPy where the mini-apps' kernels run: their ``.cu`` file as C++, one thread after another."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.unit.cpu_kernels import compiled_once
 SHIM = """
 struct Three {{ unsigned x, y, z; }};
 static Three blockIdx, blockDim, threadIdx;
+struct alignas(16) double2 {{ double x, y; }};
 #define __global__
 #define __restrict__
 {source}
@@ -29,6 +30,10 @@ static Three blockIdx, blockDim, threadIdx;
             name arguments;                                                       \\
     }}
 #define COMMA ,
+{launches}
+"""
+
+MULTIGRID = """
 LAUNCH(stencil, const double* a COMMA const double* b COMMA double* c COMMA Size p COMMA Size q COMMA int nz
        COMMA int ny COMMA int nx COMMA int n COMMA double w COMMA double x COMMA double y COMMA double z,
        (a, b, c, p, q, nz, ny, nx, n, w, x, y, z))
@@ -38,17 +43,27 @@ LAUNCH(prolongation, const double* a COMMA double* b COMMA Size p COMMA Size q C
        COMMA int ny COMMA int nx COMMA int add, (a, b, p, q, r, s, nz, ny, nx, add))
 """
 
+FOURIER = """
+LAUNCH(initial, double2* u COMMA const Number* a COMMA const Number* b COMMA const Number* c COMMA int nz COMMA int ny
+       COMMA int nx, (u, a, b, c, nz, ny, nx))
+LAUNCH(evolve, double2* u COMMA const double* a COMMA const double* b COMMA const double* c COMMA Size* n
+       COMMA int nz COMMA int ny COMMA int nx, (u, a, b, c, n, nz, ny, nx))
+LAUNCH(sample, const double2* u COMMA const Size* a COMMA double2* s COMMA const Size* n COMMA int count,
+       (u, a, s, n, count))
+"""
+
 C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
 
 
 class Module:
     """What ``cupy.RawModule`` is to the app."""
 
-    def __init__(self, source: Path, options: Sequence[str], calls: list[str]) -> None:
+    def __init__(
+        self, source: Path, launches: str, options: Sequence[str], calls: list[str]
+    ) -> None:
         flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror", *options]
-        self._library = ctypes.CDLL(
-            str(compiled_once(SHIM.format(source=source.read_text()), *flags))
-        )
+        text = SHIM.format(source=source.read_text(), launches=launches)
+        self._library = ctypes.CDLL(str(compiled_once(text, *flags)))
         self._calls = calls
 
     def get_function(self, name: str) -> Any:
@@ -73,7 +88,14 @@ class Module:
 
 
 class FakeCupy:
-    """The part of CuPy that `DeviceKernels` needs, on NumPy arrays.
+    """The part of CuPy that an app's `DeviceKernels` needs, on NumPy arrays.
+
+    Parameters
+    ----------
+    source : Path
+        The app's kernels.
+    launches : str
+        `MULTIGRID` or `FOURIER`: their parameters.
 
     Attributes
     ----------
@@ -81,10 +103,10 @@ class FakeCupy:
         Names of the kernels launched.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
+    def __init__(self, source: Path, launches: str) -> None:
+        self._source, self._launches = source, launches
         self.calls: list[str] = []
 
     def RawModule(self, code: str, options: Sequence[str]) -> Module:
         assert code == self._source.read_text()
-        return Module(self._source, options, self.calls)
+        return Module(self._source, self._launches, options, self.calls)

@@ -1,0 +1,148 @@
+"""The benchmark: set up and transform once to warm up, then all of it timed, then checked.
+
+The clock runs over the initial values, the factors of the evolution, the forward transform and all
+iterations until the checksums are compared, as in the original. Afterwards a few iterations, again
+from the initial values, are timed part by part.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import halox
+
+from ..common import Progress, Timer
+from .classes import ProblemClass
+from .memory import check_memory
+from .options import Settings
+from .solver import PARTS, Solver
+
+_STEPWISE_ITERATIONS = 4
+
+
+def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
+    """Run one class; figures on rank 0, None elsewhere."""
+    problem = settings.problem
+    with ExitStack() as stack:
+        grid = stack.enter_context(problem_grid(settings, comm))
+        if settings.graph and grid.device == "cpu":
+            raise halox.errors.DeviceError(
+                "--graph needs GPUs, and this run uses NumPy arrays; leave it out, or see `halox info` "
+                "for the reason why no GPU is used"
+            )
+        memory = check_memory(problem.name, grid)
+        stream = None
+        if grid.device == "gpu":
+            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
+        progress(f"class {problem.name}: setting up", 0, 1)
+        solver = stack.enter_context(Solver(grid, problem, stream))
+
+        # An iteration as well: its kernels are compiled and its plans made then.
+        solver.start()
+        solver.forward()
+        solver.iterate()
+        solver.checksums()
+        if settings.graph:
+            solver.capture()
+            solver.start()
+            solver.iterate()  # the first launch of a graph also uploads it to the GPU
+            solver.wait()
+
+        times, found = [], []
+        for number in range(settings.passes):
+            progress(f"class {problem.name}: pass", number + 1, settings.passes)
+            seconds, checksums = _timed(solver, grid, problem)
+            times.append(seconds)
+            found.append(checksums)
+        progress(f"class {problem.name}: timing the parts", settings.passes, settings.passes)
+        stepwise = _stepwise(solver, grid, min(_STEPWISE_ITERATIONS, problem.iterations))
+        if grid.rank != 0:
+            return None
+        # The pass that is furthest from the official values stands for all.
+        worst = max(found, key=lambda checksums: max(problem.errors(checksums)))
+        errors = problem.errors(worst)
+        seconds = median(times)
+        return {
+            "app": "nas_ft",
+            "class": problem.name,
+            "ranks": grid.size,
+            "process_grid": list(grid.proc_shape),
+            "device": grid.device,
+            "graph": settings.graph,
+            "points": list(grid.grid_shape),
+            "iterations": problem.iterations,
+            "passes": settings.passes,
+            "memory_gib": memory / 2**30,
+            "time_s": seconds,
+            "mops": problem.operations / seconds / 1e6,
+            "relative_error": max(errors),
+            "checksums": [
+                {"iteration": number, "re": value.real, "im": value.imag, "relative_error": error}
+                for number, (value, error) in enumerate(
+                    zip(worst.tolist(), errors, strict=True), start=1
+                )
+            ],
+            **stepwise,
+            "reading_the_table": [
+                "means over ranks, of iterations timed part by part, never as a graph",
+                "transforms: with the transposes, and the wait for slower ranks",
+            ],
+            "verified": problem.is_verified(worst),
+        }
+
+
+def problem_grid(settings: Settings, comm: Any) -> halox.Grid:
+    """Return the grid of the class, with the ranks in order; see `Solver`."""
+    return halox.Grid(
+        settings.problem.shape,
+        halo=0,
+        proc_shape=settings.proc_shape,
+        comm=comm,
+        device=settings.device,
+        placement=False,
+    )
+
+
+def _timed(solver: Solver, grid: halox.Grid, problem: ProblemClass) -> tuple[float, np.ndarray]:
+    """Do all of a run; return the slowest rank's seconds and the checksums."""
+    solver.wait()
+    grid.comm.Barrier()
+    begin = time.perf_counter()
+    solver.start()
+    solver.forward()
+    for _ in range(problem.iterations):
+        solver.iterate()
+    checksums = solver.checksums()  # waits for the GPU
+    problem.is_verified(checksums)
+    return max(grid.comm.allgather(time.perf_counter() - begin)), checksums
+
+
+def _stepwise(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, Any]:
+    """Time the set-up and iterations part by part; return the times of the parts."""
+    timer = Timer(grid.xp)
+    once: dict[str, float] = {}
+    for name, call in (("set-up (once)", solver.start), ("forward FFT (once)", solver.forward)):
+        solver.wait()
+        grid.comm.Barrier()
+        begin = timer.mark()
+        call()
+        (once[name],) = timer.seconds([(begin, timer.mark())])
+    parts = dict.fromkeys(PARTS, 0.0)
+    for _ in range(iterations):
+        grid.comm.Barrier()
+        for part, seconds in solver.iterate_stepwise(timer).items():
+            parts[part] += seconds / iterations
+    everyone = grid.comm.allgather({**parts, **once})
+    means = {part: sum(found[part] for found in everyone) / len(everyone) for part in everyone[0]}
+    total = sum(means[part] for part in PARTS)
+    return {
+        "rows": [
+            {"part": part, "ms_an_iteration": seconds * 1e3, "share": seconds / total}
+            for part, seconds in means.items()
+        ]
+    }

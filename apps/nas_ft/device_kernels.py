@@ -1,0 +1,73 @@
+"""The operations on CuPy arrays: ``ft.cu``, launched on the current stream.
+
+Arguments, shapes and meaning are those of `HostKernels`. The arguments of a launch are prepared
+beforehand, so that a call only launches.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from ..common import Kernel, block
+from .host_kernels import check_field
+
+ROWS = 4
+"""Rows that one thread of ``evolve`` treats."""
+
+_THREADS = 128
+
+
+class DeviceKernels:
+    """Factory of the operations on given arrays; each one is called without arguments.
+
+    Parameters
+    ----------
+    xp : module
+        CuPy, ``grid.xp``.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        source = files(__package__).joinpath("ft.cu").read_text()
+        module = xp.RawModule(code=source, options=("-std=c++17", f"-DROWS={ROWS}"))
+        self._initial, self._evolve, self._sample = (
+            module.get_function(name) for name in ("initial", "evolve", "sample")
+        )
+
+    def copy(self, values: np.ndarray, target: Any) -> None:
+        """Copy host memory to an array of this device; see `HostKernels.copy`."""
+        target.set(values)
+
+    def initial(self, u: Any, factors: tuple[Any, Any, Any]) -> Kernel:
+        """Return the setting of ``u`` to random numbers; see `HostKernels.initial`."""
+        return _launch(self._initial, u, 1, (u, *factors))
+
+    def evolve(self, spectrum: Any, factors: tuple[Any, Any, Any], step: Any) -> Kernel:
+        """Return the product with the factors; see `HostKernels.evolve`."""
+        return _launch(self._evolve, spectrum, ROWS, (spectrum, *factors, step))
+
+    def sample(self, u: Any, offsets: Any, samples: Any, step: Any) -> Kernel:
+        """Return the copy of the points of a checksum; see `HostKernels.sample`."""
+        count = len(offsets)
+        if count == 0:
+            return lambda: None
+        blocks = (-(-count // _THREADS), 1, 1)
+        arguments = (u, offsets, samples, step, np.int32(count))
+        return lambda: self._sample(blocks, (_THREADS, 1), arguments)
+
+    def sums(self, samples: Any) -> np.ndarray:
+        """Return the sums of the rows, on the host; wait for them."""
+        found: np.ndarray = samples.sum(axis=1).get()
+        return found
+
+
+def _launch(function: Any, field: Any, rows: int, arguments: tuple[Any, ...]) -> Kernel:
+    """Return the launch of a kernel whose threads treat ``rows`` rows of a field at one x."""
+    check_field(field)
+    nz, ny, nx = field.shape
+    threads = block(nx)
+    blocks = (-(-nx // threads[0]), -(-ny // (rows * threads[1])), nz)
+    arguments = (*arguments, *map(np.int32, (nz, ny, nx)))
+    return lambda: function(blocks, threads, arguments)

@@ -1,0 +1,394 @@
+"""Steps of a transform for fields of one dtype and component axes: transforms, transposes, copies, in work arrays.
+
+The user's arrays are read by the first step and written by the last one only; all between them is in arrays of the
+pipeline, between which the transposes have persistent plans. So a new array costs a view, and no communication::
+
+    forward of pencils       u --c2c--> a0 ==transpose==> b1 --c2c--> b1 ==transpose==> b2 --c2c--> out
+    backward                 s --c2c--> b2 ==transpose==> b1 --c2c--> b1 ==transpose==> a0 --c2c--> out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from halox.exchange.plan import Plan
+from halox.fft.modes import factor, kept
+from halox.grid import Grid
+from halox.transpose import Transpose
+
+Run: TypeAlias = Callable[[Any, Any], None]
+
+IN, OUT = 0, 1
+"""Slots of the user's arrays; those of work arrays follow."""
+
+
+@dataclass(frozen=True)
+class GridStage:
+    """A stage on its grids.
+
+    Attributes
+    ----------
+    before, after : Grid
+        Of the cells before and after the transforms of this stage, maybe one; with the axes in ``order``.
+    order : tuple of int
+        Axis of the user's grid that each axis is.
+    axes : tuple of int
+        Axes of the user's grid that are transformed, the halved one last.
+    """
+
+    before: Grid
+    after: Grid
+    order: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """All of a transform that does not depend on the fields.
+
+    Attributes
+    ----------
+    stages : list of GridStage
+    transposes : list of Transpose
+        From the cells after each stage but the last to those before the next.
+    half : int or None
+        Axis whose coefficients are halved.
+    norm : str
+    points, padded : tuple of int
+        Points per axis of the spectral and of the physical resolution.
+    """
+
+    stages: list[GridStage]
+    transposes: list[Transpose]
+    half: int | None
+    norm: str
+    points: tuple[int, ...]
+    padded: tuple[int, ...]
+
+    @property
+    def dealias(self) -> bool:
+        """Whether physical fields have more points."""
+        return self.points != self.padded
+
+    def factor(self, forward: bool) -> float:
+        """Return the number by which plain sums over exponentials are to be multiplied."""
+        found = 1.0
+        for stage in self.stages:
+            for axis in stage.axes:
+                found *= factor(self.norm, forward, self.points[axis], self.padded[axis])
+        return found
+
+
+@dataclass(frozen=True)
+class Op:
+    """One step on arrays, component axes in front.
+
+    Attributes
+    ----------
+    kind : {"c2c", "r2c", "c2r", "copy", "cut", "pad", "scale", "move"}
+    axes : tuple of int
+        Axes of the arrays.
+    forward : bool
+    norm : str
+        For transforms, that of `numpy.fft`.
+    factor : float
+        For copies.
+    points : int
+        Of the spectral resolution, to cut or pad.
+    half : bool
+        Whether the axis that is cut or padded is halved.
+    extents : dict
+        New extents of axes.
+    plan : Plan or None
+        The transpose.
+    """
+
+    kind: str
+    axes: tuple[int, ...] = ()
+    forward: bool = True
+    norm: str = "backward"
+    factor: float = 1.0
+    points: int = 0
+    half: bool = False
+    extents: dict[int, int] = field(default_factory=dict)
+    plan: Plan | None = None
+
+
+Form: TypeAlias = tuple[tuple[int, ...], Any]
+"""Shape and dtype of an array, component axes in front."""
+
+Step: TypeAlias = tuple[Op, int, int]
+"""What is done, from which slot into which."""
+
+
+class Pipeline:
+    """Steps of both directions, on one rank; collective to make.
+
+    ``engine`` has the transforms (`HostTransforms` or `CuFFT`), ``complex_dtype`` is the spectral dtype,
+    ``real_dtype`` that of halved fields, None without, and ``components`` are the extents of the component axes.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        engine: Any,
+        xp: Any,
+        complex_dtype: Any,
+        real_dtype: Any,
+        components: tuple[int, ...],
+    ) -> None:
+        self._route, self._engine, self._xp = route, engine, xp
+        self._complex, self._real = complex_dtype, real_dtype
+        self.complex_dtype = complex_dtype
+        self._components = components
+        self._work: list[Any] = [None, None]
+        self._bound: dict[object, list[tuple[Run, int, int]]] = {}
+        stages = route.stages
+        self._before, self._after = [IN], []
+        done = False  # whether the halved axis is complex already
+        for number, stage in enumerate(stages):
+            if number:
+                self._before.append(self._field(stage.before, done))
+            same = stage.before is stage.after and (done or route.half not in stage.axes)
+            done |= route.half in stage.axes
+            if number == len(stages) - 1:
+                self._after.append(OUT)
+            elif number and same:
+                self._after.append(self._before[-1])
+            else:
+                self._after.append(self._field(stage.after, done))
+        self._plans = {
+            forward: [
+                transpose.plan(
+                    self._work[self._after[k]],
+                    self._work[self._before[k + 1]],
+                    backward=not forward,
+                )
+                for k, transpose in enumerate(route.transposes)
+            ]
+            for forward in (True, False)
+        }
+        self._steps = {True: self._forward(), False: self._backward()}
+
+    def run(self, forward: bool, source: Any, target: Any) -> None:
+        """Transform a view of a field's cells into another, component axes in front."""
+        engine = self._engine
+        key = forward, engine.key(source), engine.key(target)
+        bound = self._bound.get(key)
+        if bound is None:
+            arrays = [source, target, *self._work[2:]]
+            steps = self._steps[forward]
+            bound = [(self._make(op, arrays[i], arrays[j]), i, j) for op, i, j in steps]
+            self._bound[key] = bound
+        arrays = [source, target, *self._work[2:]]
+        for run, i, j in bound:
+            run(arrays[i], arrays[j])
+
+    # Steps
+
+    def _forward(self) -> list[Step]:
+        route, steps = self._route, list[Step]()
+        for number, stage in enumerate(route.stages):
+            if number:
+                plan = self._plans[True][number - 1]
+                steps.append((Op("move", plan=plan), self._after[number - 1], self._before[number]))
+            form = None if number else self._user_form(stage.before, self._real or self._complex)
+            ops = self._ops(stage, True)
+            self._emit(steps, ops, self._before[number], self._after[number], form)
+        return self._scaled(steps, True)
+
+    def _backward(self) -> list[Step]:
+        route, steps = self._route, list[Step]()
+        # The user's input is where the forward transform ends.
+        swapped = {IN: OUT, OUT: IN}
+        for number in reversed(range(len(route.stages))):
+            stage = route.stages[number]
+            start = swapped.get(self._after[number], self._after[number])
+            end = swapped.get(self._before[number], self._before[number])
+            form = self._user_form(stage.after, self._complex) if start == IN else None
+            self._emit(steps, self._ops(stage, False), start, end, form)
+            if number:
+                plan = self._plans[False][number - 1]
+                steps.append((Op("move", plan=plan), end, self._after[number - 1]))
+        return self._scaled(steps, False)
+
+    def _user_form(self, grid: Grid, dtype: Any) -> Form:
+        return (*self._components, *grid.rank_shape), dtype
+
+    def _ops(self, stage: GridStage, forward: bool) -> list[Op]:
+        """Return the steps of a stage between transposes, without arrays."""
+        route, first = self._route, len(self._components)
+
+        def place(axis: int) -> int:
+            return first + stage.order.index(axis)
+
+        def transform(axes: Sequence[int], norm: str) -> Op:
+            if route.half not in axes:
+                return Op("c2c", tuple(map(place, axes)), forward, norm)
+            n = route.padded[axes[-1]]
+            kind, extent = ("r2c", n // 2 + 1) if forward else ("c2r", n)
+            at = place(axes[-1])
+            return Op(kind, tuple(map(place, axes)), forward, norm, extents={at: extent})
+
+        plain = "backward" if forward else "forward"  # numpy.fft's norms without a factor
+        if not stage.axes:
+            return []
+        if not route.dealias:
+            return [transform(stage.axes, route.norm if self._engine.scales else plain)]
+        pairs = []
+        for axis in reversed(stage.axes):  # the halved one, which is last, first
+            n, m, half = route.points[axis], route.padded[axis], axis == route.half
+            scale = factor(route.norm, forward, n, m)
+            extent = n if forward else m
+            if half:
+                extent = extent // 2 + 1
+            kind = "cut" if forward else "pad"
+            at = place(axis)
+            change = Op(kind, (at,), forward, "", scale, n, half, {at: extent})
+            pairs.append((transform((axis,), plain), change))
+        ordered = [op for pair in pairs for op in pair]
+        return ordered if forward else ordered[::-1]
+
+    def _emit(
+        self, steps: list[Step], ops: list[Op], start: int, end: int, form: Form | None
+    ) -> None:
+        """Add steps that lead from one slot to another, through work arrays where it takes several.
+
+        ``form`` is that of the user's array if it is the start.
+        """
+        if form is None:
+            form = self._work[start].shape, self._work[start].dtype
+        current, owned = start, start != IN
+        if not ops and start != end:
+            ops = [Op("copy")]
+        for number, op in enumerate(ops):
+            if op.kind == "c2r" and not owned and self._engine.destroys(op.axes):
+                copy = self._temporary(form)
+                steps.append((Op("copy"), current, copy))
+                current = copy
+            form = self._after_op(op, form)
+            if number == len(ops) - 1:
+                following = end
+            elif op.kind == "c2c" and owned:
+                following = current
+            else:
+                following = self._temporary(form)
+            steps.append((op, current, following))
+            current, owned = following, True
+
+    def _after_op(self, op: Op, form: Form) -> Form:
+        shape = tuple(op.extents.get(axis, n) for axis, n in enumerate(form[0]))
+        return shape, {"r2c": self._complex, "c2r": self._real}.get(op.kind, form[1])
+
+    def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
+        """Add the factor to a copy if there is one, or else a step at the end, where transforms do not scale."""
+        scale = 1.0 if self._route.dealias else self._route.factor(forward)
+        if self._engine.scales or scale == 1.0:
+            return steps
+        for number, (op, i, j) in enumerate(steps):
+            if op.kind == "copy":
+                steps[number] = replace(op, factor=scale), i, j
+                return steps
+        return [*steps, (Op("scale", factor=scale), OUT, OUT)]
+
+    # Arrays
+
+    def _field(self, grid: Grid, is_complex: bool) -> int:
+        """Allocate a work array that a transpose reads or writes; collective."""
+        dtype = self._complex if is_complex or self._real is None else self._real
+        self._work.append(grid.empty(dtype, components=self._components))
+        return len(self._work) - 1
+
+    def _temporary(self, form: Form) -> int:
+        """Allocate a work array of this rank alone; local."""
+        self._work.append(self._engine.empty(*form))
+        return len(self._work) - 1
+
+    # Bound steps
+
+    def _make(self, op: Op, source: Any, target: Any) -> Run:
+        engine = self._engine
+        if op.plan is not None:
+            plan = op.plan
+            return lambda source, target: plan.__call__()
+        if op.kind == "c2c":
+            return engine.c2c(source, target, op.axes, forward=op.forward, norm=op.norm)  # type: ignore[no-any-return]
+        if op.kind in ("r2c", "c2r"):
+            make = engine.r2c if op.kind == "r2c" else engine.c2r
+            return make(source, target, op.axes, norm=op.norm)  # type: ignore[no-any-return]
+        makers = {"copy": self._copy, "scale": self._scale, "cut": self._cut, "pad": self._pad}
+        return makers[op.kind](op)
+
+    def _copy(self, op: Op) -> Run:
+        multiply, scale = self._xp.multiply, op.factor
+        if scale != 1.0:
+            return lambda source, target: multiply(source, scale, out=target)
+
+        def run(source: Any, target: Any) -> None:
+            target[...] = source
+
+        return run
+
+    def _scale(self, op: Op) -> Run:
+        multiply, scale = self._xp.multiply, op.factor
+        return lambda source, target: multiply(target, scale, out=target)
+
+    def _cut(self, op: Op) -> Run:
+        """Keep the modes of the spectral resolution; the source is changed."""
+        n, copy = op.points, self._copy(op)
+        at, pieces = _index(op.axes[0]), kept(n)
+        nyquist = n // 2 if n % 2 == 0 else None
+        if op.half:
+
+            def cut_half(source: Any, target: Any) -> None:
+                copy(source[at(slice(0, n // 2 + 1))], target)
+                if nyquist is not None:
+                    plane = target[at(slice(nyquist, None))]
+                    plane.imag[...] = 0
+                    plane *= 2
+
+            return cut_half
+
+        def cut(source: Any, target: Any) -> None:
+            if nyquist is not None:
+                lower = source[at(slice(-nyquist, 1 - nyquist or None))]
+                lower += source[at(slice(nyquist, nyquist + 1))]
+            for inner, outer in pieces:
+                copy(source[at(outer)], target[at(inner)])
+
+        return cut
+
+    def _pad(self, op: Op) -> Run:
+        """Set the modes of the physical resolution that the spectral one does not have to zero."""
+        n, copy = op.points, self._copy(op)
+        at, pieces = _index(op.axes[0]), kept(n)
+        nyquist = n // 2 if n % 2 == 0 else None
+        if op.half:
+
+            def pad_half(source: Any, target: Any) -> None:
+                copy(source, target[at(slice(0, n // 2 + 1))])
+                target[at(slice(n // 2 + 1, None))] = 0
+                if nyquist is not None:
+                    plane = target[at(slice(nyquist, nyquist + 1))]
+                    plane.imag[...] = 0
+                    plane *= 0.5
+
+            return pad_half
+
+        def pad(source: Any, target: Any) -> None:
+            for inner, outer in pieces:
+                copy(source[at(inner)], target[at(outer)])
+            target[at(slice((n + 1) // 2, -(n // 2) or None))] = 0
+            if nyquist is not None:
+                lower = target[at(slice(-nyquist, 1 - nyquist or None))]
+                lower *= 0.5
+                target[at(slice(nyquist, nyquist + 1))] = lower
+
+        return pad
+
+
+def _index(axis: int) -> Callable[[slice], tuple[slice, ...]]:
+    """Return a function from a slice along an axis to an index."""
+    return lambda cut: (*(slice(None),) * axis, cut)

@@ -1,0 +1,210 @@
+"""Stages of a distributed transform: the divisions in which axes are whole, in integers only.
+
+In each stage every rank transforms the axes of which it has whole lines. Between two stages a transpose moves the
+parts of one or more axes onto others, which are whole and done if possible, so that messages stay within the rows
+of the process grid that the moved axis spans::
+
+    pencils (p, q, 1)    axis 2 is whole      transform it
+            (p, 1, q)    q moves 1 -> 2       transform axis 1     messages within the q ranks of a row
+            (1, p, q)    p moves 0 -> 1       transform axis 0     messages within the p ranks of a column
+
+The sequence is found by a search for the fewest moves onto axes that are cut (as blocks need one), then for the fewest
+transposes, then for the smallest groups of ranks, then for axis 0 as the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain, combinations, count, product
+from typing import TypeAlias
+
+from halox.decomposition import Placement
+from halox.errors import DecompositionError
+
+Moves: TypeAlias = tuple[tuple[int, int], ...]
+"""Axes whose parts move, each with the axis that they move onto."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Division of a stage, and the axes transformed in it.
+
+    Attributes
+    ----------
+    parts : tuple of int
+        Ranks per axis.
+    moves : tuple of (int, int)
+        Transpose that leads here from the stage before.
+    axes : tuple of int
+        Axes transformed here, in ascending order.
+    """
+
+    parts: tuple[int, ...]
+    moves: Moves
+    axes: tuple[int, ...]
+
+
+def find_stages(
+    cells: Sequence[int],
+    modes: Sequence[int],
+    parts: Sequence[int],
+    axes: Sequence[int],
+    first: int | None = None,
+) -> list[Stage]:
+    """Return the stages of a forward transform.
+
+    ``cells`` and ``modes`` are the extents of each axis before and after its transform, ``parts`` the ranks along it,
+    ``axes`` those to transform, and ``first`` the one of them that must be transformed before all others. Raises
+    `DecompositionError` if every sequence of divisions leaves a rank without cells.
+
+    Examples
+    --------
+    >>> [stage.parts for stage in find_stages((8, 8, 8), (8, 8, 8), (2, 3, 1), (0, 1, 2))]
+    [(2, 3, 1), (2, 1, 3), (1, 2, 3)]
+    >>> [stage.axes for stage in find_stages((8, 8), (8, 5), (1, 4), (0, 1), first=1)]
+    [(), (1,), (0,)]
+    """
+    search = _Search(tuple(cells), tuple(modes), frozenset(axes), first)
+    found = search.run(tuple(parts), bounded=True)
+    if found is not None:
+        return found
+    wished = search.run(tuple(parts), bounded=False) or []
+    raise DecompositionError(_why_impossible(search, tuple(parts), wished))
+
+
+def moved_parts(parts: Sequence[int], moves: Moves) -> tuple[int, ...]:
+    """Return the ranks per axis after moves."""
+    found = list(parts)
+    for source, target in moves:
+        found[target] *= parts[source]
+        found[source] = 1
+    return tuple(found)
+
+
+def moved_placement(placement: Placement, moves: Moves) -> Placement:
+    """Return the ranks of the blocks after moves: those of a row stay in one."""
+    parts = moved_parts(placement.proc_shape, moves)
+    coords = []
+    for old in placement.coords:
+        new = list(old)
+        for source, target in moves:
+            new[target] = new[target] * placement.proc_shape[source] + old[source]
+            new[source] = 0
+        coords.append(tuple(new))
+    return placed(parts, coords, placement)
+
+
+def turned_placement(placement: Placement, order: Sequence[int]) -> Placement:
+    """Return the same ranks on the same blocks with the axes in another order."""
+    parts = tuple(placement.proc_shape[axis] for axis in order)
+    return placed(parts, [tuple(c[axis] for axis in order) for c in placement.coords], placement)
+
+
+def placed(parts: tuple[int, ...], coords: Sequence[tuple[int, ...]], like: Placement) -> Placement:
+    """Return a placement by the block of each rank, with the words of another one."""
+    rank_of = [0] * len(coords)
+    for rank, block in enumerate(coords):
+        index = 0
+        for coord, extent in zip(block, parts, strict=True):
+            index = index * extent + coord
+        rank_of[index] = rank
+    between = like.bytes_between_nodes, like.bytes_between_nodes_by_rank_order
+    return Placement(parts, tuple(coords), tuple(rank_of), like.method, like.nodes, *between)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Arguments of `find_stages`."""
+
+    cells: tuple[int, ...]
+    modes: tuple[int, ...]
+    axes: frozenset[int]
+    first: int | None
+
+    def ready(self, parts: tuple[int, ...], done: frozenset[int]) -> frozenset[int]:
+        """Return the axes that can be transformed in a division."""
+        if self.first is not None and self.first not in done and parts[self.first] > 1:
+            return frozenset()
+        return frozenset(axis for axis in self.axes - done if parts[axis] == 1)
+
+    def extents(self, done: frozenset[int]) -> tuple[int, ...]:
+        """Return the extents once some axes are transformed."""
+        pairs = zip(self.cells, self.modes, strict=True)
+        return tuple(
+            after if axis in done else before for axis, (before, after) in enumerate(pairs)
+        )
+
+    def candidates(self, parts: tuple[int, ...], done: frozenset[int]) -> Iterator[Moves]:
+        """Yield the moves that make one or more axes whole that are still to be transformed."""
+        cut = [axis for axis in sorted(self.axes - done) if parts[axis] > 1]
+        chosen = chain.from_iterable(combinations(cut, n) for n in range(1, len(cut) + 1))
+        for sources in chosen:
+            others = [axis for axis in range(len(parts)) if axis not in sources]
+            for targets in product(others, repeat=len(sources)):
+                yield tuple(zip(sources, targets, strict=True))
+
+    def run(self, parts: tuple[int, ...], *, bounded: bool) -> list[Stage] | None:
+        """Return the best sequence; None if there is none, ``bounded`` by the extents."""
+        ready = self.ready(parts, frozenset())
+        start = [Stage(parts, (), tuple(sorted(ready)))]
+        number = count()
+        queue: list[tuple[tuple[object, ...], int, frozenset[int], list[Stage]]] = []
+        heappush(queue, ((0, 0, 0, ()), next(number), ready, start))
+        known = set()
+        while queue:
+            cost, _, done, stages = heappop(queue)
+            here = stages[-1].parts
+            if done == self.axes:
+                return stages
+            if (here, done) in known:
+                continue
+            known.add((here, done))
+            for moves in self.candidates(here, done):
+                there = moved_parts(here, moves)
+                if bounded and any(p > n for p, n in zip(there, self.extents(done), strict=True)):
+                    continue
+                ready = self.ready(there, done)
+                stage = Stage(there, moves, tuple(sorted(ready)))
+                after = _raised(cost, here, moves)
+                heappush(queue, (after, next(number), done | ready, [*stages, stage]))
+        return None
+
+
+def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
+    """Return the cost of a sequence with one transpose more; smaller is better."""
+    merges, steps, ranks, order = cost
+    onto = [target for _, target in moves]
+    merged = sum(parts[target] > 1 for target in onto) + len(onto) - len(set(onto))
+    group = math.prod(parts[source] for source, _ in moves)
+    # Later axes first, so that axis 0, whose lines make one batch, comes last; and lines along the last axis long.
+    preference = tuple((-source, target) for source, target in reversed(moves))
+    return (merges + merged, steps + 1, ranks + group, (*order, preference))  # type: ignore[operator,misc]
+
+
+def _why_impossible(search: _Search, parts: tuple[int, ...], wished: list[Stage]) -> str:
+    if not wished:
+        return (
+            f"proc_shape={parts} of grid_shape={search.cells}: the transform needs the whole axis on one rank, and "
+            "there is no other axis to divide among the ranks; use a grid of one rank, as with comm=MPI.COMM_SELF"
+        )
+    done = frozenset(wished[0].axes)
+    for stage in wished[1:]:
+        extents = search.extents(done)
+        for axis, (ranks, lines) in enumerate(zip(stage.parts, extents, strict=True)):
+            if ranks > lines:
+                what = "coefficients" if axis in done else "cells"
+                return (
+                    f"proc_shape={parts} of grid_shape={search.cells}: the transform along axes "
+                    f"{tuple(sorted(search.axes))} needs a division {stage.parts}, in which {ranks} ranks share the "
+                    f"{lines} {what} of axis {axis}, so that some have none; give the grid a proc_shape with at most "
+                    f"{lines} ranks along axis {_source(stage, axis)}, or more cells"
+                )
+        done |= frozenset(stage.axes)
+    raise AssertionError("a sequence of divisions was impossible, and fits")
+
+
+def _source(stage: Stage, axis: int) -> int:
+    return next((source for source, target in stage.moves if target == axis), axis)

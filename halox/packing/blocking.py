@@ -1,0 +1,186 @@
+"""Permuting copies in host memory, tile by tile.
+
+NumPy copies along the axis that is contiguous in the target. Where the source is contiguous along another axis, each
+element is in a cache line of its own, and a line that holds further elements is fetched again for each of them once
+too many others have come in between::
+
+    target, along a row:     a0 b0 c0 d0 ...            source, line by line:  [a0 a1 a2 a3] ... [b0 b1 b2 b3] ...
+
+A tile has long runs in the source and in the target, and fits the second-level cache. Its runs are first copied side
+by side into a buffer, then turned from there: rows of a source that are a power of two bytes apart share few sets of
+the cache, the rows of the buffer do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+
+import numpy as np
+
+from halox.runtime.arrays import Array
+
+Move = tuple[Array, Array]
+"""Target and source of a copy: two views of one shape."""
+
+SMALL_BYTES = 1 << 16
+"""Smaller copies are made in one piece: both sides fit the second-level cache."""
+
+TILE_BYTES = 1 << 17
+"""Most bytes of a tile, but for the shortest tiles whose runs have the lengths below."""
+
+_RUN_BYTES = 1 << 10  # of a tile, in the source: enough for the hardware to fetch ahead
+_PADDED_BYTES = 1 << 8
+_LARGEST_ELEMENT = 16  # larger ones use most of a cache line at once
+_LINE_BYTES = 64
+_MOST_LINES = 2048  # one a page, so many are in the address cache
+_WAYS, _FIRST_SETS, _SECOND_SETS = 8, 64, 1024  # of a cache of 32 KiB, and of one of 512 KiB
+
+
+def copy_all(moves: Sequence[Move]) -> None:
+    """Make some copies."""
+    copyto = np.copyto
+    for target, source in moves:
+        copyto(target, source)
+
+
+@lru_cache(maxsize=1024)
+def tile_of(
+    shape: tuple[int, ...],
+    itemsize: int,
+    target_strides: tuple[int, ...],
+    source_strides: tuple[int, ...],
+) -> tuple[int, ...] | None:
+    """Choose the tiles of a copy between two views of one shape.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    itemsize : int
+        Bytes of an element.
+    target_strides, source_strides : tuple of int
+        In bytes, of any sign.
+
+    Returns
+    -------
+    tuple of int or None
+        Elements of a tile along each axis; the last tiles of an axis may have fewer. None if one plain copy is as fast:
+        both views are contiguous along one axis, the copy is small, elements are large, or all cache lines of the
+        source stay in the cache until they are used up.
+
+    Notes
+    -----
+    Looks at nothing but its arguments. The limits are of common x86 cores (docs/performance/log.md).
+
+    Examples
+    --------
+    >>> tile_of((4096, 4096), 8, (32768, 8), (8, 32768))
+    (128, 128)
+    >>> tile_of((4096, 4096), 8, (32768, 8), (32768, 8)) is None
+    True
+    """
+    axes = [axis for axis, n in enumerate(shape) if n > 1]
+    size = itemsize * prod(shape)
+    if len(axes) < 2 or size < SMALL_BYTES or itemsize > _LARGEST_ELEMENT:
+        return None
+    along_target, along_source = (
+        sorted(axes, key=lambda axis: abs(strides[axis]))
+        for strides in (target_strides, source_strides)
+    )
+    first = along_source[0]
+    if first == along_target[0] or abs(source_strides[first]) >= _LINE_BYTES:
+        return None
+    if _overlaps(shape, itemsize, target_strides, along_target):
+        return None  # the last of several values must win
+    before = along_target[: along_target.index(first)]
+    if _stays_cached(shape, itemsize, source_strides, before):
+        return None
+    tile = [1] * len(shape)
+    run_bytes = min(_RUN_BYTES, 1 << (TILE_BYTES * itemsize).bit_length() // 2)
+    for order in (along_source, along_target):
+        run = itemsize
+        for axis in order:
+            if run < run_bytes:
+                tile[axis] = max(tile[axis], min(shape[axis], -(-run_bytes // run)))
+                run *= tile[axis]
+    for axis in along_target:
+        spare = TILE_BYTES // (itemsize * prod(tile))
+        tile[axis] = min(shape[axis], tile[axis] * max(spare, 1))
+    # Tiles of one axis are alike, but for the last, and up to half as long again.
+    return tuple([-(-n // max(round(n / most), 1)) for n, most in zip(shape, tile, strict=True)])
+
+
+def _overlaps(
+    shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], ascending: list[int]
+) -> bool:
+    """Return whether a view may touch a byte twice; ``ascending`` are its axes by their strides."""
+    reach = itemsize
+    for axis in ascending:
+        if abs(strides[axis]) < reach:
+            return True
+        reach += abs(strides[axis]) * (shape[axis] - 1)
+    return False
+
+
+def _stays_cached(
+    shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], axes: list[int]
+) -> bool:
+    """Return whether a walk along some axes of the source leaves its cache lines where they are found again at once."""
+    lines = prod(
+        -(-shape[axis] * min(abs(strides[axis]), _LINE_BYTES) // _LINE_BYTES) for axis in axes
+    )
+    step = gcd(*(strides[axis] for axis in axes))
+    apart = max((step & -step) // _LINE_BYTES, 1)
+    first, second = (_WAYS * sets // min(apart, sets) for sets in (_FIRST_SETS, _SECOND_SETS))
+    if lines <= first:
+        return True
+    # The larger the elements, the fewer of them wait for a line from the second level, and the more a buffer costs.
+    return lines * _LARGEST_ELEMENT**2 <= second * itemsize**2 and lines <= _MOST_LINES
+
+
+def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Move]:
+    """Make the copies, to be made in turn, that together copy one view to another; they share a buffer."""
+    shape, itemsize = target.shape, target.itemsize
+    by_target = sorted(range(target.ndim), key=lambda axis: -abs(target.strides[axis]))
+    buffer_strides, nbytes = [0] * target.ndim, itemsize
+    for axis in sorted(by_target, key=lambda axis: abs(source.strides[axis])):
+        buffer_strides[axis] = nbytes
+        nbytes *= tile[axis]
+        if nbytes >= _PADDED_BYTES:  # an odd number of lines, so that rows fall into different sets
+            nbytes = (-(-nbytes // _LINE_BYTES) | 1) * _LINE_BYTES
+    buffer = np.empty(nbytes, np.uint8).data
+    for starts in product(*(range(0, shape[axis], tile[axis]) for axis in by_target)):
+        place = [slice(None)] * target.ndim
+        for axis, start in zip(by_target, starts, strict=True):
+            place[axis] = slice(start, start + tile[axis])
+        part = target[tuple(place)]
+        turned = np.ndarray(part.shape, part.dtype, buffer, 0, buffer_strides)
+        yield turned, source[tuple(place)]
+        yield part, turned
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copy one view to another, as a whole or tile by tile."""
+    tile = _tile_between(target, source)
+    if tile is None:
+        np.copyto(target, source)
+    else:
+        for part in in_tiles(target, source, tile):
+            np.copyto(*part)
+
+
+def blocked(moves: Sequence[Move]) -> list[Move]:
+    """Replace the permuting copies among some by those of their tiles, to be made in turn."""
+    made: list[Move] = []
+    for target, source in moves:
+        tile = _tile_between(target, source)
+        made += [(target, source)] if tile is None else in_tiles(target, source, tile)
+    return made
+
+
+def _tile_between(target: Array, source: Array) -> tuple[int, ...] | None:
+    """Choose the tile of a copy; None, and so the care that NumPy takes, where the views may share memory."""
+    tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
+    return None if tile is None or np.may_share_memory(target, source) else tile

@@ -1,0 +1,204 @@
+"""Tiles of permuting copies: their axes and shape, for ``kernels/tile_body.cu``.
+
+A copy permutes where consecutive elements of its source are far apart in its target, and the other way round. A thread
+block then loads a tile of elements in rows along the source, and stores it in rows along the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from halox.packing.refine import Level
+
+MOST_ELEMENT_BYTES = 64
+"""Bytes of the largest elements that are tiled.
+
+Larger ones fill sectors on both sides anyway, and so do those of more than a sector whose words are no power of two.
+"""
+
+LEAST_BYTES = 1 << 16
+"""Bytes of a copy from which it is tiled."""
+
+LEAST_ROWS = 4
+"""Elements of the shorter axis from which it is tiled: fewer streams stay in the caches beside one another."""
+
+SECTOR_BYTES = 32
+
+MEMORY_BYTES = 26112
+"""Bytes of a tile in shared memory, as in the kernel."""
+
+ROW_ELEMENTS = ((1, 128), (4, 64), (16, 32), (24, 32), (MOST_ELEMENT_BYTES, 16))
+"""Elements of a row, by the most bytes of an element."""
+
+SMALL_BYTES = 1 << 23
+"""Bytes of a copy up to which tiles have half as many rows, of half the length, so that there are enough of them."""
+
+THREADS = 256
+"""Most threads of a block that moves tiles."""
+
+MOST_ROW_ELEMENTS = 511
+"""Elements that the kernel's description of a row can hold."""
+
+SIDES = {1: (4,), 2: (4, 2), 4: (4, 2), 8: (2,)}
+"""Sides of the squares that a thread turns in its registers, by the bytes of a word."""
+
+
+class Tile(NamedTuple):
+    """Shape of the tiles of a region.
+
+    Attributes
+    ----------
+    along_source, along_target : int
+        Elements of a row along the axis in which the source's elements follow one another, and the target's.
+    words : int
+        Words of an element.
+    side : int
+        Words, along either axis, of the squares that a thread loads and stores at once.
+    """
+
+    along_source: int
+    along_target: int
+    words: int
+    side: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: for a square each, or four words."""
+        wanted = self.area // (self.side**2 if self.side > 1 else 4)
+        return min(THREADS, max(64, 1 << (wanted - 1).bit_length()))
+
+    @property
+    def area(self) -> int:
+        """Words of a whole tile."""
+        return self.along_source * self.along_target * self.words
+
+    def counts(self, levels: Sequence[Level]) -> tuple[int, int]:
+        """Return the numbers of tiles along both axes of a tiled row's levels."""
+        along_source, along_target = levels[-1].steps, levels[-2].steps
+        return -(-along_source // self.along_source), -(-along_target // self.along_target)
+
+    @property
+    def form(self) -> int:
+        """Description for the kernel."""
+        a, b = (n // self.side for n in self[:2])
+        lanes = _lanes_log(a * self.words, b), _lanes_log(b * self.words, a)
+        return (
+            self.along_source
+            | self.along_target << 9
+            | (self.words - 1) << 18
+            | lanes[0] << 24
+            | lanes[1] << 27
+            | (self.side.bit_length() - 1) << 30
+        )
+
+
+def tiled(
+    levels: Sequence[Level], word_bytes: int, alignment: int
+) -> tuple[tuple[Level, ...], Tile] | None:
+    """Return the levels of a permuting copy in the kernel's order, and its tiles; None if it does not permute.
+
+    Parameters
+    ----------
+    levels : sequence of Level
+        Loops over words, outermost first.
+    word_bytes : int
+        Bytes of a word.
+    alignment : int
+        Power of two of which the addresses of both sides are multiples.
+
+    Returns
+    -------
+    levels : tuple of Level
+        Loops over elements: first those around the tiles, then the axes along the target and along the source.
+    tile : Tile
+
+    Examples
+    --------
+    >>> matrix = Level(1000, 8, 8000), Level(1000, 8000, 8)
+    >>> tiled(matrix, 8, 16)[1]
+    Tile(along_source=32, along_target=32, words=1, side=2)
+    """
+    words, loops = 1, list(levels)
+    if loops and loops[-1][1:] == (word_bytes, word_bytes):
+        words = loops.pop().steps
+    element = words * word_bytes
+    if len(loops) < 2 or element > MOST_ELEMENT_BYTES:
+        return None
+    if element > SECTOR_BYTES and words & (words - 1):
+        return None
+    if element * prod(level.steps for level in loops) < LEAST_BYTES:
+        return None
+    along_source = min(loops, key=lambda level: abs(level.source_stride))
+    along_target = min(loops, key=lambda level: abs(level.target_stride))
+    near = max(SECTOR_BYTES, 2 * element)
+    is_near = abs(along_source.source_stride) <= near and abs(along_target.target_stride) <= near
+    shortest = min(along_source.steps, along_target.steps)
+    if along_source is along_target or not is_near or shortest < LEAST_ROWS:
+        return None
+    if max(abs(along_source.target_stride), abs(along_target.source_stride)) <= near:
+        return None
+    outer = [level for level in loops if level is not along_source and level is not along_target]
+    levels = (*outer, along_target, along_source)
+    return levels, _shape(levels, element, words, _side(levels, element, words, alignment))
+
+
+def _side(levels: Sequence[Level], element: int, words: int, alignment: int) -> int:
+    """Return the side of the squares that a thread may load and store at once."""
+    *outer, b, a = levels
+    if words > 1 or a.source_stride != element or b.target_stride != element:
+        return 1
+    bits = alignment | b.source_stride | a.target_stride
+    for level in outer:
+        bits |= level.source_stride | level.target_stride
+    aligned = bits & -bits
+    return next(
+        (
+            side
+            for side in SIDES.get(element, ())
+            if side * element <= aligned and a.steps % side == 0 and b.steps % side == 0
+        ),
+        1,
+    )
+
+
+def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile:
+    """Return tiles of about equal shape; longer ones where an axis is shorter than a tile."""
+    along_target, along_source = (level.steps for level in levels[-2:])
+    most = next(rows for most_bytes, rows in ROW_ELEMENTS if element <= most_bytes)
+    if element * prod(level.steps for level in levels) <= SMALL_BYTES:
+        most //= 2
+    aligned = max(side, SECTOR_BYTES // element)
+    a, b = (_even(n, most, aligned) for n in (along_source, along_target))
+    if b <= most // 2:
+        a = _even(along_source, _longest(b, element), aligned)
+    elif a <= most // 2:
+        b = _even(along_target, _longest(a, element), aligned)
+    return Tile(a, b, words, side)
+
+
+def _longest(other: int, element: int) -> int:
+    """Elements of a row in a tile of ``other`` rows, with room for the gaps between rows."""
+    fitting = MEMORY_BYTES // ((other + 1) * max(element, 4 if element < 4 else element))
+    return max(1, min(MOST_ROW_ELEMENTS, fitting) - 1) // 8 * 8 or 1
+
+
+def _lanes_log(words: int, rows: int) -> int:
+    """Return the logarithm of the lanes of a row of so many words.
+
+    All lanes of a warp at most, or a number of which none is idle; more where there are few rows.
+    """
+    all_of_them = (words - 1).bit_length()
+    even = (words & -words).bit_length() - 1
+    wanted = max(5, (THREADS // rows).bit_length() - 1)
+    return min(7, wanted, even if even >= 3 and wanted == 5 else all_of_them)
+
+
+def _even(elements: int, most: int, aligned: int) -> int:
+    """Elements of a row, such that an axis falls into rows of about equal length."""
+    rows = -(-elements // most)
+    if rows == 1:
+        return elements
+    wanted = -(-elements // rows)
+    return min(most, -(-wanted // aligned) * aligned)

@@ -1,0 +1,335 @@
+"""Transforms of CuPy arrays along some of their axes by cuFFT plans that are kept.
+
+A plan of cuFFT reads and writes nested boxes: up to three transformed axes, whose strides divide one another, and one
+batch of a constant distance. So a plan can read the interior of a field with halo and write a contiguous array, and
+transforms any axis of a contiguous array whose other axes are one batch. Batches of several distances take several
+launches, or copies to a work array::
+
+    shape (n0, n1, n2), contiguous      along 2: batch n0 * n1        along 0: batch n1 * n2, stride n1 * n2
+    with a halo                         along (0, 1, 2): no batch     along 2: n0 batches of n1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from halox.errors import DeviceError, StateError
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.streams import is_capturing
+
+Run: TypeAlias = Callable[[Any, Any], None]
+
+_FORWARD, _INVERSE = -1, 1
+_MOST_AXES = 3
+_MOST_LAUNCHES = 8
+_LONG_LAUNCH_BYTES = 1 << 24
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Form:
+    """Extents and strides of an array, strides in elements, and whether it is aligned as cuFFT asks for."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    aligned: bool
+
+    @classmethod
+    def of(cls, array: Any) -> Form:
+        """Describe an array."""
+        size = array.dtype.itemsize
+        strides = tuple(s // size for s in array.strides)
+        pointer = int(array.data.ptr)
+        pair = size if array.dtype.kind == "c" else 2 * size
+        whole = all(s % size == 0 for s in array.strides)
+        return cls(array.shape, strides, array.dtype, whole and pointer % pair == 0)
+
+    @classmethod
+    def contiguous(cls, array: Any, order: Sequence[int]) -> Form:
+        """Describe a work array of the shape of an array, the axes in an order in memory."""
+        strides = [0] * len(order)
+        step = 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= array.shape[axis]
+        return cls(array.shape, tuple(strides), array.dtype, True)
+
+
+class Launches(NamedTuple):
+    """A plan's arguments, and the first elements of its launches in source and target."""
+
+    arguments: tuple[Any, ...]
+    starts: list[tuple[int, int]]
+
+
+class _At:
+    """A place in device memory, as plans of CuPy take it."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    @property
+    def data(self) -> _At:
+        return self
+
+
+class CuFFT:
+    """Transforms on a GPU; the methods return functions of (source, target) for arrays of the same `key`.
+
+    Nothing is scaled. Functions are made before a capture, run on CuPy's current stream, and can be captured. `c2r`
+    destroys its source.
+    """
+
+    scales = False
+    turns = True
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[Any, ...], Any] = {}
+        self._work: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
+
+    def key(self, array: Any) -> object:
+        """Return what a function depends on of an array."""
+        return int(array.data.ptr) % 16, array.strides
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array with undefined contents on the current GPU."""
+        return cupy().empty(shape, dtype)
+
+    def destroys(self, axes: Sequence[int]) -> bool:
+        """Whether `c2r` destroys its source."""
+        return True
+
+    def c2c(
+        self, source: Any, target: Any, axes: Sequence[int], *, forward: bool, norm: str
+    ) -> Run:
+        """Transform complex numbers along some axes."""
+        sign = _FORWARD if forward else _INVERSE
+        return self._along(source, target, tuple(axes), sign)
+
+    def r2c(self, source: Any, target: Any, axes: Sequence[int], *, norm: str) -> Run:
+        """Transform real numbers along some axes, the last of which is halved."""
+        rest, first = self._halved(source, target, axes, _FORWARD)
+        return self._after(first, target, rest, _FORWARD)
+
+    def c2r(self, source: Any, target: Any, axes: Sequence[int], *, norm: str) -> Run:
+        """Transform halved spectra to real numbers along some axes, the last of which is halved."""
+        rest, final = self._halved(source, target, axes, _INVERSE)
+        if not rest:
+            return final
+        before = self._along(source, source, rest, _INVERSE)
+
+        def run(source: Any, target: Any) -> None:
+            before(source, source)
+            final(source, target)
+
+        return run
+
+    def _halved(
+        self, source: Any, target: Any, axes: Sequence[int], sign: int
+    ) -> tuple[tuple[int, ...], Run]:
+        """Return a transform along the halved axis and others if one plan can do it, and the axes that are left."""
+        *others, last = axes
+        inner = (*sorted(others), last)
+        for size in range(min(len(inner), _MOST_AXES), 1, -1):
+            run = self._direct(source, target, inner[-size:], sign, half=True)
+            if run is not None:
+                return inner[:-size], run
+        return inner[:-1], self._one_axis(source, target, last, sign, half=True)
+
+    def _along(self, source: Any, target: Any, axes: tuple[int, ...], sign: int) -> Run:
+        """Transform complex numbers by as few plans as possible."""
+        axes = tuple(sorted(axes))
+        for size in range(min(len(axes), _MOST_AXES), 1, -1):
+            run = self._direct(source, target, axes[-size:], sign)
+            if run is not None:
+                return self._after(run, target, axes[:-size], sign)
+        return self._after(self._one_axis(source, target, axes[-1], sign), target, axes[:-1], sign)
+
+    def _after(self, first: Run, target: Any, axes: tuple[int, ...], sign: int) -> Run:
+        if not axes:
+            return first
+        rest = self._along(target, target, axes, sign)
+
+        def run(source: Any, target: Any) -> None:
+            first(source, target)
+            rest(target, target)
+
+        return run
+
+    def _direct(
+        self, source: Any, target: Any, axes: tuple[int, ...], sign: int, *, half: bool = False
+    ) -> Run | None:
+        """Transform by launches of one plan from array to array; None if that is impossible or takes too many."""
+        return self._between(Form.of(source), Form.of(target), axes, sign, half)
+
+    def _between(
+        self, source: Form, target: Form, axes: tuple[int, ...], sign: int, half: bool
+    ) -> Run | None:
+        if len(axes) > _MOST_AXES:
+            return None
+        found = launches(source, target, axes, half=half)
+        if found is None:
+            return None
+        bytes_each = math.prod(target.shape) * target.dtype.itemsize // len(found.starts)
+        if len(found.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
+            return None
+        return self._runner(found, source.dtype, target.dtype, sign)
+
+    def _one_axis(
+        self, source: Any, target: Any, axis: int, sign: int, *, half: bool = False
+    ) -> Run:
+        """Transform along one axis, through work arrays where no plan fits the arrays."""
+        natural = tuple(range(source.ndim))
+        inner = (*(k for k in natural if k != axis), axis)
+        # Orders in memory of work arrays in place of source and target, fewest copies first.
+        for before, after in ((None, None), (natural, None), (None, natural), (inner, inner)):
+            start = Form.of(source) if before is None else Form.contiguous(source, before)
+            end = Form.of(target) if after is None else Form.contiguous(target, after)
+            run = self._between(start, end, (axis,), sign, half)
+            if run is not None:
+                return _through(
+                    run, self._work_array(source, before), self._work_array(target, after)
+                )
+        raise DeviceError(
+            f"cuFFT has no plan for lines of {target.shape[axis]} in arrays of {target.shape} elements; use more ranks"
+        )
+
+    def _work_array(self, array: Any, order: tuple[int, ...] | None) -> Any:
+        """Return a work array of a shape with the axes in an order in memory; None for none."""
+        if order is None:
+            return None
+        key = tuple(array.shape[k] for k in order), array.dtype
+        if key not in self._work:
+            self._work[key] = self.empty(*key)
+        return self._work[key].transpose(np.argsort(order).tolist())
+
+    def _runner(
+        self, found: Launches, source: np.dtype[Any], target: np.dtype[Any], sign: int
+    ) -> Run:
+        if is_capturing():
+            raise StateError(
+                "the current stream is being captured, and making a plan of cuFFT needs the host; make the first call "
+                "with arrays of this layout before the capture"
+            )
+        cufft = cupy().cuda.cufft
+        single = target.itemsize // (2 if target.kind == "c" else 1) == 4
+        if source.kind == target.kind:
+            kind = cufft.CUFFT_C2C if single else cufft.CUFFT_Z2Z
+        elif source.kind == "f":
+            kind = cufft.CUFFT_R2C if single else cufft.CUFFT_D2Z
+        else:
+            kind = cufft.CUFFT_C2R if single else cufft.CUFFT_Z2D
+        key = (found.arguments, kind)
+        plan = self._plans.get(key)
+        if plan is None:
+            *layout, batch = found.arguments
+            plan = cufft.PlanNd(*map(_listed, layout), kind, batch, "C", len(layout[0]) - 1, None)
+            self._plans[key] = plan
+        if found.starts == [(0, 0)]:
+
+            def run(source: Any, target: Any) -> None:
+                plan.fft(source, target, sign)
+
+            return run
+        steps = [(i * source.itemsize, o * target.itemsize) for i, o in found.starts]
+
+        def run_all(source: Any, target: Any) -> None:
+            start, end = source.data.ptr, target.data.ptr
+            for i, o in steps:
+                plan.fft(_At(start + i), _At(end + o), sign)
+
+        return run_all
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _through(run: Run, before: Any, after: Any) -> Run:
+    """Run a transform of work arrays between copies; None for an array that needs none."""
+
+    def through(source: Any, target: Any) -> None:
+        if before is not None:
+            before[...] = source
+        run(source if before is None else before, target if after is None else after)
+        if after is not None:
+            target[...] = after
+
+    return through
+
+
+def launches(
+    source: Form, target: Form, axes: tuple[int, ...], *, half: bool = False
+) -> Launches | None:
+    """Return the arguments of a plan for some axes, shape to batch, and the places of its launches.
+
+    With ``half`` the last of ``axes`` is halved in the complex one of both arrays. None if cuFFT cannot express it.
+
+    Examples
+    --------
+    >>> whole = Form((8, 6, 4), (24, 4, 1), np.dtype("c16"), True)
+    >>> launches(whole, whole, (0,))
+    Launches(arguments=((8,), (8,), 24, 1, (8,), 24, 1, 24), starts=[(0, 0)])
+    >>> launches(whole, whole, (1,)).starts[:3]
+    [(0, 0), (24, 24), (48, 48)]
+    """
+    if not (source.aligned and target.aligned):
+        return None
+    extents = tuple(map(max, source.shape, target.shape)) if half else source.shape
+    last = axes[-1]
+    inner = [axis for axis in axes if extents[axis] > 1 or (half and axis == last)] or [last]
+    if half and max(extents[axis] for axis in axes) == 0:
+        return None
+    inner.sort(key=lambda axis: (axis == last if half else 0, -source.strides[axis]))
+    places = []
+    for form in (source, target):
+        embed = _embedding([form.strides[a] for a in inner], [form.shape[a] for a in inner])
+        if embed is None:
+            return None
+        places.append(embed)
+    batches: list[tuple[int, int, int]] = []
+    others = [axis for axis in range(len(extents)) if axis not in axes and extents[axis] > 1]
+    for axis in sorted(others, key=lambda a: -abs(target.strides[a])):
+        n, i, o = extents[axis], source.strides[axis], target.strides[axis]
+        if batches and batches[-1][1:] == (i * n, o * n):
+            batches[-1] = (batches[-1][0] * n, i, o)
+        else:
+            batches.append((n, i, o))
+    (inembed, istride), (onembed, ostride) = places
+    # Neighbours in memory are transformed together; where lines are contiguous, as many lines as possible.
+    chosen = (1, 1, 1)
+    if batches:
+        chosen = batches.pop() if ostride > 1 else batches.pop(batches.index(max(batches)))
+    batch, idist, odist = chosen
+    shape = tuple(extents[a] for a in inner)
+    arguments = (shape, inembed, istride, idist, onembed, ostride, odist, batch)
+    numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)
+    if min(numbers) < 1 or max(numbers) > _LARGEST:
+        return None
+    starts = [(0, 0)]
+    for n, i, o in batches:
+        starts = [(a + k * i, b + k * o) for a, b in starts for k in range(n)]
+    real = source if source.dtype.kind == "f" else target if target.dtype.kind == "f" else None
+    if real is not None and any(pair[real is target] % 2 for pair in starts):
+        return None
+    return Launches(arguments, starts)
+
+
+def _embedding(
+    strides: Sequence[int], extents: Sequence[int]
+) -> tuple[tuple[int, ...], int] | None:
+    """Return the extents of the array that nested strides step through, and the innermost stride."""
+    embed = [extents[0]]
+    for outer, inner, extent in zip(strides, strides[1:], extents[1:], strict=False):
+        if inner <= 0 or outer % inner or outer // inner < extent:
+            return None
+        embed.append(outer // inner)
+    return tuple(embed), strides[-1]

@@ -1,0 +1,137 @@
+"""The Fourier mini-app on a GPU: its kernels equal NumPy's, whole runs are verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps.nas_ft import initial
+from apps.nas_ft.device_kernels import DeviceKernels
+from apps.nas_ft.host_kernels import HostKernels
+from apps.nas_ft.solver import sampled
+from tests.support import require
+
+pytestmark = pytest.mark.gpu
+require("gpu")
+
+import cupy  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = [(2, 2, 2), (1, 5, 3), (33, 30, 70), (16, 255, 130)]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> DeviceKernels:
+    return DeviceKernels(cupy)
+
+
+def values(shape: tuple[int, ...]) -> np.ndarray:
+    parts = np.random.default_rng(1).random((2, *shape)) - 0.5
+    return parts[0] + 1j * parts[1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_initial_values_equal_numpy(kernels: DeviceKernels, shape: tuple[int, int, int]) -> None:
+    grid_shape = (shape[0] + 4, shape[1] + 4, shape[2] + 4)
+    factors = initial.factors(grid_shape, tuple(slice(3, 3 + n) for n in shape))
+    u = np.empty(shape, np.complex128)
+    there = cupy.full(shape, np.nan, np.complex128)
+    tables = tuple(cupy.empty(table.shape, np.uint64) for table in factors)
+    run = kernels.initial(there, tables)
+    for table, target in zip(factors, tables, strict=True):
+        kernels.copy(table, target)
+    run()
+    HostKernels().initial(u, factors)()
+    assert np.array_equal(there.get(), u)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evolution_equals_numpy(kernels: DeviceKernels, shape: tuple[int, int, int]) -> None:
+    factors = tuple(np.random.default_rng(n).random(n) for n in shape)
+    u, step = values(shape), np.zeros(1, np.int64)
+    there, step_there = cupy.asarray(u), cupy.zeros(1, np.int64)
+    evolve = kernels.evolve(there, tuple(map(cupy.asarray, factors)), step_there)
+    evolve_here = HostKernels().evolve(u, factors, step)
+    for number in (1, 2):
+        evolve()
+        evolve_here()
+        np.testing.assert_allclose(there.get(), u, rtol=1e-14, atol=0)
+        assert step_there.get().tolist() == step.tolist() == [number]
+
+
+def test_samples_equal_numpy(kernels: DeviceKernels) -> None:
+    shape = (30, 20, 50)
+    u = values(shape)
+    offsets = sampled(shape, tuple(slice(0, n) for n in shape))
+    samples = cupy.zeros((3, len(offsets)), np.complex128)
+    kernels.sample(cupy.asarray(u), cupy.asarray(offsets), samples, cupy.array([2]))()
+    assert np.array_equal(samples.get()[1], u.ravel()[offsets])
+    assert not samples.get()[[0, 2]].any()
+    np.testing.assert_allclose(kernels.sums(samples)[1], u.ravel()[offsets].sum(), rtol=1e-13)
+
+
+def halox_run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "halox", "run", "nas_ft", "--device", "gpu", "--json", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def verified(*words: str) -> dict[str, Any]:
+    ended = halox_run(*words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    assert figures["device"] == "gpu" and figures["verified"] is True
+    assert figures["relative_error"] <= 1e-12
+    return figures
+
+
+@pytest.mark.parametrize("name", ["S", "W", "A"])
+@pytest.mark.parametrize("decomposition", ["1d", "2d"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_official_verification(name: str, decomposition: str, ranks: int) -> None:
+    if ranks == 1 and decomposition == "2d":
+        pytest.skip("one rank has one decomposition")
+    figures = verified("--class", name, "-n", str(ranks), "--decomposition", decomposition)
+    assert figures["ranks"] == ranks
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_official_verification_of_large_classes(name: str) -> None:
+    verified("--class", name)
+
+
+@pytest.mark.parametrize("name", ["S", "A", "B"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_graphs(name: str, ranks: int) -> None:
+    if ranks > cupy.cuda.runtime.getDeviceCount():
+        pytest.skip(f"{ranks} GPUs are needed: ranks that share a GPU exchange by the host")
+    assert verified("--class", name, "-n", str(ranks), "--graph", "--passes", "2")["graph"] is True
+
+
+def test_paths_that_cannot_be_captured_are_named() -> None:
+    ended = halox_run("-n", "2", "--graph", HALOX_PATH="staged")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "staged path" in ended.stderr and "captured" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_class_d_fits_or_says_how_much_it_needs() -> None:
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free > 100 << 30:
+        pytest.skip("class D fits, and takes minutes: halox run nas_ft --class D")
+    ended = halox_run("--class", "D")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "class D needs" in ended.stderr and "are free there" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,752 @@
+"""Distributed transforms of random fields, held against scipy.fft of the whole array and sums over exponentials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.fft
+from mpi4py import MPI
+
+import halox
+from halox.errors import (
+    ClosedError,
+    DecompositionError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    PathError,
+)
+from tests.mpi.conftest import agree
+from tests.mpi.reference import factorisations
+from tests.mpi.test_exchange import SEED
+from tests.support import trials
+from tests.unit import fake_cufft
+
+World = MPI.Intracomm
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+NORMS = ["backward", "ortho", "forward"]
+PAIRS = {"f4": "c8", "f8": "c16"}
+TOLERANCE = {"f4": 2e-6, "f8": 2e-14}
+ALLOCATIONS = ["new", "grid", "F", "part", "backwards"]
+
+
+@dataclass
+class Case:
+    """A transform and the fields that it is given."""
+
+    shape: tuple[int, ...]
+    procs: tuple[int, ...]
+    blocks: list[tuple[int, ...] | None]
+    halo: tuple[tuple[int, int], ...]
+    periodic: tuple[bool, ...]
+    axes: tuple[int, ...]
+    real: bool
+    norm: str
+    dealias: bool
+    precision: str
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    source: str
+    target: str
+
+    @property
+    def physical_dtype(self) -> str:
+        return self.precision if self.real else PAIRS[self.precision]
+
+    @property
+    def spectral_dtype(self) -> str:
+        return PAIRS[self.precision]
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Points of the physical field along each axis."""
+        fine = self.dealias
+        return tuple(
+            3 * n // 2 if fine and axis in self.axes else n for axis, n in enumerate(self.shape)
+        )
+
+
+def random_case(rng: np.random.Generator, ranks: int) -> Case:
+    ndim = int(rng.integers(1, 5)) if ranks == 1 else int(rng.integers(2, 5))
+    choices = factorisations(ranks, ndim)
+    procs = choices[int(rng.integers(len(choices)))]
+    most = {1: 40, 2: 20, 3: 10, 4: 7}[ndim]
+    # Enough lines for every division on the way, halved axes included.
+    shape = tuple(
+        int(n) for n in rng.integers(2 * ranks if ranks > 1 else 1, 2 * ranks + most, size=ndim)
+    )
+    count = int(rng.integers(1, ndim + 1)) if rng.integers(3) == 0 else ndim
+    axes = tuple(int(axis) for axis in rng.permutation(ndim)[:count])
+    blocks: list[tuple[int, ...] | None] = []
+    for n, p in zip(shape, procs, strict=True):
+        bounds = np.sort(rng.permutation(np.arange(1, n))[: p - 1])
+        sizes = tuple(int(m) for m in np.diff([0, *bounds, n]))
+        blocks.append(sizes if rng.integers(3) == 0 else None)
+    smallest = [min(s) if s else n // p for n, p, s in zip(shape, procs, blocks, strict=True)]
+    halo = tuple(
+        (int(rng.integers(0, min(s, 2) + 1)), int(rng.integers(0, min(s, 2) + 1))) for s in smallest
+    )
+    if rng.integers(2):
+        halo = ((0, 0),) * ndim
+    components = tuple(int(n) for n in rng.integers(1, 4, size=int(rng.choice([0, 0, 1, 2]))))
+    first = int(rng.integers(0, len(components) + 1))
+    return Case(
+        shape,
+        procs,
+        blocks,
+        halo,
+        tuple(bool(b) for b in rng.integers(2, size=ndim)),
+        axes,
+        bool(rng.integers(2)),
+        NORMS[int(rng.integers(3))],
+        bool(rng.integers(3) == 0),
+        ["f4", "f8", "f8"][int(rng.integers(3))],
+        components[:first],
+        components[first:],
+        ALLOCATIONS[int(rng.integers(1, len(ALLOCATIONS)))],
+        ALLOCATIONS[int(rng.integers(len(ALLOCATIONS)))],
+    )
+
+
+def random_field(case: Case, rng: np.random.Generator) -> np.ndarray:
+    """The whole physical field, component axes in their places, in double precision."""
+    shape = (*case.before, *case.points, *case.after)
+    whole = rng.standard_normal(shape)
+    return whole if case.real else whole + 1j * rng.standard_normal(shape)
+
+
+def analysis(n: int, m: int, half: bool) -> np.ndarray:
+    """Matrix from m values to the coefficients of n points, by the definition."""
+    numbers = np.fft.rfftfreq(n, 1 / n) if half else np.fft.fftfreq(n, 1 / n)
+    phase = 2 * np.pi / m * np.outer(numbers, np.arange(m))
+    matrix = np.exp(-1j * phase)
+    if m > n and n % 2 == 0:  # the mode of the cosine has two halves
+        matrix[n // 2] = 2 * np.cos(phase[n // 2])
+    return matrix * (n / m)
+
+
+def synthesis(n: int, m: int) -> np.ndarray:
+    """Matrix from all n coefficients to m values."""
+    phase = 2 * np.pi / m * np.outer(np.arange(m), np.fft.fftfreq(n, 1 / n))
+    matrix = np.exp(1j * phase)
+    if n % 2 == 0:
+        matrix[:, n // 2] = np.cos(phase[:, n // 2])
+    return matrix / n
+
+
+def along(matrix: np.ndarray, axis: int, array: np.ndarray) -> np.ndarray:
+    return np.moveaxis(np.tensordot(matrix, array, (1, axis)), 0, axis)
+
+
+def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
+    """The whole spectrum: by scipy.fft, or by the definition where the resolutions differ."""
+    first = len(case.before)
+    places = [first + axis for axis in case.axes]
+    if not case.dealias:
+        function = scipy.fft.rfftn if case.real else scipy.fft.fftn
+        return np.asarray(function(whole, axes=places, norm=case.norm))
+    found, scale = whole, 1.0
+    for axis in reversed(case.axes):
+        n, m = case.shape[axis], case.points[axis]
+        found = along(analysis(n, m, case.real and axis == case.axes[-1]), first + axis, found)
+        scale *= {"backward": 1, "ortho": 1 / math.sqrt(n), "forward": 1 / n}[case.norm]
+    return found * scale
+
+
+def host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def place(case: Case, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
+    """An array of a grid, its memory laid out in one of several ways."""
+    xp = grid.xp
+    options = {"components": case.before, "components_after": case.after}
+    field = grid.empty(dtype, **options)
+    if allocation == "grid":
+        field[...] = halo
+        return field
+    shape, n = field.shape, field.ndim
+    if allocation == "F":
+        other = xp.empty(shape, dtype, order="F")
+    elif allocation == "part":
+        other = xp.empty([k + 3 for k in shape], dtype)[(slice(1, -2),) * n]
+    else:
+        other = xp.empty(shape, dtype)[(slice(None, None, -1),) * n]
+    other[...] = halo
+    return grid.declare(other, **options)
+
+
+def owned(case: Case, grid: halox.Grid, whole: np.ndarray) -> np.ndarray:
+    return whole[(slice(None),) * len(case.before) + grid.owned]
+
+
+def close_to(case: Case, found: np.ndarray, wanted: np.ndarray, scale: float) -> bool:
+    """Whether the error is that of rounding; ``scale`` is the largest value of the whole array."""
+    if not found.size:
+        return True
+    error = float(abs(found - wanted).max())
+    return error <= TOLERANCE[case.precision] * 8 * max(scale, 1e-30)
+
+
+def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu") -> None:
+    """Forward and backward, twice with other values, and again into new arrays."""
+    with (
+        halox.Grid(
+            case.shape,
+            halo=case.halo,
+            periodic=case.periodic,
+            proc_shape=case.procs,
+            blocks=case.blocks,
+            comm=comm,
+            device=device,
+        ) as grid,
+        halox.FFT(grid, case.axes, real=case.real, norm=case.norm, dealias=case.dealias) as fft,
+    ):
+        assert fft.physical.grid_shape == case.points and fft.grid.halo == ((0, 0),) * len(
+            case.shape
+        )
+        u = place(case, fft.physical, case.physical_dtype, case.source, np.nan)
+        for _ in range(2):
+            whole = random_field(case, rng)
+            whole = whole.astype(case.physical_dtype).astype("f8" if case.real else "c16")
+            wanted = spectrum(case, whole)
+            mine = owned(case, fft.physical, whole)
+            fft.physical.interior(u)[...] = fft.physical.xp.asarray(mine)
+            given = host(u).copy()
+            out = None
+            if case.target != "new":
+                out = place(case, fft.grid, case.spectral_dtype, case.target, np.nan)
+            s = fft.forward(u, out)
+            assert out is None or s is out
+            assert s.dtype == case.spectral_dtype
+            assert np.array_equal(host(u), given, equal_nan=True), "the source was changed"
+            part = owned(case, fft.grid, wanted)
+            right = close_to(case, host(s), part, float(abs(wanted).max()))
+            assert agree(right, comm), (SEED, case, "forward")
+            # Back, from coefficients that are those of a field.
+            s[...] = fft.grid.xp.asarray(part)
+            given = host(s).copy()
+            out = None
+            if case.target != "new":
+                out = place(case, fft.physical, case.physical_dtype, case.target, -7)
+            v = fft.backward(s, out)
+            assert np.array_equal(host(s), given), "the spectrum was changed"
+            back = whole
+            if case.dealias:
+                for axis in case.axes:
+                    n, m, at = case.shape[axis], case.points[axis], len(case.before) + axis
+                    back = along(synthesis(n, m) @ analysis(n, m, False), at, back)
+                back = back.real if case.real else back
+            part = owned(case, fft.physical, back)
+            cells = host(fft.physical.interior(v))
+            right = close_to(case, cells, part, float(abs(whole).max()))
+            assert agree(right, comm), (SEED, case, "backward")
+            beside = host(v).copy()
+            beside[fft.physical.layout(v).interior] = 0 if out is None else -7
+            assert np.all(beside == (0 if out is None else -7)), "the halo was written"
+
+
+@pytest.mark.geometry
+@pytest.mark.parametrize("number", range(trials(100)))
+def test_random_transforms(number: int, comm: World) -> None:
+    rng = np.random.default_rng([SEED, 37, comm.size, number])
+    check(random_case(rng, comm.size), comm, rng)
+
+
+@pytest.mark.geometry
+@pytest.mark.parametrize("number", range(16))
+def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of cuFFT, run by NumPy: other orders of axes, factors and copies than on the host."""
+    fake_cufft.install(monkeypatch)
+    monkeypatch.setattr("halox.fft.transform.HostTransforms", fake_cufft.Transforms)
+    rng = np.random.default_rng([SEED, 41, comm.size, number])
+    check(random_case(rng, comm.size), comm, rng)
+    assert agree(fake_cufft.PlanNd.launched > 0, comm)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank a node of its own: everything goes by MPI requests."""
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    rng = np.random.default_rng([SEED, 43, comm.size, number])
+    check(random_case(rng, comm.size), comm, rng)
+
+
+def test_without_scipy(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single precision by numpy.fft alone."""
+    monkeypatch.setattr("halox.runtime.host_fft._scipy", lambda: None)
+    for number in range(40):
+        rng = np.random.default_rng([SEED, 47, comm.size, number])
+        case = random_case(rng, comm.size)
+        if case.precision == "f4":
+            check(case, comm, rng)
+
+
+def box(comm: World, shape: tuple[int, ...] = (12, 10, 14), **options: Any) -> halox.Grid:
+    p, q = MPI.Compute_dims(comm.size, 2)
+    settings: dict[str, Any] = {"halo": 1, "periodic": True, "proc_shape": (p, q, 1)}
+    return halox.Grid(shape, comm=comm, device="cpu", **(settings | options))
+
+
+@pytest.mark.geometry
+@pytest.mark.parametrize("real", [False, True])
+def test_divisions_of_pencils(real: bool, comm: World) -> None:
+    """Two transposes, each among the ranks of a row or a column of the process grid only."""
+    p, q = MPI.Compute_dims(comm.size, 2)
+    with box(comm, (24, 24, 24)) as grid, halox.FFT(grid, real=real) as fft:
+        assert fft.grid.proc_shape == (1, p, q)
+        fft.forward(grid.zeros("f8" if real else "c16"))
+        (pipeline,) = fft._pipelines.values()
+        cells = 24 * 24 * (13 if real else 24)
+        # The number of the axes that are cut decides, and no message leaves its row.
+        assert len(fft._route.transposes) == (p > 1) + (q > 1)
+        sizes = [n for n in (q, p) if n > 1]
+        for plan, size in zip(pipeline._plans[True], sizes, strict=True):
+            assert plan.messages_sent == size - 1
+        assert comm.allreduce(math.prod(fft.grid.rank_shape)) == cells
+
+
+@pytest.mark.geometry
+def test_divisions_of_slabs_and_blocks(comm: World) -> None:
+    n = comm.size
+    with (
+        halox.Grid((16, 16, 16), proc_shape=(n, 1, 1), comm=comm, device="cpu") as slabs,
+        halox.FFT(slabs, real=True) as fft,
+        halox.FFT(slabs, (1, 2)) as local,
+    ):
+        assert fft.grid.proc_shape == (1, n, 1) and len(fft._route.transposes) == (n > 1)
+        assert local.grid.proc_shape == (n, 1, 1) and not local._route.transposes
+    if n == 8:
+        with (
+            halox.Grid((16, 16, 16), proc_shape=(2, 2, 2), comm=comm, device="cpu") as blocks,
+            halox.FFT(blocks) as fft,
+        ):
+            assert fft.grid.proc_shape == (1, 4, 2) and len(fft._route.transposes) == 3
+
+
+@pytest.mark.geometry
+def test_wave_numbers(comm: World) -> None:
+    shape = (12, 10, 14)
+    with box(comm) as grid, halox.FFT(grid, (2, 0), real=True) as fft:
+        wanted = [np.fft.rfftfreq(12) * 12, np.zeros(10), np.fft.fftfreq(14) * 14]
+        assert fft.grid.grid_shape == (7, 10, 14)
+        plain, scaled = fft.wavenumbers(), fft.wavenumbers((1, 2, 4 * np.pi))
+        for axis, (k, q, all_of) in enumerate(zip(plain, scaled, wanted, strict=True)):
+            assert k.dtype == "f8"
+            assert k.shape == tuple(
+                n if i == axis else 1 for i, n in enumerate(fft.grid.rank_shape)
+            )
+            mine = all_of[fft.grid.owned[axis]]
+            assert np.allclose(k.ravel(), mine, rtol=0, atol=1e-12)
+            assert np.allclose(q.ravel(), mine * (2 * np.pi, np.pi, 0.5)[axis], rtol=1e-14)
+        assert len(shape) == len(plain)
+        one = fft.wavenumbers(2 * np.pi)
+        assert all(np.allclose(a, b) for a, b in zip(one, plain, strict=True))
+
+
+@pytest.mark.geometry
+def test_a_derivative(comm: World) -> None:
+    """Of a product of sines, in closed form."""
+    with box(comm) as grid, halox.FFT(grid, real=True) as fft:
+        x, y, z = (2 * np.pi * i / n for i, n in zip(grid.indices(), grid.grid_shape, strict=True))
+        u, v = grid.zeros(), grid.zeros()
+        grid.interior(u)[...] = np.sin(3 * x) * np.cos(2 * y + 1) * np.sin(5 * z)
+        s = fft.forward(u)
+        _, ky, _ = fft.wavenumbers()
+        s *= 1j * ky
+        fft.backward(s, v)
+        wanted = -2 * np.sin(3 * x) * np.sin(2 * y + 1) * np.sin(5 * z)
+        assert agree(float(abs(grid.interior(v) - wanted).max()) < 1e-12, comm)
+
+
+@pytest.mark.geometry
+def test_an_orthonormal_transform_keeps_the_norm(comm: World) -> None:
+    with box(comm) as grid, halox.FFT(grid, norm="ortho") as fft:
+        u = grid.zeros("c16")
+        grid.interior(u)[...] = np.random.default_rng(comm.rank).standard_normal(grid.rank_shape)
+        s = fft.forward(u)
+        assert np.isclose(fft.grid.norm(s), grid.norm(u), rtol=1e-13)
+
+
+@pytest.mark.geometry
+@pytest.mark.parametrize("shape", [(12, 10, 14), (9, 11, 15)])
+@pytest.mark.parametrize("real", [False, True])
+def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: World) -> None:
+    """Spectrum of a product of two fields: the convolution of theirs, cut off, without what wraps around."""
+    with (
+        box(comm, shape) as grid,
+        halox.FFT(grid, real=real) as plain,
+        halox.FFT(grid, real=real, dealias=True) as fine,
+    ):
+        assert fine.physical.grid_shape == tuple(3 * n // 2 for n in shape)
+        assert fine.grid.grid_shape == plain.grid.grid_shape and fine.grid.owned == plain.grid.owned
+        rng = np.random.default_rng(SEED)
+        # The highest mode below the Nyquist one in every direction: its square wraps around.
+        high = [(n - 1) // 2 for n in shape]
+        x = [2 * np.pi * i / n for i, n in zip(grid.indices(), shape, strict=True)]
+        phase = rng.uniform(0, 2 * np.pi)
+        angle = sum(k * xi for k, xi in zip(high, x, strict=True)) + phase
+        u = grid.zeros("f8" if real else "c16")
+        grid.interior(u)[...] = np.cos(angle) if real else np.exp(1j * angle)
+        s = plain.forward(u)
+        v = fine.backward(s)
+        v *= v
+        s = fine.forward(v)
+        back = grid.interior(plain.backward(s))
+        # cos^2 = 1/2 + cos(2 angle) / 2, the second of which is cut off; exp^2 is cut off altogether.
+        wanted = 0.5 if real else 0
+        assert agree(float(abs(back - wanted).max()) < 1e-13, comm)
+        # The plain transform has it in a mode where it does not belong.
+        w = u * u
+        assert agree(float(abs(grid.interior(w) - wanted).max()) > 0.1, comm)
+
+
+@pytest.mark.geometry
+def test_the_nyquist_modes_make_the_round_trip(comm: World) -> None:
+    with (
+        box(comm, (8, 10, 12)) as grid,
+        halox.FFT(grid, real=True) as plain,
+        halox.FFT(grid, real=True, dealias=True) as fine,
+    ):
+        u = grid.zeros()
+        rng = np.random.default_rng(SEED)
+        grid.interior(u)[...] = rng.standard_normal((8, 10, 12))[grid.owned]
+        s = plain.forward(u)
+        again = fine.forward(fine.backward(s))
+        assert agree(bool(np.allclose(again, s, rtol=0, atol=1e-11)), comm)
+
+
+def test_later_calls_make_no_plans(comm: World) -> None:
+    """New arrays each time, of other strides too."""
+    with box(comm) as grid, halox.FFT(grid) as fft:
+        assert agree(fft.forward(grid.ones("c16")) is not None, comm)
+        plans = grid._plan_number, [t.grid_a._plan_number for t in fft._route.transposes]
+        works = [len(p._work) for p in fft._pipelines.values()]
+        for k in range(3):
+            u = np.full(grid.padded_shape, k + 1j, order="CFC"[k])
+            s = fft.forward(u)
+            v = fft.backward(s)
+            assert np.allclose(grid.interior(v), k + 1j)
+            assert grid.layout(v).spec.halo == grid.halo
+        assert plans == (
+            grid._plan_number,
+            [t.grid_a._plan_number for t in fft._route.transposes],
+        )
+        assert works == [len(p._work) for p in fft._pipelines.values()]
+
+
+def test_grids_are_given_back(comm: World) -> None:
+    with box(comm) as grid:
+        u = grid.ones("c16")
+        for _ in range(20):
+            with halox.FFT(grid, dealias=False) as fft:
+                s = fft.forward(u)
+            assert "closed" in repr(fft)
+        assert s.shape == s.copy().shape
+        fft.close()
+
+
+# Errors
+
+
+def making(arguments: dict[str, Any], **options: Any) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with box(comm, **options) as grid:
+            halox.FFT(grid, **arguments)
+
+    return call
+
+
+def moving(
+    make: Callable[[halox.FFT], tuple[Any, ...]],
+    direction: str = "forward",
+    warm: bool = False,
+    **arguments: Any,
+) -> Callable[[World], None]:
+    def call(comm: World) -> None:
+        with box(comm) as grid, halox.FFT(grid, **arguments) as fft:
+            if warm:
+                fft.forward(fft.physical.zeros("f8" if fft.real else "c16"))
+            getattr(fft, direction)(*make(fft))
+
+    return call
+
+
+def read_only(grid: halox.Grid) -> np.ndarray:
+    array = np.zeros(grid.padded_shape, "c16")
+    array.flags.writeable = False
+    return array
+
+
+def few_lines(comm: World) -> None:
+    n = comm.size
+    with halox.Grid((4 * n, n - 1), proc_shape=(n, 1), comm=comm, device="cpu", halo=0) as grid:
+        halox.FFT(grid)
+
+
+def few_coefficients(comm: World) -> None:
+    n = comm.size
+    with halox.Grid((4 * n, n), proc_shape=(n, 1), comm=comm, device="cpu", halo=0) as grid:
+        halox.FFT(grid, real=True)
+
+
+def one_axis(comm: World) -> None:
+    with halox.Grid(8 * comm.size, comm=comm, device="cpu") as grid:
+        halox.FFT(grid)
+
+
+def axes_differ(comm: World) -> None:
+    making({"axes": (0, 1) if comm.rank else (1, 0)})(comm)
+
+
+def norm_differs(comm: World) -> None:
+    making({"norm": "ortho" if comm.rank else "forward"})(comm)
+
+
+def closed(comm: World) -> None:
+    with box(comm) as grid:
+        fft = halox.FFT(grid)
+        u = grid.zeros("c16")
+        fft.forward(u)
+        fft.close()
+        fft.forward(u)
+
+
+def of_closed_grid(comm: World) -> None:
+    grid = box(comm)
+    grid.close()
+    halox.FFT(grid)
+
+
+def grid_closed_under_it(comm: World) -> None:
+    grid = box(comm)
+    fft = halox.FFT(grid)
+    u = grid.zeros("c16")
+    fft.forward(u)
+    grid.close()
+    try:
+        fft.forward(u)
+    finally:
+        fft._release()
+
+
+def in_place(comm: World) -> None:
+    grid = halox.Grid((4, 4), halo=0, comm=MPI.COMM_SELF, device="cpu")
+    with grid, halox.FFT(grid) as fft:
+        u = np.zeros((4, 4), "c16")
+        fft.forward(u, u)
+
+
+def another_grid(comm: World) -> None:
+    with box(comm, (16, 12, 20)) as other:
+        moving(lambda f: (other.zeros("c16"),))(comm)
+
+
+def spectral_to_forward(comm: World) -> None:
+    """Of the same shape as the physical one, on one rank."""
+    with halox.Grid((4, 4), halo=0, comm=MPI.COMM_SELF, device="cpu") as grid, halox.FFT(grid) as f:
+        f.forward(f.forward(grid.zeros("c16")))
+
+
+# As in test_errors: what is done, the error, and words of its text. ">1": with several ranks only.
+TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
+    "an FFT of what is no grid": (
+        lambda c: halox.FFT(3),  # type: ignore[arg-type]
+        HaloxError,
+        "grid must be a halox.Grid, got int",
+    ),
+    "an FFT with fewer lines than ranks >1": (
+        few_lines,
+        DecompositionError,
+        r"ranks share the \d coefficients of axis 1, so that some have none",
+    ),
+    "a real FFT with fewer coefficients than ranks >2": (
+        few_coefficients,
+        DecompositionError,
+        r"ranks share the \d coefficients of axis 1, so that some have none",
+    ),
+    "an FFT of one axis on several ranks >1": (
+        one_axis,
+        DecompositionError,
+        "needs the whole axis on one rank",
+    ),
+    "an FFT along an axis that there is not": (
+        making({"axes": (0, 3)}),
+        DecompositionError,
+        r"axes: expected some of the grid axes 0 to 2, each once, got \(0, 3\)",
+    ),
+    "an FFT along an axis twice": (
+        making({"axes": (0, -3)}),
+        DecompositionError,
+        r"axes: expected some of the grid axes 0 to 2, each once, got \(0, -3\)",
+    ),
+    "an FFT along no axis": (
+        making({"axes": ()}),
+        DecompositionError,
+        r"axes: expected some of the grid axes",
+    ),
+    "an FFT with an unknown norm": (
+        making({"norm": "unitary"}),
+        DecompositionError,
+        r"norm must be one of \('backward', 'ortho', 'forward'\), got 'unitary'",
+    ),
+    "an FFT with real= that is no bool": (
+        making({"real": 1}),
+        DecompositionError,
+        "real: expected True or False, got 1 of type int",
+    ),
+    "an FFT by a path that there is not": (
+        making({"path": "pigeon"}),
+        PathError,
+        "path: there is no path 'pigeon'",
+    ),
+    "an FFT of axes that differ between ranks >1": (
+        axes_differ,
+        MismatchError,
+        "axes differs between ranks",
+    ),
+    "an FFT of norms that differ between ranks >1": (
+        norm_differs,
+        MismatchError,
+        "norm differs between ranks",
+    ),
+    "an FFT of a closed grid": (of_closed_grid, ClosedError, "closed"),
+    "a closed FFT": (closed, ClosedError, "the FFT is closed"),
+    "an FFT whose grid was closed": (grid_closed_under_it, ClosedError, "closed"),
+    "an FFT of an integer field": (
+        moving(lambda f: (f.physical.zeros("i8"),)),
+        FieldError,
+        "u has dtype int64, and this complex transform takes complex64 or complex128",
+    ),
+    "an FFT of an integer field after good ones": (
+        moving(lambda f: (f.physical.zeros("i8"),), warm=True),
+        FieldError,
+        "u has dtype int64, and this complex transform takes complex64 or complex128",
+    ),
+    "a real FFT of a bool field": (
+        moving(lambda f: (f.physical.zeros("?"),), real=True),
+        FieldError,
+        "u has dtype bool, and this real transform takes float32 or float64",
+    ),
+    "an FFT of half precision": (
+        moving(lambda f: (f.physical.zeros("f2"),), real=True),
+        FieldError,
+        r"u has dtype float16, .*convert it by u.astype",
+    ),
+    "an FFT of extended precision": (
+        moving(lambda f: (f.physical.zeros("G"),)),
+        FieldError,
+        "u has dtype complex256",
+    ),
+    "a real FFT of a complex field": (
+        moving(lambda f: (f.physical.zeros("c16"),), real=True),
+        FieldError,
+        r"u has dtype complex128, and this real transform takes .*real=False",
+    ),
+    "a complex FFT of a real field": (
+        moving(lambda f: (f.physical.zeros("f8"),)),
+        FieldError,
+        r"u has dtype float64, and this complex transform takes .*real=True",
+    ),
+    "a backward FFT of a real field": (
+        moving(lambda f: (f.grid.zeros("f8"),), "backward", real=True),
+        FieldError,
+        "s has dtype float64, and this real transform takes complex64 or complex128",
+    ),
+    "an FFT of a field of another grid": (
+        another_grid,
+        FieldError,
+        r"u must be a field of fft.physical: array: shape",
+    ),
+    "an FFT of a spectrum": (
+        moving(lambda f: (f.grid.zeros("c16"),)),
+        FieldError,
+        "u must be a field of fft.physical, and is one of fft.grid",
+    ),
+    "an FFT of a spectrum of the same shape": (
+        spectral_to_forward,
+        FieldError,
+        "u must be a field of fft.physical, and is one of fft.grid",
+    ),
+    "a backward FFT of a physical field": (
+        moving(lambda f: (f.physical.zeros("c16"),), "backward"),
+        FieldError,
+        "s must be a field of fft.grid, and is one of fft.physical",
+    ),
+    "an FFT of a staggered field": (
+        moving(lambda f: (f.physical.zeros("c16", staggered=0),)),
+        FieldError,
+        "u must be a field of fft.physical, and is staggered",
+    ),
+    "an FFT of a list": (
+        moving(lambda f: ([0.0],)),
+        FieldError,
+        "u must be a numpy.ndarray",
+    ),
+    "an FFT of a list on one rank >1": (
+        moving(
+            lambda f: ([0.0] if f.grid.rank == 1 else np.zeros(f.physical.padded_shape, "c16"),)
+        ),
+        FieldError,
+        r"\[rank 1\] u must be a numpy.ndarray",
+    ),
+    "an FFT of dtypes that differ between ranks >1": (
+        moving(lambda f: (np.zeros(f.physical.padded_shape, "c8" if f.grid.rank else "c16"),)),
+        MismatchError,
+        "dtype differs between ranks",
+    ),
+    "an FFT of components that differ between ranks >1": (
+        moving(lambda f: (np.zeros((2 + f.grid.rank, *f.physical.padded_shape), "c16"),)),
+        MismatchError,
+        "components differs between ranks",
+    ),
+    "an FFT into another dtype": (
+        moving(lambda f: (f.physical.zeros("c16"), f.grid.zeros("c8"))),
+        FieldError,
+        "out has dtype complex64, and the transform of complex128 gives complex128",
+    ),
+    "an FFT into another shape": (
+        moving(lambda f: (f.physical.zeros("c16"), np.zeros((2, 2, 2), "c16"))),
+        FieldError,
+        "out must be a field of fft.grid: array: shape",
+    ),
+    "an FFT into other components": (
+        moving(lambda f: (f.physical.zeros("c16"), f.grid.zeros("c16", components=2))),
+        FieldError,
+        r"out has the component axes \(\(2,\), \(\)\)",
+    ),
+    "an FFT into a read-only array": (
+        moving(lambda f: (f.physical.zeros("c16"), read_only(f.grid))),
+        FieldError,
+        "out is read-only",
+    ),
+    "an FFT in place": (in_place, FieldError, "u and out share memory"),
+    "wave numbers of lengths of zero": (
+        moving(lambda f: (0,), "wavenumbers"),
+        FieldError,
+        r"lengths: expected a number > 0, or one per grid axis \(3\), got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_bad_input(name: str, comm: World) -> None:
+    if name[-2] == ">" and comm.size <= int(name[-1]):
+        return  # meaningless alone; tests/test_ranks.py runs it on more
+    call, kind, text = TABLE[name]
+    with pytest.raises(kind, match=r"(?s)" + text) as caught:
+        call(comm)
+    kinds = comm.allgather(type(caught.value).__name__)
+    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in TABLE if f"| {name.partition(' >')[0]} |" not in page]
+    assert not missing

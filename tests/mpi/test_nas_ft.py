@@ -1,0 +1,88 @@
+"""The Fourier mini-app, however its grid is divided: the official checksums, and the result of one rank."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from apps.nas_ft import benchmark, memory, options
+from apps.nas_ft.classes import CLASSES
+from apps.nas_ft.solver import Solver
+from tests.mpi.conftest import agree
+
+pytestmark = pytest.mark.geometry
+
+
+def settings(name: str, decomposition: str, ranks: int) -> options.Settings:
+    words = Namespace(
+        problem=name, decomposition=decomposition, passes=1, graph=False, device="cpu"
+    )
+    return options.settings(words, ranks)
+
+
+def solved(
+    name: str, decomposition: str, comm: MPI.Intracomm
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Checksums, the initial values of all ranks, and the final ones."""
+    found = settings(name, decomposition, comm.size)
+    with (
+        benchmark.problem_grid(found, comm) as grid,
+        Solver(grid, found.problem) as solver,
+    ):
+        solver.start()
+        first = grid.gather(solver.u)
+        solver.forward()
+        for _ in range(found.problem.iterations):
+            solver.iterate()
+        return solver.checksums(), first, grid.gather(solver.u)
+
+
+@pytest.mark.parametrize("decomposition", ["1d", "2d"])
+@pytest.mark.parametrize("name", ["S", pytest.param("W", marks=pytest.mark.full)])
+def test_official_checksums_however_divided(
+    name: str, decomposition: str, comm: MPI.Intracomm
+) -> None:
+    found, first, last = solved(name, decomposition, comm)
+    problem = CLASSES[name]
+    assert max(problem.errors(found)) < 3e-13 and problem.is_verified(found)
+    assert agree(np.array_equal(found, comm.bcast(found)), comm)
+    _, first_alone, last_alone = solved(name, decomposition, MPI.COMM_SELF)
+    same = first is None or (
+        np.array_equal(first, first_alone) and np.allclose(last, last_alone, rtol=1e-12, atol=1e-12)
+    )
+    assert agree(same and (first is None) == (comm.rank != 0), comm)
+    # Twice the same run: the same bits.
+    again, _, last_again = solved(name, decomposition, comm)
+    assert np.array_equal(again, found)
+    assert agree(last is None or np.array_equal(last, last_again), comm)
+
+
+@pytest.mark.parametrize("decomposition", ["1d", "2d"])
+def test_figures(decomposition: str, comm: MPI.Intracomm) -> None:
+    found = benchmark.run_benchmark(settings("S", decomposition, comm.size), comm, lambda *_: None)
+    assert (found is not None) == (comm.rank == 0)
+    ok = found is None or (
+        found["verified"] is True
+        and found["ranks"] == np.prod(found["process_grid"]) == comm.size
+        and found["process_grid"][1] == (1 if decomposition == "1d" else found["process_grid"][1])
+        and len(found["checksums"]) == 6
+    )
+    assert agree(ok, comm)
+
+
+@pytest.mark.ranks(2, 3)
+def test_missing_memory_of_one_rank_is_an_error_on_all(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1 << 20 if comm.rank == comm.size - 1 else 1 << 40
+    monkeypatch.setattr(memory, "host_free_bytes", lambda: free)
+    with pytest.raises(halox.errors.HaloxError) as caught:
+        benchmark.run_benchmark(settings("C", "auto", comm.size), comm, lambda *_: None)
+    text = str(caught.value)
+    assert agree(text == comm.bcast(text), comm)
+    assert text.startswith("class C needs ") and "and 0.000977 GiB are free there" in text
+    assert f"for {comm.size} rank(s)" in text

@@ -1,0 +1,219 @@
+"""The examples of Fourier transforms: their reference values, their checks, and runs on ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import runpy
+import subprocess
+from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import halox
+from halox.cli import launcher
+from tests import support
+
+ROOT = Path(__file__).resolve().parents[2]
+POISSON = ROOT / "examples" / "poisson.py"
+TAYLOR_GREEN = ROOT / "examples" / "taylor_green.py"
+PRINTED = re.compile(
+    r"(\d+) rank\(s\), (\w+): (\d+) steps to t = (\S+), .* ms each\n"
+    r"energy (\S+), enstrophy (\S+); largest error (\S+), divergence (\S+)\n"
+)
+
+Vector = tuple[int, int, int]
+Series = dict[Vector, list[Fraction]]
+
+
+def taylor_green() -> dict[str, Any]:
+    return runpy.run_path(str(TAYLOR_GREEN))
+
+
+def on_ranks(ranks: int, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    support.require("mpi")
+    return subprocess.run(
+        launcher.command(launcher.find(), ranks, list(words)),
+        env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def product(first: Series, second: Series, into: Series) -> None:
+    """Add -(first . grad) second; velocities are i times these coefficients, which are real."""
+    for (p, a), (q, b) in itertools.product(first.items(), second.items()):
+        along = sum(x * k for x, k in zip(a, q, strict=True))
+        if along:
+            sums = into[p[0] + q[0], p[1] + q[1], p[2] + q[2]]
+            for axis in range(3):
+                sums[axis] += along * b[axis]
+
+
+def exact_enstrophy(nu: Fraction, order: int) -> list[Fraction]:
+    """Return the coefficients of the powers of time, by exact arithmetic on the equations."""
+
+    def zero() -> list[Fraction]:
+        return [Fraction(0)] * 3
+
+    # sin x cos y cos z and -cos x sin y cos z, of exp(i k x) with k = (+-1, +-1, +-1)
+    start: Series = {
+        k: [Fraction(-k[0], 8), Fraction(k[1], 8), Fraction(0)]
+        for k in itertools.product((1, -1), repeat=3)
+    }
+    powers = [start]
+    for n in range(order):
+        rate: Series = defaultdict(zero)
+        for i in range(n + 1):
+            product(powers[i], powers[n - i], rate)
+        for k, v in rate.items():
+            square = sum(a * a for a in k)
+            if square:
+                gradient = sum(a * b for a, b in zip(k, v, strict=True)) / square
+                rate[k] = [b - a * gradient for a, b in zip(k, v, strict=True)]
+        for k, v in powers[n].items():
+            square = sum(a * a for a in k)
+            rate[k] = [a - nu * square * b for a, b in zip(rate[k], v, strict=True)]
+        powers.append({k: [a / (n + 1) for a in v] for k, v in rate.items() if any(v)})
+    return [
+        sum(
+            Fraction(sum(a * a for a in k), 2) * a * b
+            for i in range(n + 1)
+            for k, v in powers[i].items()
+            for a, b in zip(v, powers[n - i].get(k, zero()), strict=True)
+        )
+        for n in range(order + 1)
+    ]
+
+
+@pytest.mark.parametrize("nu", [Fraction(0), Fraction(1, 7), Fraction(1000)], ids=str)
+def test_the_published_series_solves_the_equations(nu: Fraction) -> None:
+    series = taylor_green()["SERIES"]
+    exact = exact_enstrophy(nu, len(series) - 1)
+    assert exact[0] == Fraction(3, 8)
+    for row, coefficient in zip(series, exact, strict=True):
+        published = sum(Fraction(c).limit_denominator(10_000) * nu**p for p, c in enumerate(row))
+        assert Fraction(3, 8) * published == coefficient
+
+
+def test_known_energy_and_enstrophy_belong_together() -> None:
+    known = taylor_green()["known"]
+    for dim in (2, 3):
+        (before, _), (_, enstrophy), (after, _) = (known(dim, 0.02, t) for t in (0.39, 0.4, 0.41))
+        assert (after - before) / 0.02 == pytest.approx(-2 * 0.02 * enstrophy, rel=1e-4)
+
+
+def printed(said: str) -> tuple[str, int, float, float]:
+    """Device, steps, energy and enstrophy."""
+    found = PRINTED.search(said)
+    assert found, said
+    return found[2], int(found[3]), float(found[5]), float(found[6])
+
+
+CASES = {
+    "--dim 2 --cells 17 --steps 20 --re 50 --dt 0.02": (
+        math.exp(-4 * 0.4 / 50) / 4,
+        math.exp(-4 * 0.4 / 50) / 2,
+    ),
+    # At t = 0.1 and Re = 1600, found by spectralDNS (M. Mortensen and H. P. Langtangen, Comput. Phys. Commun. 203, 53,
+    # 2016; the values of its own check).
+    "--dim 3 --cells 16 --steps 10 --re 1600": (0.124953117517, 0.375249930801),
+    "--dim 3 --cells 19 --steps 5 --dt 0.02 --re 1600": (0.124953117517, 0.375249930801),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("options", CASES)
+def test_taylor_green_on_ranks(ranks: int, options: str) -> None:
+    """Energy and enstrophy; the example itself compares the velocity in 2D, and the series in 3D."""
+    ended = on_ranks(ranks, str(TAYLOR_GREEN), *options.split(), "--device", "cpu")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    device, _, energy, enstrophy = printed(ended.stdout)
+    assert device == "cpu" and ended.stdout.startswith(f"{ranks} rank(s)")
+    assert (energy, enstrophy) == pytest.approx(CASES[options], abs=1e-9)
+
+
+def test_largest_dissipation() -> None:
+    """The vortex at Re = 100, from M. E. Brachet and others, J. Fluid Mech. 130, 411, 1983, read from a figure."""
+    support.require("mpi")
+    example, nu, dt, cells = taylor_green(), 0.01, 0.05, 16
+    with (
+        halox.Grid((cells,) * 3, halo=0, periodic=True, device="cpu") as grid,
+        halox.FFT(grid, real=True, norm="forward", dealias=True) as fft,
+    ):
+        flow = example["Flow"](fft, nu, dt)
+        u = fft.forward(example["vortex"](fft.physical, nu, 0))
+        dissipation = []
+        for _ in range(120):
+            u = flow.step(u)
+            dissipation.append(2 * nu * flow.averages(u)[1])
+    largest = int(np.argmax(dissipation))
+    assert dissipation[largest] == pytest.approx(0.01298, rel=0.02)
+    assert (largest + 1) * dt == pytest.approx(4.9, abs=0.3)
+
+
+@pytest.mark.parametrize("options", ["--dim 2 --steps 3", "--dim 3 --cells 16 --steps 20"])
+@pytest.mark.parametrize("wrong", ["forward", "backward", "wavenumbers"])
+def test_wrong_transforms_are_noticed(
+    options: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support.require("mpi")
+    right = getattr(halox.FFT, wrong)
+
+    def changed(*given: Any) -> Any:
+        found = right(*given)
+        if wrong == "wavenumbers":
+            return (*found[:-1], 1.0001 * found[-1])
+        return 1.0001 * found
+
+    monkeypatch.setattr(halox.FFT, wrong, changed)
+    with pytest.raises(SystemExit, match="the result is wrong"):
+        taylor_green()["main"]([*options.split(), "--device", "cpu"])
+
+
+@pytest.mark.parametrize("options", ["--dim 2", "--dim 3 --cells 16 --steps 20"])
+def test_a_missing_product_is_noticed(options: str) -> None:
+    support.require("mpi")
+    example = taylor_green()
+    example["Flow"].tendency = lambda flow, u: 0 * u
+    with pytest.raises(SystemExit, match="the result is wrong"):
+        example["main"]([*options.split(), "--device", "cpu"])
+
+
+@pytest.mark.parametrize("options", ["--dim 2 --steps 2", "--dim 3 --cells 16 --steps 2"])
+def test_picture(options: str, tmp_path: Path) -> None:
+    support.require("mpi")
+    picture = tmp_path / "flow.png"
+    taylor_green()["main"]([*options.split(), "--device", "cpu", "--png", str(picture)])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("words", ["--cells 8", "--dt 0.5", "--dt nan", "--re 1", "--dim 4"])
+def test_options_that_cannot_be(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        taylor_green()["main"](words.split())
+    assert words.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["forward", "backward", "wavenumbers"])
+def test_a_wrong_solution_of_poisson_s_equation_is_noticed(wrong: str) -> None:
+    program = (
+        "import runpy, sys, halox\n"
+        f"right = halox.FFT.{wrong}\n"
+        "def changed(*given):\n"
+        "    found = right(*given)\n"
+        "    return tuple(1.0001 * k for k in found) if isinstance(found, tuple) else 1.0001 * found\n"
+        f"halox.FFT.{wrong} = changed\n"
+        "runpy.run_path(sys.argv[1], run_name='__main__')\n"
+    )
+    ended = on_ranks(2, "-c", program, str(POISSON))
+    assert ended.returncode != 0
+    assert "the result is wrong" in ended.stderr
