@@ -376,11 +376,13 @@ def main(arguments: list[str]) -> int:
         for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
             result.figures += targets("exchange", ranks, scratch)
             result.figures += targets("allreduce", ranks, scratch)
+            result.figures += targets("transpose", ranks, scratch)
             result.write()
         if whole:
             for name in ("strided", "nas_ft"):
                 result.figures += measure(name, [f"tests.gpu.bench_{name}"], None, scratch)
             result.figures += targets("pack", None, scratch)
+            result.figures += targets("transpose", None, scratch)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

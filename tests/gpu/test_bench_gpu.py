@@ -16,6 +16,8 @@ from halox_bench.pack import baselines, contention, on_device
 from halox_bench.pack.cases import select
 from halox_bench.pack.options import Options
 from halox_bench.pack.placed import Placed
+from halox_bench.transpose.baselines import COPY
+from halox_bench.transpose.baselines_gpu import CUPY, TILE
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -115,3 +117,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert result["machine"]["device"] == "gpu" and result["machine"]["gpus"]
     assert "large copies: device" in capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("*.png")} >= {"bandwidth.png"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--sizes 96x130,20x33x40,6x7x8x9 --axes 10,210,021,120,3120 --dtype c16,f4",
+        "--sizes 65x66 --axes 10 --dtype u1,u2,f4,f8,c16 --components 1,3",
+    ],
+)
+def test_transposes(words: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    assert main(["bench", "transpose", *words.split(), "--repeats", "3", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert not [row["error"] for row in rows if row["failed"]]
+    timed = {(row["name"], row["mode"]) for row in rows if row["us"]}
+    for name in ("selected", COPY, CUPY, TILE):
+        assert {(name, "stream"), (name, "graph")} <= timed
+    assert {row["error"] for row in rows if row["name"] == "selected"} == {""}

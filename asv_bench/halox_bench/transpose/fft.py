@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,5 @@ def _plan(xp: Any, u: Any, spectrum: Any) -> Callable[[], Any]:
             spectrum[...] = np.fft.fftn(u)
 
         return on_host
-    from cupyx.scipy import fft as library
-
-    plan = library.get_fft_plan(u, axes=(0, 1, 2), value_type="C2C")
+    plan = import_module("cupyx.scipy.fft").get_fft_plan(u, axes=(0, 1, 2), value_type="C2C")
     return lambda: plan.fft(u, spectrum, xp.cuda.cufft.CUFFT_FORWARD)

@@ -108,7 +108,7 @@ class Pieces:
 
 
 def _common(own: Slices, others: Sequence[Slices]) -> list[Piece]:
-    """Return the parts of a block that lie in others, counted from the block's first cell."""
+    """Return the parts of a block that others have as well, counted from the block's first cell."""
     found = []
     for peer, other in enumerate(others):
         box = tuple(

@@ -211,7 +211,8 @@ class Prepared(Methods[TransposeRow]):
     def check(self, method: Method, call: Callable[[], Any]) -> None:
         """Transpose several times: see `Methods`."""
         for step in range(1, _CHECKS + 1):
-            self._oracle.fill(*method.arrays, step)
+            source, target = method.arrays
+            self._oracle.fill(source, target, step)
             call()
             # Some of NumPy's functions allocate their result.
             source, target = method.arrays

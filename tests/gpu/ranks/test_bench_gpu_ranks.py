@@ -22,6 +22,10 @@ from halox_bench.pingpong.cases import PATTERNS, select
 from halox_bench.pingpong.run import PingPongBench
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
+from halox_bench.transpose.baselines import COPY
+from halox_bench.transpose.baselines_gpu import NCCL as NCCL_TRANSPOSE
+from halox_bench.transpose.cases import TransposeCase
+from halox_bench.transpose.run import TransposeBench
 from tests.support import require
 
 require("gpu")
@@ -103,6 +107,33 @@ def test_allreduce(case: AllreduceCase, comm: MPI.Intracomm) -> None:
     for row in rows:
         if row.kind != "baseline" and row.us:
             assert row.setup_us and set(row.pays_after) >= {HOST_STAGED}
+
+
+TRANSPOSES = [
+    TransposeCase((33, 40), (1, 0), "u1", division="slabs"),
+    TransposeCase((20, 33, 40), (2, 1, 0), "c16", (), "pencils", "backward"),
+    TransposeCase((20, 33, 40), (1, 2, 0), "f4", (3,), "slabs"),
+    TransposeCase((6, 8, 10, 12), (2, 0, 3, 1), "f8", (), "pencils"),
+]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("case", TRANSPOSES, ids=lambda case: case.name)
+def test_transpose(case: TransposeCase, comm: MPI.Intracomm) -> None:
+    bench = TransposeBench(comm, Options("gpu", timing=BRIEF))
+    rows = bench.measure(case)
+    assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+    timed = {(row.name, row.mode) for row in rows if row.us and row.checked}
+    assert {
+        ("selected", "stream"),
+        (COPY, "stream"),
+        (COPY, "graph"),
+        ("staged", "stream"),
+    } <= timed
+    refused = {row.name: row.error for row in rows if row.us is None}
+    if not bench.shared_gpu:
+        assert ("selected", "graph") in timed, refused
+        assert (NCCL_TRANSPOSE, "stream") in timed or "NCCL" in refused[NCCL_TRANSPOSE]
 
 
 def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
