@@ -256,12 +256,14 @@ class Transpose:
         target = Side(v, overlaps(of_v, a, self.axes), common_axes(of_v.spec, back))
         if direction == "backward":
             source, target = target, source
-        plan = self.grid_a._make_plan(
-            lambda: transpose_draft(source, target, orders[0]),
-            keep=keep,
-            path=self._path if path is None else path,
-            call="start of a plan" if keep else direction,
-        )
+        # Fields of grid_b are in shared memory of its own; the plan ends with either grid.
+        with self.grid_a._context.borrowing(self.grid_b._context):
+            plan = self.grid_a._make_plan(
+                lambda: transpose_draft(source, target, orders[0]),
+                keep=keep,
+                path=self._path if path is None else path,
+                call="start of a plan" if keep else direction,
+            )
         self._all_plans.add(plan)
         self.grid_b._all_plans.add(plan)
         return plan

@@ -350,10 +350,13 @@ def element_view(blocks: StridedBlocks, dtype: DType) -> View:
 
 
 def common_views(target: StridedBlocks, source: StridedBlocks) -> tuple[View, View] | None:
-    """View regular blocks of two layouts of equal size so that both views have one shape and dtype.
+    """View regular blocks of two layouts so that both views have one shape and dtype.
 
-    None if no such views hold all bytes in their order: blocks of different lengths meet, or there are no bytes.
+    None if no such views hold all bytes in their order: blocks of different lengths meet, there are no bytes, or
+    more in one layout.
     """
+    if target.nbytes != source.nbytes:
+        return None
     piece = single_piece(Copy(Side(0, source), Side(0, target)))
     if piece is None:
         return None

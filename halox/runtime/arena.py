@@ -36,11 +36,15 @@ _CLOSING = "the closing of a grid"
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a block, in terms that mean the same to every rank of the node."""
+    """Place of a block, in terms that mean the same to every rank of the node.
+
+    ``arena`` is the number of the block's arena among those of `Context.locate`.
+    """
 
     window: int
     node_rank: int
     offset: int = 0
+    arena: int = 0
 
     def at(self, offset: int) -> Place:
         """Return the place some bytes further on."""

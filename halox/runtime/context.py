@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from halox.errors import ExchangeTimeoutError
-from halox.runtime.arena import SharedArena, arena_of
+from halox.runtime.arena import Place, SharedArena, arena_of
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
+from halox.runtime.shared_memory import Bytes
 from halox.runtime.topology import Topology, survey
 from halox.runtime.world import World
 
@@ -34,7 +37,33 @@ class Context:
         self.device_arena: DeviceArena | None = None
         self.events: EventPool | None = None
         self.topology: Topology | None = None
+        self._arenas: tuple[SharedArena, ...] = (self.arena,)
         self._kept: dict[Callable[[Context], Any], Any] = {}
+
+    @contextmanager
+    def borrowing(self, other: Context) -> Iterator[None]:
+        """Find arrays in another context's shared memory as well, for as long as a plan is made.
+
+        Both contexts are over the same ranks in the same order; entered on all of them. What is made must end before
+        the other context is closed.
+        """
+        self._arenas = (self.arena, other.arena)
+        try:
+            yield
+        finally:
+            self._arenas = (self.arena,)
+
+    def locate(self, start: int, end: int) -> Place | None:
+        """Return the place of memory [start, end) of this rank if it is in an arena that is known here."""
+        for number, arena in enumerate(self._arenas):
+            place = arena.locate(start, end)
+            if place is not None:
+                return replace(place, arena=number) if number else place
+        return None
+
+    def segment_of(self, place: Place) -> Bytes:
+        """Return the bytes of the whole segment in which a place of `locate` is, of any rank of the node."""
+        return self._arenas[place.arena].memory(Place(place.window, place.node_rank))
 
     @property
     def device(self) -> int | None:

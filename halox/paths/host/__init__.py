@@ -17,7 +17,7 @@ from halox.paths.base import (
     SelectionContext,
     numpy_ends,
 )
-from halox.paths.host.direct import DirectChannel, Window, window_of
+from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes, window_of
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message
 
@@ -55,10 +55,10 @@ class HostPath(Path):
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context
     ) -> Window | None:
-        """Return the window of the message in shared memory, if it has one."""
+        """Return the layouts of the message's parts, and their places in shared memory if they have them."""
         if arrays[message.parts[0].array].device is not None:
             return None
-        return window_of(message, arrays, context.arena)
+        return window_of(message, arrays, context.locate)
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
         """Want fields whose blocks are read in place, and small ones."""
@@ -81,25 +81,24 @@ class HostPath(Path):
             return on_host or "it is for NumPy arrays, and these are on a GPU"
         if sender.node != receiver.node:
             return [self.offer("mpi", "other node")]
+        source: Window | None = sender.paths.get(self.name)
+        target: Window | None = receiver.paths.get(self.name)
         run = min(sender.block_bytes, receiver.block_bytes)
+        is_near = False
+        if selection.operation == "copy" and source is not None and target is not None:
+            # In a transpose the other end's order of axes may cut what is long in the sender's memory.
+            run = max(run, run_bytes(source))
+            is_near = run >= DIRECT_BYTES and are_readable(source, target)
         if selection.operation == "add":
             why = "same node, packed: accumulate needs a copy"
         elif run < DIRECT_BYTES:
             why = f"same node, packed: blocks of {run} B on average < {DIRECT_BYTES} B"
-        elif not self._in_windows(sender, receiver):
-            why = "same node, packed: arrays not in the grid's shared memory"
+        elif not is_near:
+            why = "same node, packed: array sent not in a grid's shared memory"
         else:
             why = f"same node, read in place: blocks of {run} B on average"
             return [self.offer("direct", why)]
         return [self.offer("shared", why)]
-
-    def _in_windows(self, sender: EndpointInfo, receiver: EndpointInfo) -> bool:
-        """Whether both ends have windows, block by block the same."""
-        windows: list[Window | None] = [end.paths.get(self.name) for end in (sender, receiver)]
-        shapes = [
-            window and [(w.counts, w.block_bytes) for w in window.layouts] for window in windows
-        ]
-        return shapes[0] is not None and shapes[0] == shapes[1]
 
     def negotiate(self, build: Build) -> NodeLink | None:
         """Make the node's shared block."""
@@ -111,6 +110,6 @@ class HostPath(Path):
         job = build.job(self, "direct")
         if agreed is not None and job.messages:
             windows = {(m.peer, m.tag): build.peer_info(self, m) for m in job.receives}
-            channel = DirectChannel(job, build.context.arena, agreed, windows)
+            channel = DirectChannel(job, build.context, agreed, windows)
             made.append(Carried("host/direct", channel, job.messages))
         return [*made, *packed_channels(build, self, agreed)]

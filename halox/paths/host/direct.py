@@ -1,8 +1,9 @@
 """The ``direct`` protocol of the ``host`` path: copies halos straight from the neighbour's array in shared memory.
 
-For arrays that the grid allocated, on one node, with blocks long enough that reading another core's cache lines
-in place is faster than packing them. No cell is copied twice; in exchange a rank must not return before its
-neighbours have read its cells, so that two flags are needed where the packed path needs one::
+For arrays that a grid allocated, on one node, with runs long enough that reading another core's cache lines in place is
+faster than packing them; the receiver's array may be any, with its axes in any order. No cell is copied twice; in
+exchange a rank must not return before its neighbours have read its cells, so that two flags are needed where the packed
+path needs one::
 
     A: cells final | ready=e | ...... copy B's cells | read=e | wait for B's read=e | return
     B: cells final | ready=e | copy A's cells | read=e | ...... wait for A's read=e | return
@@ -13,35 +14,96 @@ order (`halox.runtime.waiting`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from halox.datatypes import StridedBlocks
+from halox.packing.blocking import Move, blocked
+from halox.packing.host import common_views, element_view
 from halox.paths.base import Channel, Job
-from halox.paths.messages import Addressed, Located, Message, located
+from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import NodeLink
-from halox.runtime.arena import Place, SharedArena
-from halox.runtime.arrays import WORDS, Array, DType, common_word, strided_view
+from halox.runtime.arena import Place
+from halox.runtime.arrays import WORDS, HostArray, common_word
 from halox.runtime.waiting import UNDER_WAY
 
-Window: TypeAlias = Located[Place]
-"""Addresses of a message's parts in the shared memory of its end."""
+if TYPE_CHECKING:
+    from halox.runtime.context import Context
 
 
-def window_of(message: Message, arrays: Sequence[Addressed], arena: SharedArena) -> Window | None:
-    """Return the addresses of a message's parts, None unless all are single strided items in the arena."""
-    if any(part.count != 1 for part in message.parts):
+class Window(NamedTuple):
+    """Parts of a message at one end: their places in shared memory, None unless all are there, and their layouts."""
+
+    places: tuple[Place, ...] | None
+    layouts: tuple[StridedBlocks, ...]
+
+
+def window_of(
+    message: Message, arrays: Sequence[Addressed], locate: Callable[[int, int], Place | None]
+) -> Window | None:
+    """Return the layouts of a message's parts and their places, as found; None unless all are single strided items."""
+    layouts = [part.strided for part in message.parts if part.count == 1]
+    if None in layouts or len(layouts) < len(message.parts):
         return None
-    return located(message, arrays, arena.locate)
+    found = located(message, arrays, locate)
+    return Window(found and found.places, tuple(layout for layout in layouts if layout))
 
 
-def _view(arena: SharedArena, place: Place, layout: StridedBlocks, word: DType) -> Array:
-    """Return the words of a part in any rank's segment."""
-    memory = arena.memory(Place(place.window, place.node_rank))
-    return strided_view(memory, place.offset, layout, word)
+def are_readable(source: Window, target: Window) -> bool:
+    """Whether each part of a message can be copied out of the source's window in one loop nest."""
+    if source.places is None or len(target.layouts) != len(source.layouts):
+        return False
+    return all(
+        _are_alike(a, b) or common_views(b, a) is not None
+        for a, b in zip(source.layouts, target.layouts, strict=True)
+    )
+
+
+def run_bytes(window: Window) -> int:
+    """Return the mean bytes of the contiguous runs of a message's parts, in the order of their addresses."""
+    nbytes = sum([layout.nbytes for layout in window.layouts])
+    return nbytes // sum([layout.nbytes // _run_bytes(layout) for layout in window.layouts])
+
+
+def _run_bytes(layout: StridedBlocks) -> int:
+    run = layout.block_bytes
+    levels = zip(layout.strides, layout.counts, strict=True)
+    for stride, count in sorted(levels, key=lambda level: abs(level[0])):
+        if abs(stride) != run:
+            break
+        run *= count
+    return run
+
+
+def _are_alike(a: StridedBlocks, b: StridedBlocks) -> bool:
+    return a.counts == b.counts and a.block_bytes == b.block_bytes
+
+
+def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, StridedBlocks]) -> Move:
+    """View a part at both ends, element by element."""
+    layouts = target[1], source[1]
+    if _are_alike(*layouts):
+        word = WORDS[common_word(*((array.pointer, layout) for array, layout in (target, source)))]
+        views = element_view(layouts[0], word), element_view(layouts[1], word)
+    else:
+        found = common_views(*layouts)
+        if found is None:
+            raise AssertionError("layouts without a common loop nest were sent the direct way")
+        views = found
+    to, out_of = (
+        np.ndarray(shape, dtype, array.memory, array.origin + offset, strides)
+        for (shape, dtype, offset, strides), (array, _) in zip(views, (target, source), strict=True)
+    )
+    return to, out_of
+
+
+def _array_at(context: Context, place: Place) -> HostArray:
+    """Return the memory of another rank's array; the address is this rank's."""
+    segment = context.segment_of(place)
+    return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)
 
 
 class DirectChannel(Channel):
@@ -50,27 +112,24 @@ class DirectChannel(Channel):
     def __init__(
         self,
         job: Job,
-        arena: SharedArena,
+        context: Context,
         link: NodeLink,
-        windows: Mapping[tuple[int, int], Window | None],
+        windows: Mapping[tuple[int, int], Window],
     ) -> None:
         self._world, self._link = link.world, link
         self._epoch = 0
         self._copied = 0
         # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
         self._to_copy: list[int] = []
-        self._moves: list[tuple[Array, Array]] = []
+        moves = []
         for message in job.receives:
-            window, own = windows[message.peer, message.tag], window_of(message, job.arrays, arena)
-            if window is None or own is None:
-                raise AssertionError("a message without a window was sent the direct way")
-            for target, source in zip(
-                zip(*own, strict=True), zip(*window, strict=True), strict=True
-            ):
-                word = WORDS[
-                    common_word((target[0].offset, target[1]), (source[0].offset, source[1]))
-                ]
-                self._moves.append((_view(arena, *target, word), _view(arena, *source, word)))
+            places, layouts = windows[message.peer, message.tag]
+            if places is None:
+                raise AssertionError("a message without a place was sent the direct way")
+            for part, place, layout in zip(message.parts, places, layouts, strict=True):
+                target = job.arrays[part.array], part.strided
+                moves.append(_move(target, (_array_at(context, place), layout)))
+        self._moves = blocked(moves)
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})
         self._ready = link.flag("ready", sources)
@@ -139,6 +198,7 @@ class DirectChannel(Channel):
     def close(self) -> None:
         """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
         UNDER_WAY.pop(self, None)
+        self._moves = []
         if self._to_copy:
             self._to_copy.clear()
             self._read.signal(self._epoch)
