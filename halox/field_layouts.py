@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
-from math import prod
 from typing import Any, Protocol
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
 from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
-
-_ALIGNMENT = 256
-"""Bytes that a GPU's memory transactions, and the longest words of its kernels, divide."""
 
 
 class Forgetful(Protocol):
@@ -133,13 +129,9 @@ class FieldLayouts:
     def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
         """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
 
-        None where a plan must be these arrays' own: of the grid's own fields, or read-only. On a GPU that is so on
-        several ranks, whose paths look at addresses, and for several arrays, which are moved by one shift.
+        None where a plan must be these arrays' own: of the grid's own fields, or read-only. Addresses take no part,
+        not even their alignment: it may differ between the ranks, and they must find their plans alike.
         """
-        if self._device is not None and (
-            len(arrays) > 1 or prod(self._decomposition.proc_shape) > 1
-        ):
-            return None
         layouts, described = [], []
         for array in arrays:
             found = describe(array)
@@ -149,8 +141,7 @@ class FieldLayouts:
             steps = found.strides
             if 1 in found.shape:  # nobody takes a step along such an axis
                 steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
-            alignment = 0 if found.device is None else found.pointer % _ALIGNMENT
-            layouts.append((id(self._layout(found)), found.dtype, steps, alignment))
+            layouts.append((id(self._layout(found)), found.dtype, steps))
             described.append(found)
         return tuple(layouts), described
 

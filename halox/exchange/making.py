@@ -117,7 +117,7 @@ def make_plan(
         context.device_arena.reclaim()
     context.leftovers.reclaim([one.closed for one in said])
     # Results for other arrays of the layout cannot depend on the addresses of these.
-    floats = all(one.floats and (world.size == 1 or not one.on_gpu) for one in said)
+    floats = all(one.floats for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     ends = {
         m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages

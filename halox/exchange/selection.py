@@ -62,12 +62,12 @@ def wished_path(path: str | None) -> str | None:
 def describe_end(
     message: Message, arrays: Sequence[Described], context: Context, *, floats: bool = False
 ) -> EndpointInfo:
-    """Return this rank's description of its end of a message, without addresses if it shall serve other arrays."""
+    """Return this rank's description of its end of a message; `Path.describe` says what ``floats`` is."""
     world = context.world
     paths: dict[str, object] = {}
-    if message.peer != world.rank and not floats:
+    if message.peer != world.rank:
         for name, path in PATHS.items():
-            found = path.describe(message, arrays, context)
+            found = path.describe(message, arrays, context, floats=floats)
             if found is not None:
                 paths[name] = found
     on_host = arrays[message.parts[0].array].device is None

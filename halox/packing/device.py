@@ -42,11 +42,11 @@ class Launches:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue all of them on a stream, CuPy's current one by default."""
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue all of them; see :class:`~halox.packing.device_packer.Launchable`."""
         pointer = stream_pointer(stream)
         for part in self._parts:
-            part.launch(pointer)
+            part.launch(pointer, source, target)
 
 
 def launch_pack(moves: Sequence[Move], device: int) -> Launches:
@@ -91,7 +91,7 @@ def launch_between(
 ) -> Launches:
     """Return launches that copy, or add, from the first endpoint of each pair to the second.
 
-    Strided types move in one launch; others go through a packed buffer.
+    Strided types move in one launch; others go through a packed buffer, whose address is not to be shifted.
     """
     copies: list[Copy] = []
     additions: list[_Addition] = []
@@ -122,17 +122,20 @@ def launch_between(
     return Launches(parts, keep=buffers)
 
 
-def strided_copy_between(
-    pairs: Sequence[tuple[Endpoint, Endpoint]], device: int
-) -> StridedCopy | None:
-    """Return the one launch of `launch_between` that copies strided types, None if some are not."""
+def strided_between(
+    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
+) -> Launchable | None:
+    """Return those launches of `launch_between` that take no buffer; None if some pairs need one."""
     copies = []
     for source, target in pairs:
         a, b = _whole(source), _whole(target)
         if a is None or b is None:
             return None
         copies.append(Copy(a, b))
-    return StridedCopy(copies, device=device)
+    if operation == "copy":
+        return StridedCopy(copies, device=device)
+    types = [element_type(target) for _, target in pairs]
+    return _adding([([copy], dtype) for copy, dtype in zip(copies, types, strict=True)], device)
 
 
 class Zeroing:
@@ -146,9 +149,9 @@ class Zeroing:
         source = int(self._zeros.data.ptr)
         self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue it on a stream, CuPy's current one by default."""
-        self._copy.launch(stream)
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue it; see :class:`~halox.packing.device_packer.Launchable`."""
+        self._copy.launch(stream, source, target)
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:

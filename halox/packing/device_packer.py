@@ -22,8 +22,11 @@ StreamLike = Stream | int | None
 class Launchable(Protocol):
     """Work that can be enqueued on a stream, again and again."""
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue it on a stream of the current device; does not block."""
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue it on a stream of the current device, CuPy's current one by default; does not block.
+
+        Addresses read and addresses written may be shifted, modulo 2**64, by multiples of the longest word, 16 bytes.
+        """
 
 
 class DevicePacker(ABC):

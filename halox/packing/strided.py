@@ -109,12 +109,9 @@ class StridedCopy:
         """Bytes that a launch moves."""
         self._launch = _Launch("strided_copy", planned, device)
 
-    def launch(self, stream: StreamLike = None, shift: int = 0) -> None:
-        """Enqueue the copies on a stream of the current device, CuPy's current one by default.
-
-        All addresses may be shifted, modulo 2**64, by a multiple of the longest word, 16 bytes.
-        """
-        self._launch.at(stream_pointer(stream), shift, shift)
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue the copies; see :class:`~halox.packing.device_packer.Launchable`."""
+        self._launch.at(stream_pointer(stream), source, target)
 
 
 class StridedAdd:
@@ -144,11 +141,11 @@ class StridedAdd:
         """Number of kernel launches."""
         return len(self._launches)
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the additions on a stream; see :meth:`StridedCopy.launch`."""
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue the additions; see :class:`~halox.packing.device_packer.Launchable`."""
         pointer = stream_pointer(stream)
         for launch in self._launches:
-            launch.at(pointer, 0, 0)
+            launch.at(pointer, source, target)
 
 
 def addition_element(dtype: npt.DTypeLike) -> tuple[str, int]:

@@ -166,6 +166,7 @@ class WorkUnitsCopy:
         words = self._placed(segments)
         self._launches = _Launches(np.concatenate(segments), words, device, max_blocks)
         self._launch = self._launches.unpack if unpack else self._launches.pack
+        self._is_unpacking = unpack
 
     def _placed(self, segments: list[Rows]) -> npt.NDArray[np.uint32] | None:
         """Point segments at their lists: in the parameter, which is returned, or on the device."""
@@ -179,10 +180,11 @@ class WorkUnitsCopy:
                 segments[i] = _addressed(segments[i], units.address())
         return None
 
-    def launch(self, stream: StreamLike = None) -> None:
-        """Enqueue the copies on a stream of the current device, CuPy's current one by default."""
+    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
+        """Enqueue the copies; see :class:`~halox.packing.device_packer.Launchable`."""
         if self._launch is not None:
-            self._launch.launch(stream_pointer(stream))
+            array, packed = (target, source) if self._is_unpacking else (source, target)
+            self._launch.launch_at(stream_pointer(stream), array, packed)
 
 
 class _Launches:

@@ -372,9 +372,13 @@ class Path(ABC):
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> Any | None:
-        """Return this path's share of an `EndpointInfo`, to be pickled; None for nothing. Local."""
+        """Return this path's share of an `EndpointInfo`, to be pickled; None for nothing. Local.
+
+        Where the plan may serve other arrays of the same layouts (``floats``), nothing in it depends on addresses in
+        these.
+        """
         return None
 
     @abstractmethod

@@ -49,7 +49,6 @@ from halox.paths.base import (
     Build,
     Candidate,
     Carried,
-    Channel,
     EndpointInfo,
     Job,
     Key,
@@ -60,7 +59,15 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
-from halox.paths.launches import clearing_of, fragmented, moves_of
+from halox.paths.launches import (
+    Item,
+    MovableChannel,
+    clearing_of,
+    fragmented,
+    items_of,
+    packing,
+    unpacking,
+)
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
@@ -71,7 +78,6 @@ from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
-    from halox.packing.device import Move
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
 
@@ -120,10 +126,11 @@ class IpcPath(Path):
     summary = "between ranks that map one another's memory, also of one GPU; see `halox info --paths -n N`"
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> bool | None:
         """Say that the message is contiguous in memory that peers can map."""
-        if context.device_arena is None or arrays[message.parts[0].array].device is None:
+        is_on_gpu = arrays[message.parts[0].array].device is not None
+        if context.device_arena is None or floats or not is_on_gpu:
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 
@@ -229,8 +236,10 @@ class _Signal:
         return (epoch - 1) * _COUNTS + self._number + 1
 
 
-class IpcChannel(Channel):
+class IpcChannel(MovableChannel):
     """Moves arrays on this rank's GPU to and from memory that it shares with its peers; see the module.
+
+    It moves to other arrays unless peers write to these, or read from them.
 
     Made in two steps: the peers swap each `record`, and `open` those of the others.
 
@@ -339,41 +348,48 @@ class IpcChannel(Channel):
         return _Signal(number, self._link.flag(name, sorted(peers)), own, theirs)
 
     def _make_launches(self) -> None:
-        from halox.packing.device import launch_add, launch_pack
-
         job, device = self._job, self._arena.device
         staging, put = self._sends["staging"], self._sends["put"]
         incoming = (*self._receives["staging"], *self._receives["get"])
-        stages = max(len(self._come), 1) if incoming else 0
-        self._packs, self._unpacks = (
-            [
-                fragmented(
-                    self._moves(messages, slot),
-                    messages,
-                    [*map(self._cut, messages)],
-                    count,
-                    device,
-                    unpack=unpack,
-                )
-                for slot in range(_SLOTS)
-            ]
-            for messages, count, unpack in (
-                (staging, self._fragments, False),
-                (() if job.operation == "add" else incoming, stages, True),
+        slots, cut = range(_SLOTS), self._cut
+        self._packs = [
+            fragmented(
+                job,
+                self._items(staging, slot),
+                staging,
+                [*map(cut, staging)],
+                self._fragments,
+                device,
+                unpack=False,
             )
-        )
-        if job.operation == "add" and incoming:
-            self._unpacks = [
-                [launch_add(self._moves(incoming, slot), device)] for slot in range(_SLOTS)
-            ]
-        self._put = launch_pack(self._moves(put, 0), device) if put else None
+            for slot in slots
+        ]
+        stages = max(len(self._come), 1) if incoming else 0
+        self._unpacks = [
+            unpacking(job, self._items(incoming, slot), device)
+            if job.operation == "add" and incoming
+            else fragmented(
+                job,
+                self._items(incoming, slot),
+                incoming,
+                [*map(cut, incoming)],
+                stages,
+                device,
+                unpack=True,
+            )
+            for slot in slots
+        ]
+        self._put = packing(job, self._items(put, 0), device) if put else None
         self._clear = clearing_of(job, device)
+        self._movable = [*self._packs, *self._unpacks, *self._clear]
+        found = (self._sends, self._receives)
+        self.is_movable = not any(messages[name] for messages in found for name in ("put", "get"))
 
-    def _moves(self, messages: Sequence[Message], slot: int) -> list[Move]:
-        """Return each part's endpoint and the address here of its packed bytes."""
+    def _items(self, messages: Sequence[Message], slot: int) -> list[Item]:
+        """Pair each part with the address here of its packed bytes."""
         pointer = self._arena.pointer
         addresses = [map(pointer, self._places(message)[slot]) for message in messages]
-        return moves_of(self._job, messages, addresses)
+        return items_of(messages, addresses)
 
     def _places(self, message: Message) -> SlotPlaces:
         """Return by slot the places of a message's packed bytes, from the record of one of its ends."""
@@ -404,8 +420,9 @@ class IpcChannel(Channel):
         if epoch > _SLOTS:
             self._acknowledged.wait(epoch - _SLOTS, stream)
         packs = self._packs[epoch % _SLOTS]
-        for launch, packed in zip(packs, self._packed, strict=True):
-            launch.launch(stream)
+        for stage, packed in zip(packs.stages, self._packed, strict=True):
+            for launch, source, target in stage:
+                launch(stream, source, target)
             packed.give(epoch, stream)
         for clear in self._clear:
             clear.launch(stream)
@@ -419,10 +436,11 @@ class IpcChannel(Channel):
             self._put.launch(stream)
             self._written.give(epoch, stream)
         self._may_read.wait(epoch, stream)
-        for launch, come in zip_longest(self._unpacks[epoch % _SLOTS], self._come):
+        for stage, come in zip_longest(self._unpacks[epoch % _SLOTS].stages, self._come):
             if come is not None:  # as where all is read from the senders' arrays
                 come.wait(epoch, stream)
-            launch.launch(stream)
+            for launch, source, target in stage:
+                launch(stream, source, target)
         self._in_place.wait(epoch, stream)
         self._consumed.give(epoch, stream)
         self._taken.wait(epoch, stream)

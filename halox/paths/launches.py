@@ -1,48 +1,191 @@
-"""Launches that pack and unpack the parts of messages on a GPU."""
+"""Launches that pack and unpack the parts of messages on a GPU, for a plan's arrays or for others like them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from halox.paths.base import Job
-from halox.paths.messages import Message
+from halox.errors import StateError
+from halox.paths.base import Channel, Job
+from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device import Launches, Move
     from halox.packing.device_packer import Launchable
 
+WORD = 16
+"""Bytes of the longest word: launches serve all addresses that differ from theirs by a multiple of it."""
 
-def moves_of(
-    job: Job, messages: Sequence[Message], addresses: Sequence[Iterable[int]]
-) -> list[Move]:
+Item: TypeAlias = "tuple[Any, ...]"
+"""A part, and with it what its launches need beside its array: the address of its packed bytes, for example."""
+
+Make: TypeAlias = "Callable[[Sequence[Any]], Sequence[Launchable]]"
+"""Returns launches, stage by stage, of items in which an endpoint has taken the place of the part."""
+
+View: TypeAlias = "Sequence[Sequence[tuple[Callable[[Any, int, int], None], int, int]]]"
+"""By stage what to call with a stream and two shifts, of the addresses read and of those written."""
+
+
+class MovableLaunches:
+    """Launches over the arrays of a job, or over others of the same layouts at other addresses.
+
+    The job's own arrays have joint launches. Others have launches of each array's parts, with their addresses shifted:
+    made at the first address of each remainder by `WORD`, on which words depend, and kept. So a new array takes no new
+    table, and no launch that has been captured reads a table that is changed later.
+
+    Parameters
+    ----------
+    job : Job
+    items : sequence of Item
+    make : Make
+        Called for all items, and for those of one array; returns as many stages each time.
+    reads, writes : bool
+        Whether the addresses in the arrays are among those that the launches read, and write.
+
+    Attributes
+    ----------
+    stages : View
+        What to call from now on; `bind` sets it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        items: Sequence[Item],
+        make: Make,
+        *,
+        reads: bool = False,
+        writes: bool = False,
+    ) -> None:
+        self._job, self._items, self._make = job, items, make
+        self._reads, self._writes = reads, writes
+        self._home = [array.pointer for array in job.arrays]
+        self._numbers = sorted({part.array for part, *_ in items})
+        made = make([(job.endpoint(part), *others) for part, *others in items])
+        self.stages: View = [[(launch.launch, 0, 0)] for launch in made]
+        self._joint = self.stages
+        self._made: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
+        if len(self._numbers) == 1:
+            (only,) = self._numbers
+            self._made[only, self._home[only] % WORD] = self._home[only], made
+
+    def view(self, pointers: Sequence[int]) -> View:
+        """Return what to call for arrays at these addresses; local.
+
+        `StateError` if launches must be made for that and the current stream is being captured.
+        """
+        if all(pointers[number] == self._home[number] for number in self._numbers):
+            return self._joint
+        stages: list[list[tuple[Callable[[Any, int, int], None], int, int]]]
+        stages = [[] for _ in self._joint]
+        for number in self._numbers:
+            pointer = pointers[number]
+            at, made = self._made.get((number, pointer % WORD)) or self._launches(number, pointer)
+            shift = (pointer - at) % (1 << 64)
+            source, target = shift if self._reads else 0, shift if self._writes else 0
+            for stage, launch in zip(stages, made, strict=True):
+                stage.append((launch.launch, source, target))
+        return stages
+
+    def bind(self, view: View) -> None:
+        """Let `stages` be those of a view."""
+        self.stages = view
+
+    def launch(self, stream: int) -> None:
+        """Enqueue all stages on a stream."""
+        for stage in self.stages:
+            for launch, source, target in stage:
+                launch(stream, source, target)
+
+    def _launches(self, number: int, pointer: int) -> tuple[int, Sequence[Launchable]]:
+        """Make the launches of one array's parts at an address."""
+        check_no_capture()
+        found = replace(self._job.arrays[number], pointer=pointer)
+        made = self._make(
+            [
+                ((found, part.datatype, part.count), *others)
+                for part, *others in self._items
+                if part.array == number
+            ]
+        )
+        self._made[number, pointer % WORD] = pointer, made
+        return pointer, made
+
+
+def check_no_capture() -> None:
+    """Raise `StateError` if the current stream is being captured, where launches must be made."""
+    from halox.runtime.gpu.streams import is_capturing
+
+    if is_capturing():
+        raise StateError(
+            "the current stream is being captured, and these arrays are the first of their layout at such addresses, "
+            "which takes new tables; exchange them once before the capture"
+        )
+
+
+class MovableChannel(Channel):
+    """A channel on a GPU whose launches can all be moved to other arrays; `_movable` has them."""
+
+    is_movable = True
+    _movable: Sequence[MovableLaunches] = ()
+
+    def views(self, memories: Sequence[int]) -> Sequence[View]:
+        """Return what to launch for arrays at other addresses."""
+        return [launches.view(memories) for launches in self._movable]
+
+    def bind(self, views: Sequence[View]) -> None:
+        """Launch for the arrays of these views."""
+        for launches, view in zip(self._movable, views, strict=True):
+            launches.bind(view)
+
+
+def items_of(messages: Sequence[Message], addresses: Sequence[Iterable[int]]) -> list[Item]:
     """Pair each part of some messages with the address of its packed bytes."""
     return [
-        (job.endpoint(part), address)
+        (part, address)
         for message, of_parts in zip(messages, addresses, strict=True)
         for part, address in zip(message.parts, of_parts, strict=True)
     ]
 
 
-def packed_moves(job: Job, messages: Sequence[Message], starts: Sequence[int]) -> list[Move]:
+def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Item]:
     """Pair each part of some messages with its address in the packed ones, which begin at ``starts``."""
-    offsets = [
-        [start + offset for offset in message.offsets]
-        for message, start in zip(messages, starts, strict=True)
-    ]
-    return moves_of(job, messages, offsets)
+    return items_of(
+        messages,
+        [
+            [start + offset for offset in message.offsets]
+            for message, start in zip(messages, starts, strict=True)
+        ],
+    )
+
+
+def packing(job: Job, items: Sequence[Item], device: int) -> MovableLaunches:
+    """Return the launch that packs parts to the addresses beside them."""
+    from halox.packing.device import launch_pack
+
+    return MovableLaunches(job, items, lambda moves: [launch_pack(moves, device)], reads=True)
+
+
+def unpacking(job: Job, items: Sequence[Item], device: int) -> MovableLaunches:
+    """Return the launch that unpacks parts from the addresses beside them, or adds to them."""
+    from halox.packing.device import launch_add, launch_unpack
+
+    unpack = launch_add if job.operation == "add" else launch_unpack
+    return MovableLaunches(job, items, lambda moves: [unpack(moves, device)], writes=True)
 
 
 def fragmented(
-    moves: Sequence[Move],
+    job: Job,
+    items: Sequence[Item],
     messages: Sequence[Message],
     ends: Sequence[tuple[int, ...]],
     fragments: int,
     device: int,
     *,
     unpack: bool,
-) -> list[Launches]:
-    """Return the launches of each fragment of some messages, whose ends are in their packed bytes."""
+) -> MovableLaunches:
+    """Return the launches of each fragment of some messages, whose ends are in their packed bytes, as stages."""
     from halox.packing.device import fragment_launches
 
     shares = [
@@ -50,12 +193,40 @@ def fragmented(
         for message, at in zip(messages, ends, strict=True)
         for part, offset in zip(message.parts, message.offsets, strict=True)
     ]
-    cut = [(*move, share) for move, share in zip(moves, shares, strict=True)]
-    return fragment_launches(cut, fragments, device, unpack=unpack)
+    cut = [(*item, share) for item, share in zip(items, shares, strict=True)]
+    make = partial(fragment_launches, fragments=fragments, device=device, unpack=unpack)
+    return MovableLaunches(job, cut, make, reads=not unpack, writes=unpack)
 
 
-def clearing_of(job: Job, device: int) -> list[Launchable]:
+def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
     """Return the launch that sets to zero what has been sent, in accumulations."""
     from halox.packing.device import Zeroing
 
-    return [Zeroing([job.endpoint(part) for part in job.cleared], device)] if job.cleared else []
+    if not job.cleared:
+        return []
+    items = [(part,) for part in job.cleared]
+
+    def make(endpoints: Sequence[Any]) -> Sequence[Launchable]:
+        return [Zeroing([endpoint for (endpoint,) in endpoints], device)]
+
+    return [MovableLaunches(job, items, make, writes=True)]
+
+
+def copying(
+    job: Job, pairs: Sequence[tuple[Part, Part]], device: int
+) -> tuple[MovableLaunches, bool]:
+    """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
+    from halox.packing.device import launch_between, strided_between
+
+    is_movable = all(a.array == b.array and a.strided and b.strided for a, b in pairs)
+
+    def make(found: Sequence[Any]) -> Sequence[Launchable]:
+        if not is_movable:
+            both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
+            return [launch_between(both, job.operation, device)]
+        both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
+        made = strided_between(both, job.operation, device)
+        assert made is not None
+        return [made]
+
+    return MovableLaunches(job, pairs, make, reads=True, writes=True), is_movable

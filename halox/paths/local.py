@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -31,12 +31,9 @@ from halox.paths.host.packed import (
     places_of,
     views_of,
 )
-from halox.paths.launches import clearing_of
+from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
-
-if TYPE_CHECKING:
-    from halox.packing.device_packer import Launchable
 
 
 class LocalPath(Path):
@@ -138,38 +135,17 @@ def _places_of(
     return sources, targets
 
 
-class LocalDeviceChannel(Channel):
-    """Copies between arrays of one rank on its GPU, in one kernel on the current stream.
-
-    Copies within one array are moved to another one by a shift of all addresses in the launch's parameters.
-    """
+class LocalDeviceChannel(MovableChannel):
+    """Copies between arrays of one rank on its GPU, in one kernel on the current stream."""
 
     needs_host = False
 
     def __init__(self, job: Job, device: int) -> None:
-        from halox.packing.device import launch_between, strided_copy_between
-
-        pairs = [(job.endpoint(send), job.endpoint(receive)) for send, receive in job.pairs()]
-        self._shift, self._made_at = 0, [array.pointer for array in job.arrays]
-        self._launches: list[Launchable] = []
-        self._copy = strided_copy_between(pairs, device) if job.operation == "copy" else None
-        self.is_movable = self._copy is not None and len(job.arrays) == 1
-        if self._copy is None:
-            self._launches.append(launch_between(pairs, job.operation, device))
-        self._launches += clearing_of(job, device)
-
-    def views(self, memories: Sequence[int]) -> int:
-        """Return the shift to another array."""
-        shift: int = (memories[0] - self._made_at[0]) % (1 << 64)
-        return shift
-
-    def bind(self, views: int) -> None:
-        """Work at this shift."""
-        self._shift = views
+        copies, self.is_movable = copying(job, [*job.pairs()], device)
+        self._movable = [copies, *clearing_of(job, device)]
 
     def start(self) -> None:
         """Put the kernel on the current stream."""
-        if self._copy is not None:
-            self._copy.launch(None, self._shift)
-        for launch in self._launches:
-            launch.launch()
+        for launches in self._movable:
+            for launch, source, target in launches.stages[0]:
+                launch(None, source, target)

@@ -35,6 +35,45 @@ def test_steps_of_new_arrays(dtype: str) -> None:
         assert grid._plan_number == 1
 
 
+def array_at(shape: tuple[int, ...], dtype: str, offset: int = 0) -> cupy.ndarray:
+    """A new array, some bytes from a multiple of 512."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return cupy.zeros(nbytes + offset, "u1")[offset:].view(dtype).reshape(shape)
+
+
+def test_several_fields_of_any_alignment() -> None:
+    """One plan; a table for each field and alignment, and none from then on."""
+    dtypes = ("f8", "u1", "c16")
+    options = {"periodic": True, "comm": MPI.COMM_SELF, "device": "gpu"}
+    with halox.Grid((20, 14, 9), halo=(1, 2, 1), **options) as grid:
+        for step in range(9):
+            sizes = [np.dtype(dtype).itemsize * (step % 3 == 2) for dtype in dtypes]
+            fields, wanted = [], []
+            for number, (dtype, offset) in enumerate(zip(dtypes, sizes, strict=True)):
+                rng = np.random.default_rng((step, number))
+                cells = rng.integers(0, 200, grid.rank_shape).astype(dtype)
+                fields.append(array_at(grid.padded_shape, dtype, offset))
+                grid.interior(fields[-1])[...] = cupy.asarray(cells)
+                wanted.append(np.pad(cells, ((1, 1), (2, 2), (1, 1)), mode="wrap"))
+            grid.exchange(*fields)
+            assert all(np.array_equal(u.get(), one) for u, one in zip(fields, wanted, strict=True))
+        assert grid._plan_number == 1
+
+
+def test_accumulation() -> None:
+    options = {"periodic": True, "comm": MPI.COMM_SELF, "device": "gpu"}
+    with halox.Grid((6, 8), halo=1, **options) as grid:
+        for offset in (0, 8, 0, 64, 8):
+            u = array_at(grid.padded_shape, "f8", offset)
+            u[...] = 1
+            grid.accumulate(u)
+            ends = [(np.arange(n) == 0) * 1 + (np.arange(n) == n - 1) for n in grid.rank_shape]
+            i, j = np.ix_(*(1 + one for one in ends))
+            assert np.array_equal(grid.interior(u).get(), i * j)
+            assert float(u.sum()) == (i * j).sum()
+        assert grid._plan_number == 1
+
+
 def test_layouts_of_results() -> None:
     with halox.Grid((8, 8), halo=1, periodic=True, comm=MPI.COMM_SELF, device="gpu") as grid:
         u = grid.ones(staggered=0)

@@ -128,6 +128,9 @@ class FakeArena:
     def pointer(self, place: DevicePlace) -> int:
         return self.mapped[place.arena, place.segment] + place.offset
 
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        return None  # as if no array were in here
+
     def array(self, shape: Any, dtype: Any) -> Array:
         return Array(np.zeros(shape, dtype), self.device)
 
@@ -209,7 +212,7 @@ class Machine:
         self._stream = Stream(rank, "random", 1, 0, 0)
         self._uuid = bytes(16) if shared else (rank + 1).to_bytes(16, "little")
         self.stream = SimpleNamespace(
-            ptr=0, synchronize=lambda: None, wait_event=lambda event: None
+            ptr=0, synchronize=lambda: None, wait_event=lambda event: None, done=True
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +229,9 @@ class Machine:
         monkeypatch.setattr(context, "DeviceArena", FakeArena)
         monkeypatch.setattr(context, "EventPool", FakeEvents)
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
-        monkeypatch.setattr(device_algorithms, "pinned", _pinned)
+        monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
-        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: _pinned(8)))
+        monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(
             allreduce, "kernel", lambda name, function, _, defines: (name, function, defines)
@@ -278,8 +281,10 @@ class Machine:
             memcpy=copy,
             memcpyAsync=copy,
             memcpyDefault=4,
+            memcpyHostToDevice=1,
             getDeviceCount=lambda: 1,
-            getDeviceProperties=lambda number: {"uuid": self._uuid},
+            getDeviceProperties=lambda number: {"uuid": self._uuid, "name": b"the host"},
+            driverGetVersion=lambda: 0,
             streamIsCapturing=lambda stream: self.capturing,
             streamWaitEvent=lambda stream, event: None,
             eventRecord=lambda event, stream: None,
@@ -299,6 +304,6 @@ class Machine:
         return module
 
 
-def _pinned(nbytes: int) -> Any:
+def pinned(nbytes: int) -> Any:
     array = aligned(nbytes)
     return SimpleNamespace(array=array, device_pointer=array.ctypes.data, close=lambda: None)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halox.packing.refine import Side, cut_parts
+from halox.packing.refine import cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from tests.unit.host_launches import side_of, touched
 
 AREA = 1 << 32
 AREA_BYTES = 1 << 17  # of those that are used
@@ -154,7 +155,10 @@ class FakeGpu:
         self.log.append(Op("kernel", stream or self.current.ptr, self.epoch, steps))
 
     def launch(self, steps: list[tuple[Any, ...]]) -> Any:
-        return SimpleNamespace(launch=lambda stream: self.run(steps, stream))
+        def launch(stream: int, source: int = 0, target: int = 0) -> None:
+            self.run([_shifted(step, source, target) for step in steps], stream)
+
+        return SimpleNamespace(launch=launch)
 
     def fragment_launches(
         self, moves: Any, fragments: int, device: int, *, unpack: bool
@@ -167,7 +171,7 @@ class FakeGpu:
                 steps[parts].append(("copy", *(both[::-1] if unpack else both)))
                 continue
             for fragment, copies in zip(steps, parts, strict=True):
-                fragment += [("copy", _side(c.source), _side(c.target)) for c in copies]
+                fragment += [("copy", side_of(c.source), side_of(c.target)) for c in copies]
         return [self.launch(fragment) for fragment in steps]
 
     def launch_pack(self, moves: Any, device: int) -> Any:
@@ -229,23 +233,17 @@ class FakeArena:
         return self.pointer(DevicePlace(str(self.world.rank), number))
 
 
-def touched(endpoint: Any) -> np.ndarray:
-    """Addresses of an endpoint's bytes, in packed order."""
-    found, datatype, count = endpoint
-    blocks = datatype.blocks(count)
-    ranges = [np.arange(n) + o for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
-    return found.pointer + np.concatenate(ranges)
+def _shifted(step: tuple[Any, ...], source: int, target: int) -> tuple[Any, ...]:
+    """A step at other addresses."""
+    kind, *rest = step
+    shifts = (target,) if kind == "fill" else (source, target)
+    moved = [at + ((s + (1 << 63)) % (1 << 64) - (1 << 63)) for at, s in zip(rest, shifts)]  # noqa: B905
+    return kind, *moved, *rest[len(moved) :]
 
 
 def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
     array = touched(endpoint)
     return array, packed + np.arange(len(array))
-
-
-def _side(side: Side) -> np.ndarray:
-    return (
-        side.pointer + side.strided.offsets()[:, None] + np.arange(side.strided.block_bytes)
-    ).ravel()
 
 
 def judge(logs: list[list[Op]], seeds: int = 4) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,23 @@ class Rig:
             made = IdleChannel()
         return made
 
+    def move(self, offset: int) -> None:
+        """Go on with other arrays, at addresses some bytes from a multiple of 256."""
+
+        def others(found: list[Any]) -> list[Any]:
+            fresh = [self.arena.field(one.shape[0] + 32, True) for one in found]
+            return [
+                replace(one, pointer=other.pointer + offset)
+                for one, other in zip(found, fresh, strict=True)
+            ]
+
+        self.sources = {w: others(found) for w, found in self.sources.items()}
+        self.targets = {w: others(found) for w, found in self.targets.items()}
+        found = [*self.sources.values(), *self.targets.values()]
+        pointers = [one.pointer for arrays in found for one in arrays]
+        if self.channel.is_movable:  # not of a rank without messages
+            self.channel.bind(self.channel.views(pointers))
+
     def pause(self) -> None:
         """Let the other ranks run ahead, or fall behind."""
         if self.random.random() < 0.4:
@@ -192,6 +209,8 @@ class Rig:
 
 class IdleChannel(IpcChannel):
     """Of a rank without messages."""
+
+    is_movable = False
 
     def __init__(self) -> None:
         pass
@@ -291,6 +310,35 @@ def test_every_wait_is_there_and_needed(
             idle.append(wait)
     assert agree(not idle, comm), idle
     assert agree(comm.rank > 0 or len(found) >= 2 * (comm.size - 1), comm)
+
+
+@pytest.mark.parametrize("operation", ["copy", "add"])
+def test_moved_to_other_arrays(
+    operation: Any, rig: Callable[..., Rig], comm: MPI.Intracomm
+) -> None:
+    """Between exchanges that are under way: what the last one moves is left alone."""
+    wires = [
+        Wire(a, (a + s) % comm.size, ("vector", "contiguous"), ("columns", "contiguous"), tag=s + 1)
+        for a in range(comm.size)
+        for s in (-1, 1)
+    ]
+    made = rig(wires, operation)
+    assert made.channel.is_movable
+    made.poison()
+    for epoch, offset in enumerate((None, 0, 16, 8 * (1 + comm.rank), None, 8, 64)):
+        if offset is not None:
+            made.move(offset)
+            made.held = {
+                w: [np.full(len(a), -1.0) for a in found] for w, found in made.held.items()
+            }
+            made.poison()
+        made.step(epoch)
+    judged(made.logs(), comm)
+
+
+def test_arrays_that_peers_reach_stay(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None:
+    for way in ("put", "get"):
+        assert not rig(ring(way, comm.size)).channel.is_movable
 
 
 @pytest.mark.parametrize("number", range(25))

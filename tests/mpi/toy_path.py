@@ -61,7 +61,7 @@ class ToyPath(Path):
     summary = "possible: in tests"
     memory = "host"
 
-    def describe(self, message: Message, arrays: Any, context: Any) -> str:
+    def describe(self, message: Message, arrays: Any, context: Any, *, floats: bool) -> str:
         return f"toy of rank {context.world.rank}"
 
     def candidates(

@@ -44,6 +44,7 @@ from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
+from tests.unit.host_launches import host_launches
 
 HEADER = "cpu_peer.h"
 GUARD = 0xA5
@@ -203,7 +204,7 @@ class Launch:
     defines: tuple[tuple[str, str], ...]
     blocks: int
     threads: int
-    arguments: list[Any]
+    args: list[Any]
 
 
 @dataclass
@@ -264,16 +265,17 @@ class Rank:
     def prepare(self, draft: Any) -> None:
         self.draft = draft
         with patch.object(negotiation, "plan", self._plan):
-            self.launch: Launch = draft.prepared()[self.aside]
+            made = draft.prepared()
+        self.launch: Launch = made.aside if self.aside else made.run
         self.parameters = []
-        for argument in self.launch.arguments:
+        for argument in self.launch.args:
             memory = aligned(ctypes.sizeof(argument))
             memory[:] = np.frombuffer(argument, np.uint8)
             self.parameters.append(memory)
         self.exchange = self.parameters[1].view(negotiation.EXCHANGE)[
             0
         ]  # a view: what is set in it holds
-        self.own = self.arena.bytes_of(draft._own).copy()
+        self.own = self.arena.bytes_of(draft._own[0]).copy()
         gaps = draft._memory.gaps(self.arena.bytes_of(draft._block))
         for gap in gaps:
             gap[:] = GUARD
@@ -299,8 +301,8 @@ class Rank:
     @property
     def begun_chunks(self) -> np.ndarray:
         """The kernel's notes of what it has begun to send."""
-        memory = self.arena.bytes_of(self.draft._own)
-        start = int(self.exchange["begun_chunk"]) - self.draft._own.pointer
+        memory = self.arena.bytes_of(self.draft._own[0])
+        start = int(self.exchange["begun_chunk"]) - self.draft._own[0].pointer
         return memory[start:][: 4 * int(self.exchange["send_chunks"])].view("u4")
 
     @property
@@ -383,8 +385,8 @@ class Rank:
         """Nothing but the arrays, the staging memory and the words of the protocol was written."""
         self.arena.check_guards()
         assert all((gap == GUARD).all() for gap in self.gaps)
-        own = self.arena.bytes_of(self.draft._own)
-        first = int(self.exchange["begun_chunk"]) - self.draft._own.pointer
+        own = self.arena.bytes_of(self.draft._own[0])
+        first = int(self.exchange["begun_chunk"]) - self.draft._own[0].pointer
         last = first + 4 * int(self.exchange["send_chunks"])
         assert (own[:first] == self.own[:first]).all() and (own[last:] == self.own[last:]).all()
 
@@ -410,7 +412,7 @@ class _Memory(negotiation._Memory):
 
 
 @contextmanager
-def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
+def without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
     runtime = SimpleNamespace(
         memset=lambda pointer, value, nbytes: ctypes.memset(pointer, value, nbytes),
         memcpy=lambda target, source, nbytes, _: ctypes.memmove(target, source, nbytes),
@@ -431,6 +433,8 @@ def _without_gpu(sms: int, adapt: Callable[..., Any]) -> Iterator[None]:
         return adapt(defines, blocks, threads, arguments)
 
     with (
+        host_launches(),
+        patch("halox.runtime.gpu.streams.is_capturing", lambda stream=None: False),
         patch.object(negotiation, "cupy", lambda: fake),
         patch.object(pools, "HOST_WORDS", Pool(word)),
         patch.object(negotiation, "kernel", lambda name, function, device, defines: defines),
@@ -475,7 +479,7 @@ def connect(
         Rank(number, flows, multiprocessors, operation, number in aside) for number in range(n)
     ]
     exported = [rank.exported() for rank in ranks]
-    with _without_gpu(sms, adapt):
+    with without_gpu(sms, adapt):
         drafts = []
         for rank in ranks:
             world: Any = SimpleNamespace(rank=rank.number, limit_s=limit_s)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.errors import StateError
 from halox.exchange.halo import halo_draft
 from halox.packing import device as packing
 from halox.packing.refine import Copy
@@ -26,43 +27,98 @@ require("cxx")
 class OnCpu:
     """Takes the place of StridedCopy."""
 
+    made = 0
+
     def __init__(self, copies: Sequence[Copy], *, device: int) -> None:
+        OnCpu.made += 1
         self.planned = plan(copies, sms=4)
 
-    def launch(self, stream: Any = None, shift: int = 0) -> None:
-        run("strided_copy", self.planned, source=shift, target=shift)
+    def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
+        run("strided_copy", self.planned, source=source, target=target)
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "StridedCopy", OnCpu)
+    monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream=None: False)
+    OnCpu.made = 0
+
+
+HALO = ((1, 1), (2, 1), (1, 2))
+SHAPE = (6, 9, 5)
+
+
+def channel_of(arrays: Sequence[np.ndarray]) -> LocalDeviceChannel:
+    layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
+    found = [replace(describe(array), device=0) for array in arrays]
+    draft = halo_draft(
+        tuple(arrays), [(one, layout) for one in found], operation="copy", corners=True
+    )
+    return LocalDeviceChannel(Job(found, draft.sends, draft.receives), 0)
+
+
+def array_at(dtype: str, offset: int = 0) -> np.ndarray:
+    """An array some bytes from a multiple of 256."""
+    shape = [n + low + high for n, (low, high) in zip(SHAPE, HALO, strict=True)]
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return aligned(nbytes, offset).view(dtype).reshape(shape)
+
+
+def check(channel: LocalDeviceChannel, arrays: Sequence[np.ndarray], seed: int) -> None:
+    """Exchange arrays by the channel, and compare them with NumPy's."""
+    inner = tuple(slice(low, n + low) for n, (low, _) in zip(SHAPE, HALO, strict=True))
+    wanted = []
+    for number, array in enumerate(arrays):
+        cells = np.random.default_rng((seed, number)).integers(1, 200, SHAPE).astype(array.dtype)
+        array[...] = 0
+        array[inner] = cells
+        wanted.append(np.pad(cells, HALO, mode="wrap"))
+    channel.bind(channel.views([array.ctypes.data for array in arrays]))
+    channel.start()
+    assert all(map(np.array_equal, arrays, wanted))
 
 
 @pytest.mark.parametrize("dtype", ["f8", "u1", "c16"])
-def test_a_moved_channel_exchanges_the_other_array(
-    monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
-    monkeypatch.setattr(packing, "StridedCopy", OnCpu)
-    layout = FieldLayout(
-        decompose((6, 9, 5), 1, periodic=True), 0, FieldSpec(((1, 1), (2, 1), (1, 2)))
-    )
-    nbytes = int(np.prod(layout.padded_shape)) * np.dtype(dtype).itemsize
-    arrays = [aligned(nbytes).view(dtype).reshape(layout.padded_shape) for _ in range(3)]
+def test_a_moved_channel_exchanges_the_other_array(dtype: str) -> None:
+    arrays = [array_at(dtype) for _ in range(3)]
     arrays.sort(key=lambda array: array.ctypes.data)
     first = arrays.pop(1)  # the others lie on both sides of it
-    found = replace(describe(first), device=0)
-    draft = halo_draft((first,), [(found, layout)], operation="copy", corners=True)
-    channel = LocalDeviceChannel(Job([found], draft.sends, draft.receives), 0)
+    channel = channel_of([first])
     assert channel.is_movable
     for number, array in enumerate((*arrays, first, *arrays)):
-        cells = np.random.default_rng(number).integers(1, 200, (6, 9, 5)).astype(dtype)
-        array[...] = 0
-        array[layout.interior] = cells
-        channel.bind(channel.views([array.ctypes.data]))
-        channel.start()
-        assert np.array_equal(array, np.pad(cells, ((1, 1), (2, 1), (1, 2)), mode="wrap"))
+        check(channel, [array], number)
+    assert OnCpu.made == 1
 
 
-def test_several_arrays_have_channels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "StridedCopy", OnCpu)
-    layout = FieldLayout(decompose((6, 6), 1, periodic=True), 0, FieldSpec(((1, 1), (1, 1))))
-    arrays = [np.zeros(layout.padded_shape) for _ in range(2)]
-    found = [replace(describe(array), device=0) for array in arrays]
-    read = [(one, layout) for one in found]
-    draft = halo_draft(tuple(arrays), read, operation="copy", corners=True)
-    assert not LocalDeviceChannel(Job(found, draft.sends, draft.receives), 0).is_movable
+@pytest.mark.parametrize("offset", [1, 2, 4, 8, 24])
+def test_an_array_of_another_alignment(offset: int) -> None:
+    """Which takes one more table, since words are shorter; and no table from then on."""
+    dtype = f"u{offset}" if offset < 8 else "f8"
+    channel = channel_of([array_at(dtype)])
+    for number in range(4):
+        check(channel, [array_at(dtype, offset * (number % 2))], number)
+    assert OnCpu.made == 2
+
+
+def test_several_arrays_move_each_by_itself() -> None:
+    dtypes = ["f8", "u1", "c16"]
+    first = [array_at(dtype) for dtype in dtypes]
+    channel = channel_of(first)
+    assert channel.is_movable and OnCpu.made == 1
+    rng = np.random.default_rng(5)
+    for number in range(4):
+        others = [array_at(dtype, 16 * int(rng.integers(8))) for dtype in dtypes]
+        check(channel, others, number)
+        check(channel, [first[0], others[1], first[2]], number)
+        check(channel, first, number)
+    assert OnCpu.made == 1 + len(dtypes)
+
+
+def test_no_table_is_made_while_a_stream_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = array_at("f8")
+    channel = channel_of([first])
+    monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream=None: True)
+    check(channel, [array_at("f8", 16)], 0)
+    with pytest.raises(StateError, match="before the capture"):
+        channel.views([first.ctypes.data + 8])
+    check(channel, [first], 1)

@@ -22,12 +22,11 @@ class Agreed:
         self.job = Job([], (), ())
         self.failure = FailureWord(0)
 
-    def prepared(self) -> tuple[Any, Any]:
-        launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
-        return launch, launch
+    is_movable = True
 
-    def around(self) -> tuple[list[Any], list[Any]]:
-        return [], []
+    def prepared(self) -> Any:
+        launch = SimpleNamespace(launch=lambda stream: self.log.append("launched"))
+        return SimpleNamespace(run=launch, aside=launch, before=[], after=[])
 
     def error(self) -> Exception:
         number, exchange = self.failure.words[:2]

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,13 @@ import pytest
 from halox.datatypes import contiguous, indexed_block, subarray
 from halox.errors import StateError
 from halox.packing.host import HostPacker
-from halox.packing.refine import Side, cut_parts
 from halox.paths.base import Job
 from halox.paths.fragments import cutter, whole
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import describe
 from tests.support import require
+from tests.unit.cpu_kernels import aligned
+from tests.unit.host_launches import HostLaunch, host_launches
 
 require("mpi")
 
@@ -76,7 +78,7 @@ class FakeGpu:
         self.streams: list[FakeStream] = []
         self.current = self.stream()
         self.capturing: set[int] = set()
-        self.zeros = np.zeros(1 << 16, np.uint8)
+        self.made = 0
 
     def stream(self, **_: Any) -> FakeStream:
         self.streams.append(FakeStream(self, 1 + len(self.streams)))
@@ -98,12 +100,6 @@ class FakeGpu:
         while not ready():
             assert self.run_one(), "the streams wait for one another"
 
-    def launch(self, calls: list[Callable[[], None]]) -> Any:
-        def put(stream: FakeStream) -> None:
-            stream.put(lambda: [call() for call in calls] and None)
-
-        return SimpleNamespace(launch=put)
-
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runtime = SimpleNamespace(
             streamIsCapturing=lambda stream: stream in self.capturing,
@@ -123,66 +119,15 @@ class FakeGpu:
             monkeypatch.setattr(
                 f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
             )
-        monkeypatch.setattr("halox.packing.device.fragment_launches", self.fragment_launches)
-        for name in ("pack", "unpack", "add"):
-            made = self.launches(name)
-            monkeypatch.setattr(f"halox.packing.device.launch_{name}", made)
-        monkeypatch.setattr("halox.packing.device.Zeroing", self.zeroing)
-        nothing = lambda parts: self.launch([*parts])  # noqa: E731
-        monkeypatch.setattr("halox.packing.device.Launches", nothing)
 
-    def launches(self, name: str) -> Callable[[Any, int], Any]:
-        def make(moves: Any, device: int) -> Any:
-            return self.launch([_whole(name, *move) for move in moves])
+    def queued(self, launch: HostLaunch) -> Any:
+        """A launch that is put on a stream."""
+        self.made += 1
 
-        return make
+        def put(stream: FakeStream, source: int = 0, target: int = 0) -> None:
+            stream.put(lambda: launch.launch(None, source, target))
 
-    def zeroing(self, endpoints: Any, device: int) -> Any:
-        return self.launch([_whole("unpack", e, self.zeros.ctypes.data) for e in endpoints])
-
-    def fragment_launches(
-        self, moves: Any, fragments: int, device: int, *, unpack: bool
-    ) -> list[Any]:
-        calls: list[list[Callable[[], None]]] = [[] for _ in range(fragments)]
-        for endpoint, packed, ends in moves:
-            found, datatype, count = endpoint
-            assert len(ends) == fragments and ends[-1] == datatype.size * count
-            parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
-            if isinstance(parts, int):
-                calls[parts].append(_whole("unpack" if unpack else "pack", endpoint, packed))
-                continue
-            for fragment, copies in zip(calls, parts, strict=True):
-                fragment += [_copying(*copy) for copy in copies]
-        return [self.launch(fragment) for fragment in calls]
-
-
-def _whole(name: str, endpoint: Any, packed: int) -> Callable[[], None]:
-    array, datatype, count = endpoint
-    packer = HostPacker(MEMORY[array.pointer], datatype, count)
-    buffer = np.frombuffer((ctypes.c_char * (datatype.size * count)).from_address(packed), np.uint8)
-    return lambda: getattr(packer, name)(buffer) and None
-
-
-def _copying(source: Side, target: Side) -> Callable[[], None]:
-    def view(side: Side) -> np.ndarray:
-        blocks = side.strided
-        interface = {
-            "version": 3,
-            "data": (side.pointer + blocks.offset, False),
-            "shape": (*blocks.counts, blocks.block_bytes),
-            "strides": (*blocks.strides, 1),
-            "typestr": "|u1",
-        }
-        return np.asarray(type("Bytes", (), {"__array_interface__": interface})())
-
-    def copy() -> None:
-        bytes_of = view(target)
-        bytes_of[...] = view(source).reshape(bytes_of.shape)
-
-    return copy
-
-
-MEMORY: dict[int, np.ndarray] = {}
+        return SimpleNamespace(launch=put)
 
 
 def buffer_on_gpu(nbytes: int) -> Buffer:
@@ -204,6 +149,8 @@ class Rig:
 
         self.gpu = FakeGpu(seed)
         self.gpu.install(monkeypatch)
+        self.stack = ExitStack()
+        self.stack.enter_context(host_launches(self.gpu.queued))
         self.world = World(MPI.COMM_SELF)
         self.u = np.zeros((40, 50, 12))
         self.v = np.zeros((4000,))
@@ -213,8 +160,6 @@ class Rig:
         rows = [contiguous(120, "f8"), subarray((4000,), (120,), (3800,), "f8")]
         sides = [(face[n], some[n], rows[n]) for n in (0, 1)]
         arrays = [self.u, self.v]
-        MEMORY.clear()
-        MEMORY.update({a.ctypes.data: a for a in arrays})
         parts = [(Part(0, f), Part(1, s), Part(1, r)) for f, s, r in sides]
         if operation == "add":  # the other way round
             parts.reverse()
@@ -245,7 +190,17 @@ class Rig:
             (packer.add if self.operation == "add" else packer.unpack)(some)
         return arrays
 
+    def move(self, offset: int) -> None:
+        """Go on with other arrays, the first ``offset`` bytes from a multiple of 256."""
+        kept = [aligned(a.nbytes, at) for a, at in ((self.u, offset), (self.v, 16))]
+        self.u, self.v = (
+            found.view("f8").reshape(a.shape)
+            for a, found in zip((self.u, self.v), kept, strict=True)
+        )
+        self.channel.bind(self.channel.views([a.ctypes.data for a in (self.u, self.v)]))
+
     def close(self) -> None:
+        self.stack.close()
         self.channel.close()
         self.world.close()
 
@@ -284,6 +239,28 @@ def test_in_order_with_the_users_streams(
     assert right == [True] * 12
     rig.close()
     assert not any(stream.queue for stream in gpu.streams[2:]), "closed with work in flight"
+
+
+@pytest.mark.parametrize("operation", ["copy", "add"])
+@pytest.mark.parametrize("cut", [whole, cutter(4096)])
+def test_moved_to_other_arrays(cut: Any, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any alignment; the joint launch and those of each array are made once each."""
+    rig = Rig(0, monkeypatch, operation, cut)
+    assert rig.channel.is_movable
+    first = before = rig.gpu.made
+    for step, offset in enumerate((16, 8, 0, 8, 4, 64, 24)):
+        rig.move(offset)
+        rig.fill(step)
+        wanted = rig.expected()
+        rig.channel.start()
+        rig.channel.finish()
+        rig.gpu.current.synchronize()
+        assert np.array_equal(rig.u, wanted[0]) and np.array_equal(rig.v, wanted[1])
+        if step in (2, 3, 5, 6):
+            assert rig.gpu.made == before, "such an alignment was known"
+        before = rig.gpu.made
+    assert before > first
+    rig.close()
 
 
 @pytest.mark.parametrize("cut", [whole, cutter(4096)])

@@ -53,10 +53,10 @@ class HostPath(Path):
     is_tuned = False
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> Window | None:
         """Return the layouts of the message's parts, and their places in shared memory if they have them."""
-        if arrays[message.parts[0].array].device is not None:
+        if floats or arrays[message.parts[0].array].device is not None:
             return None
         return window_of(message, arrays, context.locate)
 

@@ -127,8 +127,10 @@ class DirectChannel(Channel):
             if places is None:
                 raise AssertionError("a message without a place was sent the direct way")
             for part, place, layout in zip(message.parts, places, layouts, strict=True):
-                target = job.arrays[part.array], part.strided
-                moves.append(_move(target, (_array_at(context, place), layout)))
+                strided = part.strided
+                assert strided is not None  # or this end would not have been described
+                source = _array_at(context, place), layout
+                moves.append(_move((job.arrays[part.array], strided), source))
         self._moves = blocked(moves)
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})

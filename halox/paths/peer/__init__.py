@@ -47,12 +47,12 @@ class PeerPath(Path):
     )
 
     def describe(
-        self, message: Message, arrays: Sequence[Described], context: Context
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> PeerInfo | None:
         """Describe the message on this rank's GPU."""
         if arrays[message.parts[0].array].device is None:
             return None
-        return peer_info(message, arrays, context.device_arena)
+        return peer_info(message, arrays, None if floats else context.device_arena)
 
     def candidates(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext

@@ -18,13 +18,14 @@ the peer says that it has begun epoch e + 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halox.paths.base import Channel, Job, Key
-from halox.paths.launches import clearing_of
+from halox.paths.launches import WORD, check_no_capture, clearing_of
+from halox.paths.launches import View as LaunchView
 from halox.paths.peer.endpoints import PeerInfo, Tag
-from halox.paths.peer.negotiation import Cts, Negotiation
+from halox.paths.peer.negotiation import Cts, LaunchSet, Negotiation
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -36,8 +37,16 @@ from halox.runtime.world import World
 _MAKING = "the making of a plan"
 
 
+View = tuple[LaunchSet, Sequence[int], Sequence[LaunchView]]
+"""Launches, the arrays' shifts of the kernel's table, and the views of the launches around it."""
+
+
 class PeerChannel(Channel):
-    """All messages that one launch moves; made by :func:`make_peer_channel`."""
+    """All messages that one launch moves; made by :func:`make_peer_channel`.
+
+    For other arrays the launch's parameters get their distances from the arrays of its table. That asks for the same
+    remainders by the longest word, which the segments' words were chosen for; arrays of others go through buffers.
+    """
 
     needs_host = False
 
@@ -47,17 +56,40 @@ class PeerChannel(Channel):
         self._runtime = cp.cuda.runtime
         self._current_stream = cp.cuda.get_current_stream
         self._order = StreamOrder()
-        self._launch, self._launch_aside = agreed.prepared()
+        self._home = [array.pointer for array in agreed.job.arrays]
+        self.is_movable = agreed.is_movable
+        self._straight = self._now = agreed.prepared()
+        self._clear = clearing_of(agreed.job, device)
+        self._straight.after.extend(self._clear)
+        self._buffered: LaunchSet | None = None
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
-        self._before, self._after = agreed.around()
-        self._after += clearing_of(agreed.job, device)
         self._side = SIDE_STREAMS.take(device)
         self._is_aside = False
 
+    def views(self, memories: Sequence[int]) -> View:
+        """Return launches and shifts for arrays at other addresses."""
+        shifts = [(new - old) % (1 << 64) for new, old in zip(memories, self._home, strict=True)]
+        found = self._straight
+        if any(shift % WORD for shift in shifts):
+            if self._buffered is None:
+                check_no_capture()
+                self._buffered = self._agreed.through_buffers()
+                self._buffered.after.extend(self._clear)
+            found = self._buffered
+        return found, shifts, [one.view(memories) for one in (*found.before, *found.after)]
+
+    def bind(self, views: View) -> None:
+        """Launch for the arrays of these views."""
+        self._now, shifts, around = views
+        if self._now is self._straight:
+            self._now.shift(shifts)
+        for launches, view in zip((*self._now.before, *self._now.after), around, strict=True):
+            launches.bind(view)
+
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
-        self._enter(self._current_stream(), self._launch)
+        self._enter(self._current_stream(), self._now.run)
 
     def start(self) -> None:
         """Put the whole exchange on a stream of its own, after what the current one holds by now."""
@@ -65,7 +97,7 @@ class PeerChannel(Channel):
         aside = side.stream.ptr
         runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
         runtime.streamWaitEvent(aside, side.before.ptr)
-        self._enter(side.stream, self._launch_aside)
+        self._enter(side.stream, self._now.aside)
         runtime.eventRecord(side.after.ptr, aside)
         self._is_aside = True
 
@@ -82,10 +114,10 @@ class PeerChannel(Channel):
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        for part in self._before:
+        for part in self._now.before:
             part.launch(pointer)
         launch.launch(pointer)
-        for part in self._after:
+        for part in self._now.after:
             part.launch(pointer)
 
     def close(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import starmap
+from dataclasses import dataclass, field, replace
 
 from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Side, contiguous_side, paired
@@ -14,6 +13,7 @@ from halox.paths.peer.table import (
     PACKET_EXPANSION,
     WIDE_WORDS,
     Run,
+    both_packed,
     in_even_chunks,
     least_word,
     runs,
@@ -67,6 +67,16 @@ class PeerEndpoint:
             and all(run.packed >= 0 for run in self.runs)
         )
 
+    def through_buffer(self, buffer: int) -> PeerEndpoint:
+        """Return the endpoint for a buffer of its packed bytes in the array's place: with the same words and chunks."""
+        side = int(self.message.direction == "send")
+        return replace(
+            self,
+            runs=[run._replace(row=both_packed(run.row, side), array=-1) for run in self.runs],
+            buffered=True,
+            buffer=buffer,
+        )
+
     @property
     def staging_bytes(self) -> int:
         """Bytes of a slot of its staging memory."""
@@ -92,14 +102,18 @@ def endpoint_of(job: Job, message: Message, protocol: str) -> PeerEndpoint:
     is_send = message.direction == "send"
     pairs = _paired(message, job.arrays)
     buffered = pairs is None or (not is_send and job.operation == "add")
-    copies = [Copy(a, b) if is_send else Copy(b, a) for a, b in pairs or ()]
+    copies = [(Copy(a, b) if is_send else Copy(b, a), number) for a, b, number in pairs or ()]
     if buffered:
         blocks = [(0, message.packed_bytes)] if is_send else _waited_for(message)
         sides = [contiguous_side(start, nbytes) for start, nbytes in blocks]
-        copies = [Copy(side, side) for side in sides]
+        copies = [(Copy(side, side), -1) for side in sides]
     # Packets hold 8 bytes of a word at most.
     max_word = 8 if protocol == "ll" else 16
-    found = runs(copies, packed=int(is_send), max_word=max_word, tiles=protocol != "ll")
+    found = [
+        run._replace(array=number)
+        for copy, number in copies
+        for run in runs([copy], packed=int(is_send), max_word=max_word, tiles=protocol != "ll")
+    ]
     return PeerEndpoint(message, protocol, found, buffered)
 
 
@@ -145,14 +159,17 @@ def _waited_for(message: Message) -> list[tuple[int, int]]:
     return blocks
 
 
-def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, Side]] | None:
-    """Return its bytes in the arrays beside those of the packed message; None if no kernel walks them in one go."""
-    found: list[tuple[Side, Side]] = []
+def _paired(message: Message, arrays: Sequence[Addressed]) -> list[tuple[Side, Side, int]] | None:
+    """Return its bytes in the arrays beside those of the packed message, and the numbers of the arrays.
+
+    None if no kernel walks them in one go.
+    """
+    found: list[tuple[Side, Side, int]] = []
     for part, offset in zip(message.parts, message.offsets, strict=True):
         pairs = paired(arrays[part.array].pointer, part.datatype, part.count, offset)
         if pairs is None:
             return None
-        found += pairs
+        found += [(*pair, part.array) for pair in pairs]
     return found
 
 
@@ -170,7 +187,8 @@ def peer_info(message: Message, arrays: Sequence[Addressed], arena: DeviceArena 
     """Describe a message of arrays on this rank's GPU."""
     pairs = _paired(message, arrays)
     # What no kernel walks in one go is packed by itself first.
-    word = ALIGNMENT if pairs is None else least_word(runs([*starmap(Copy, pairs)], packed=1))
+    copies = [Copy(a, b) for a, b, _ in pairs or ()]
+    word = ALIGNMENT if pairs is None else least_word(runs(copies, packed=1))
     if not message.is_strided:
         return PeerInfo(word)
     found = None if arena is None else located(message, arrays, arena.locate)

@@ -10,12 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import ExchangeTimeoutError
-from halox.packing.device import Move, launch_add, launch_pack, launch_unpack
-from halox.packing.device_packer import Launchable
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
 from halox.paths.base import Job, Key
-from halox.paths.launches import packed_moves
+from halox.paths.launches import (
+    Item,
+    MovableLaunches,
+    copying,
+    packed_items,
+    packing,
+    unpacking,
+)
 from halox.paths.peer.endpoints import (
     PeerEndpoint,
     PeerInfo,
@@ -26,6 +31,7 @@ from halox.paths.peer.endpoints import (
     whole,
 )
 from halox.paths.peer.table import (
+    MOST_SHIFTS,
     PACKET_EXPANSION,
     Kind,
     PeerPlan,
@@ -33,6 +39,7 @@ from halox.paths.peer.table import (
     plan,
     repacked,
     runs,
+    shifts_of,
 )
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.compiler import kernel
@@ -44,6 +51,25 @@ from halox.runtime.world import World
 _NOTHING = Row(0, 0, 16, ())
 _LINE = 128
 _ALIGNMENT = 256
+
+EXCHANGE = np.dtype(
+    [
+        ("state", "u8"),
+        ("begun_chunk", "u8"),
+        ("peers", "u8"),
+        ("failure", "u8"),
+        ("limit_ns", "u8"),
+        ("peer_count", "u4"),
+        ("segments", "u4"),
+        ("send_chunks", "u4"),
+        ("chunks", "u4"),
+        ("send_blocks", "u4"),
+        ("unused", "u4"),
+        ("shift", "u8", (MOST_SHIFTS,)),
+    ]
+)
+"""The kernel's second parameter, as in ``peer.cu``."""
+_SHIFTS_AT = EXCHANGE.itemsize - 8 * MOST_SHIFTS
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,23 @@ class _Memory:
         self.size += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
 
 
+@dataclass
+class LaunchSet:
+    """All launches of an exchange: of the kernel, alone and beside other work, and of others before and after it."""
+
+    run: PreparedLaunch
+    aside: PreparedLaunch
+    before: list[MovableLaunches]
+    after: list[MovableLaunches]
+
+    def shift(self, shifts: Sequence[int]) -> None:
+        """Shift the arrays of the kernel's table, modulo 2**64, by multiples of the longest word, from now on."""
+        for launch in (self.run, self.aside):
+            known = (ctypes.c_uint64 * MOST_SHIFTS).from_buffer(launch.args[1], _SHIFTS_AT)
+            for number, shift in enumerate(shifts, 1):
+                known[number] = shift
+
+
 class Negotiation:
     """A channel under construction, round by round; see `halox.runtime.handshake`."""
 
@@ -92,7 +135,7 @@ class Negotiation:
         self.peers = job.peers
         self._to, self._of = {m.peer for m in job.sends}, {m.peer for m in job.receives}
         self._block: DeviceBlock | None = None
-        self._own: DeviceBlock | None = None
+        self._own: list[DeviceBlock] = []
         self.failure: FailureWord | None = None
         self._memory = _Memory()
 
@@ -163,21 +206,66 @@ class Negotiation:
         for reply in replies.values():
             self.arena.open(reply.handles)
 
-    def prepared(self) -> tuple[PreparedLaunch, PreparedLaunch]:
-        """Return the launch, and that for beside other work; memory that its table needs is allocated here."""
-        segments = [*self._copy_segments(), *self._send_segments(), *self._take_segments()]
-        return self._prepare(plan(segments, sms=multiprocessors(self.device)))
+    @property
+    def is_movable(self) -> bool:
+        """Whether all launches can be moved to other arrays of the same layouts."""
+        ends = (*self._sends, *self._takes)
+        return (
+            len(self.job.arrays) < MOST_SHIFTS
+            and all(end.protocol != "direct" for end in ends)
+            and all(send.array == receive.array for send, receive in self._copies.pairs())
+        )
 
-    def _copy_segments(self) -> list[Segment]:
+    def prepared(self) -> LaunchSet:
+        """Return all launches of an exchange; memory that their tables need is allocated here."""
         copies = [
-            Copy(whole(self.job, send), whole(self.job, receive))
+            Segment(Kind.COPY, run.row, 0, shifts=shifts_of(send.array, receive.array))
             for send, receive in self._copies.pairs()
+            for run in runs(
+                [Copy(whole(self.job, send), whole(self.job, receive))], packed=1, tiles=True
+            )
         ]
-        return [Segment(Kind.COPY, s.row, 0) for s in runs(copies, packed=1, tiles=True)]
+        return self._launches(copies, self._sends, self._takes)
 
-    def _send_segments(self) -> list[Segment]:
+    def through_buffers(self) -> LaunchSet:
+        """Return launches for arrays of any address: parts are packed to buffers, and unpacked from there.
+
+        What they send and take in is, chunk by chunk, that of the others. Local; waits for the GPU.
+        """
+        ends = [*self._sends, *self._takes]
+        block = self.arena.allocate(sum(end.message.packed_bytes for end in ends))
+        self._own.append(block)
+        at, buffered = block.pointer, []
+        for end in ends:
+            buffered.append(end if end.buffered else end.through_buffer(at))
+            at += end.message.packed_bytes
+        n = len(self._sends)
+        found = self._launches([], buffered[:n], buffered[n:])
+        if self._copies.sends:
+            found.after.append(copying(self._copies, [*self._copies.pairs()], self.device)[0])
+        return found
+
+    def _launches(
+        self, copies: list[Segment], sends: Sequence[PeerEndpoint], takes: Sequence[PeerEndpoint]
+    ) -> LaunchSet:
+        """Return the kernel's launches, and those around it: of types that it does not walk, and of additions."""
+        segments = [*copies, *self._send_segments(sends), *self._take_segments(takes)]
+        kernels = self._prepare(plan(segments, sms=multiprocessors(self.device)))
+        before, after = (self._buffered_items(ends) for ends in (sends, takes))
+        return LaunchSet(
+            *kernels,
+            [packing(self.job, before, self.device)] if before else [],
+            [unpacking(self.job, after, self.device)] if after else [],
+        )
+
+    @staticmethod
+    def _buffered_items(ends: Sequence[PeerEndpoint]) -> list[Item]:
+        buffered = [end for end in ends if end.buffered]
+        return packed_items([end.message for end in buffered], [end.buffer for end in buffered])
+
+    def _send_segments(self, sends: Sequence[PeerEndpoint]) -> list[Segment]:
         segments: list[Segment] = []
-        for number, end in enumerate(self._sends):
+        for number, end in enumerate(sends):
             peer, tag = end.tag
             cts, begun = self._cts[peer], self._pointer(("begun", peer))
             place, slot_bytes, end.is_wide = cts.staging[tag]
@@ -191,9 +279,9 @@ class Negotiation:
             segments += _segments_of(end, common, base, flags, packed=1)
         return segments
 
-    def _take_segments(self) -> list[Segment]:
+    def _take_segments(self, takes: Sequence[PeerEndpoint]) -> list[Segment]:
         segments: list[Segment] = []
-        for number, end in enumerate(self._takes, len(self._sends)):
+        for number, end in enumerate(takes, len(self._sends)):
             rts, flags = self._incoming[end.tag], self._pointer(("flags", *end.tag))
             common = Segment(Kind.TAKE_STAGED, _NOTHING, number, flag_count=rts.chunks)
             if end.protocol == "direct":
@@ -212,10 +300,11 @@ class Negotiation:
         parameter = planned.table
         table_bytes = 0 if planned.inline else -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
         # One more block for what only this rank uses, known only now.
-        self._own = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
-        own = self._own.pointer
+        block = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
+        self._own.append(block)
+        own = block.pointer
         with cupy().cuda.Device(self.device):
-            runtime.memset(own, 0, self._own.nbytes)
+            runtime.memset(own, 0, block.nbytes)
             if table_bytes:
                 self._upload(own, parameter)
                 parameter = np.array([own, own + planned.segments.nbytes], np.uint64)
@@ -225,6 +314,7 @@ class Negotiation:
                 | (self._of - self._to)
             )
             addresses = [self.arena.pointer(self._cts[peer].begun) for peer in waiting]
+            # The same each time, so that a launch which still runs reads no other ones.
             self._upload(self._pointer("peers"), np.array(addresses, np.uint64))
             runtime.deviceSynchronize()
         exchange = np.zeros(1, EXCHANGE)
@@ -259,21 +349,6 @@ class Negotiation:
         runtime = cupy().cuda.runtime
         runtime.memcpy(pointer, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
 
-    def around(self) -> tuple[list[Launchable], list[Launchable]]:
-        """Return the launches before and after the kernel: of types that it does not walk, and of additions."""
-
-        def moves(ends: Sequence[PeerEndpoint]) -> list[Move]:
-            buffered = [end for end in ends if end.buffered]
-            messages = [end.message for end in buffered]
-            return packed_moves(self.job, messages, [end.buffer for end in buffered])
-
-        outgoing, incoming = moves(self._sends), moves(self._takes)
-        unpack = launch_add if self.job.operation == "add" else launch_unpack
-        return (
-            [launch_pack(outgoing, self.device)] if outgoing else [],
-            [unpack(incoming, self.device)] if incoming else [],
-        )
-
     def error(self) -> ExchangeTimeoutError:
         """Return the failure that the kernel has reported."""
         assert self.failure is not None
@@ -287,10 +362,10 @@ class Negotiation:
 
     def abandon(self) -> None:
         """Release the memory; no rank may use it any more."""
-        for block in (self._block, self._own):
+        for block in (*self._own, self._block):
             if block is not None:
                 self.arena.release(block)
-        self._block = self._own = None
+        self._block, self._own = None, []
         if self.failure is not None:
             self.failure.close(self.error)
 
@@ -313,6 +388,9 @@ def _segments_of(
     kinds = (Kind.TAKE_LL, Kind.TAKE_WIDE), (Kind.SEND_LL, Kind.SEND_WIDE)
     for run in end.runs:
         row = run.row
+        common = common._replace(
+            shifts=shifts_of(*((run.array, -1) if packed else (-1, run.array)))
+        )
         if end.buffered:  # beside the packed message, there is this rank's own buffer
             side = ("target", "source")[packed]
             row = row._replace(**{side: getattr(row, side) + end.buffer})
@@ -328,21 +406,3 @@ def _segments_of(
             yield common._replace(row=row, chunk_words=run.chunk_words, flags=flags)
             if not common.flag_count:
                 flags += 4 * run.chunks
-
-
-EXCHANGE = np.dtype(
-    [
-        ("state", "u8"),
-        ("begun_chunk", "u8"),
-        ("peers", "u8"),
-        ("failure", "u8"),
-        ("limit_ns", "u8"),
-        ("peer_count", "u4"),
-        ("segments", "u4"),
-        ("send_chunks", "u4"),
-        ("chunks", "u4"),
-        ("send_blocks", "u4"),
-        ("unused", "u4"),
-    ]
-)
-"""The kernel's second parameter, as in ``peer.cu``."""

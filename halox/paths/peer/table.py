@@ -46,6 +46,9 @@ TABLE_BYTES = 3800
 INLINE_CHUNKS = 600
 """Most chunks that are worked on in the order of the segments, which needs no table in device memory."""
 
+MOST_SHIFTS = 16
+"""Shifts of a launch's arrays to others, the first of which is 0, as in ``peer.cu``."""
+
 IN_FLIGHT = 4
 """Words that a thread loads before it stores the first; 1 in small exchanges."""
 
@@ -116,6 +119,7 @@ class Run(NamedTuple):
 
     row: Row
     packed: int  # first packed byte; -1 if its bytes are not there one after the other
+    array: int = -1  # number of the array on the other side, -1 where there is none
     direct_words: int = 0  # of a chunk of what goes direct, which only its sender needs to know
 
     @property
@@ -231,6 +235,13 @@ def repacked(row: Row, packed: int, base: int, expansion: int = 1) -> Row:
     return row._replace(source=at[0], target=at[1], levels=levels)
 
 
+def both_packed(row: Row, packed: int) -> Row:
+    """Return the row with both sides at the addresses, from 0 on, of its packed side."""
+    at = (row.source, row.target)[packed]
+    levels = tuple(Level(level.steps, *[level[1 + packed]] * 2) for level in row.levels)
+    return row._replace(source=at, target=at, levels=levels)
+
+
 class Segment(NamedTuple):
     """A row and its kind of transfer, as in ``peer.cu``; with addresses on the GPU that runs the kernel."""
 
@@ -243,6 +254,7 @@ class Segment(NamedTuple):
     slot_bytes: int = 0
     flag_count: int = 0
     lag: int = 0
+    shifts: int = 0  # see `shifts_of`
 
 
 @dataclass(frozen=True)
@@ -325,10 +337,19 @@ def segment_dtype(levels: int) -> np.dtype[np.void]:
             ("chunk_words", "u4"),
             ("flag_count", "u4"),
             ("lag", "u4"),
-            ("unused", "u4"),
+            ("shifts", "u4"),
             ("region", region_dtype(levels)),
         ]
     )
+
+
+def shifts_of(source: int, target: int) -> int:
+    """Numbers of the shifts of a segment's two addresses, by those of their arrays, -1 for none.
+
+    Shift n + 1 is that of array n, shift 0 is none.
+    """
+    numbers = [n + 1 if n + 1 < MOST_SHIFTS else 0 for n in (source, target)]
+    return numbers[0] | numbers[1] << 16
 
 
 def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
@@ -358,7 +379,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         if segment.kind in (Kind.SEND_WIDE, Kind.TAKE_WIDE):
             chunk_words = threads // 32 * TILE_DATA_BYTES // segment.row.word_bytes
         fill_region(entry["region"], segment.row, chunk)
-        for name in ("flags", "begun", "slot_bytes", "flag_count", "lag"):
+        for name in ("flags", "begun", "slot_bytes", "flag_count", "lag", "shifts"):
             entry[name] = getattr(segment, name)
         entry["kind"], entry["peer"] = segment.kind, segment.message
         entry["chunk_words"] = chunk_words

@@ -19,7 +19,14 @@ from typing import Any
 
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
-from halox.paths.launches import clearing_of, fragmented, packed_moves
+from halox.paths.launches import (
+    MovableChannel,
+    clearing_of,
+    fragmented,
+    packed_items,
+    packing,
+    unpacking,
+)
 from halox.paths.staged.pipeline import Pipeline, Work
 from halox.runtime.gpu.streams import refuse_capture
 from halox.runtime.world import World
@@ -47,8 +54,8 @@ class _Stream:
         self._path = path
         self._stream: Any = None
         outgoing, incoming = buffers.device_pointers()
-        self._outgoing = [packed_moves(job, job.sends, row) for row in outgoing]
-        self._incoming = [packed_moves(job, job.receives, row) for row in incoming]
+        self._outgoing = [packed_items(job.sends, row) for row in outgoing]
+        self._incoming = [packed_items(job.receives, row) for row in incoming]
         self._clear = clearing_of(job, device)
 
     def check(self) -> None:
@@ -63,7 +70,7 @@ class _Stream:
         return stream
 
 
-class StagedChannel(_Stream, Channel):
+class StagedChannel(_Stream, MovableChannel):
     """Moves arrays on this rank's GPU through transport buffers, all at once.
 
     The receiver's kernel may still read a buffer when `finish` returns. It has ended by the time `start` has
@@ -73,13 +80,11 @@ class StagedChannel(_Stream, Channel):
     def __init__(
         self, job: Job, buffers: TransportBuffers, device: int, path: str = "staged"
     ) -> None:
-        from halox.packing.device import launch_add, launch_pack, launch_unpack
-
         super().__init__(job, buffers, device, path)
         self._buffers, self._epoch = buffers, 0
-        unpack = launch_add if job.operation == "add" else launch_unpack
-        self._pack = [launch_pack(moves, device) for moves in self._outgoing if moves]
-        self._unpack = [unpack(moves, device) for moves in self._incoming if moves]
+        self._pack = [packing(job, items, device) for items in self._outgoing if items]
+        self._unpack = [unpacking(job, items, device) for items in self._incoming if items]
+        self._movable = [*self._pack, *self._unpack, *self._clear]
 
     def start(self) -> None:
         """Pack into the buffers, wait for that, and post the messages; blocks the host for the packing."""
@@ -88,7 +93,8 @@ class StagedChannel(_Stream, Channel):
         self._buffers.open(epoch)
         self._stream = stream
         if self._pack:
-            self._pack[epoch % len(self._pack)].launch(stream)
+            for launch, source, target in self._pack[epoch % len(self._pack)].stages[0]:
+                launch(stream, source, target)
         stream.synchronize()
         self._buffers.release(self._epoch)
         for clear in self._clear:
@@ -102,7 +108,8 @@ class StagedChannel(_Stream, Channel):
         if not self._unpack:
             return
         stream = self._current_stream()
-        self._unpack[self._epoch % len(self._unpack)].launch(stream)
+        for launch, source, target in self._unpack[self._epoch % len(self._unpack)].stages[0]:
+            launch(stream, source, target)
         if stream.ptr != self._stream.ptr:
             self._stream = stream
 
@@ -125,23 +132,23 @@ class _StagedWork(_Stream, Work):
     """
 
     def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
-        from halox.packing.device import Launches, launch_add
         from halox.runtime.gpu.cuda import cupy
 
         super().__init__(job, buffers, device, path)
         stages_out, stages_in = buffers.stages_out, buffers.stages_in
         sent, received = (job.sends, buffers.outgoing_ends), (job.receives, buffers.incoming_ends)
         self._packs = [
-            fragmented(moves, *sent, stages_out, device, unpack=False) for moves in self._outgoing
+            fragmented(job, items, *sent, stages_out, device, unpack=False)
+            for items in self._outgoing
         ]
-        if job.operation == "add":
-            none = [Launches([])] * (stages_in - 1)
-            self._unpacks = [[*none, launch_add(moves, device)] for moves in self._incoming]
-        else:
-            self._unpacks = [
-                fragmented(moves, *received, stages_in, device, unpack=True)
-                for moves in self._incoming
-            ]
+        self._adds_in = stages_in - 1 if job.operation == "add" else None
+        self._unpacks = [
+            fragmented(job, items, *received, stages_in, device, unpack=True)
+            if self._adds_in is None
+            else unpacking(job, items, device)
+            for items in self._incoming
+        ]
+        self.movable = [*self._packs, *self._unpacks, *self._clear]
         cuda = cupy().cuda
         with cuda.Device(device):
             self._own = cuda.Stream(non_blocking=True)
@@ -154,8 +161,9 @@ class _StagedWork(_Stream, Work):
         self._begun.record(stream)
         self._own.wait_event(self._begun)
         if self._packed:
-            for launch, event in zip(self._packs[slot], self._packed, strict=True):
-                launch.launch(stream)
+            for stage, event in zip(self._packs[slot].stages, self._packed, strict=True):
+                for launch, source, target in stage:
+                    launch(stream, source, target)
                 event.record(stream)
         for clear in self._clear:
             clear.launch(stream)
@@ -164,7 +172,12 @@ class _StagedWork(_Stream, Work):
         return bool(self._packed[stage].done)
 
     def unpack(self, slot: int, stage: int) -> None:
-        self._unpacks[slot][stage].launch(self._own)
+        if self._adds_in is not None:
+            if stage < self._adds_in:
+                return
+            stage = 0
+        for launch, source, target in self._unpacks[slot].stages[stage]:
+            launch(self._own, source, target)
 
     def end(self) -> None:
         self._read.record(self._own)

@@ -16,14 +16,23 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
-from halox.paths.base import Channel
 from halox.paths.buffers import TransportBuffers
+from halox.paths.launches import MovableChannel, MovableLaunches
 from halox.runtime.world import Waiter, World
 
 
 class Work(ABC):
-    """GPU work of a pipeline. Stages are packed and unpacked in turn."""
+    """GPU work of a pipeline. Stages are packed and unpacked in turn.
+
+    Attributes
+    ----------
+    movable : sequence of MovableLaunches
+        All launches over the arrays.
+    """
+
+    movable: Sequence[MovableLaunches] = ()
 
     @abstractmethod
     def check(self) -> None:
@@ -54,7 +63,7 @@ class Work(ABC):
         """Wait on the host for all packing and unpacking put on streams so far."""
 
 
-class Pipeline(Channel):
+class Pipeline(MovableChannel):
     """Moves arrays on this rank's GPU through transport buffers, fragment by fragment.
 
     `start` returns when all stages have been packed and posted. It waits for this rank's GPU, as far as its packing,
@@ -64,6 +73,7 @@ class Pipeline(Channel):
 
     def __init__(self, world: World, buffers: TransportBuffers, work: Work) -> None:
         self._world, self._buffers, self._work = world, buffers, work
+        self._movable = work.movable
         self._waiter: Waiter = world.waiter()
         self._crowded = world.crowded
         self._epoch = 0

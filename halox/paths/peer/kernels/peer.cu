@@ -62,6 +62,7 @@
 #define TAKE_WIDE 7
 #define TAKE_DIRECT 8
 
+#define MOST_SHIFTS 16
 #define EPOCH_SHIFT 12  // more than the blocks of a launch, as a power of two
 
 struct __align__(16) Segment {
@@ -73,7 +74,7 @@ struct __align__(16) Segment {
     u32 chunk_words;
     u32 flag_count;   // flags to wait for; 0 if chunk n waits for flag n alone
     u32 lag;          // how many epochs `begun` may be behind
-    u32 unused;
+    u32 shifts;       // numbers of the shifts of its source (low half) and target
     Region region;
 
     // Whether it is of a kind: known to the compiler where all segments that are sent, or taken, are of one kind.
@@ -106,6 +107,10 @@ struct Exchange {
     u64 failure;       // u32[2] in host memory: number of the message + 1, epoch
     u64 limit_ns;      // 0: none
     u32 peer_count, segments, send_chunks, chunks, send_blocks, unused;
+    u64 shift[MOST_SHIFTS];  // from each array of the table to that of this launch; 0 for none
+
+    __device__ __forceinline__ u64 of_source(const Segment& segment) const { return shift[segment.shifts & 0xffff]; }
+    __device__ __forceinline__ u64 of_target(const Segment& segment) const { return shift[segment.shifts >> 16]; }
 };
 
 struct Round {
@@ -144,12 +149,13 @@ struct Packets16 {
 };
 
 template <class Word>
-__device__ __forceinline__ void send_packets(const Region& region, u64 base, u32 first, u32 last, u32 epoch)
+__device__ __forceinline__ void send_packets(
+    const Region& region, u64 from, u64 base, u32 first, u32 last, u32 epoch)
 {
     for (u32 start = first + threadIdx.x; start < last; start += IN_FLIGHT * blockDim.x) {
         u64 source[IN_FLIGHT], target[IN_FLIGHT];
         Word taken[IN_FLIGHT] = {};
-        places<IN_FLIGHT>(region, 0, base, start, blockDim.x, source, target);
+        places<IN_FLIGHT>(region, from, base, start, blockDim.x, source, target);
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; ++i)
             if (start + i * blockDim.x < last)
@@ -162,7 +168,8 @@ __device__ __forceinline__ void send_packets(const Region& region, u64 base, u32
 }
 
 template <class Word>
-__device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 first, u32 last, u32 epoch)
+__device__ __forceinline__ void send_wide(
+    const Region& region, u64 from, u64 base, u32 first, u32 last, u32 epoch)
 {
     const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
     const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
@@ -170,7 +177,7 @@ __device__ __forceinline__ void send_wide(const Region& region, u64 base, u32 fi
         return;
     u64 source[words], target[words];
     Word taken[words] = {};
-    places<words>(region, 0, 0, start, 32, source, target);
+    places<words>(region, from, 0, start, 32, source, target);
 #pragma unroll
     for (u32 i = 0; i < words; ++i)
         if (start + 32 * i < last)
@@ -230,23 +237,23 @@ struct Worker {
         const u32 first = number * segment.chunk_words;
         const u32 left = region.words - first;
         const u32 last = first + (left < segment.chunk_words ? left : segment.chunk_words);
-        const u64 base = round.slot * segment.slot_bytes;
+        const u64 base = round.slot * segment.slot_bytes, from = exchange.of_source(segment);
         if (segment.is<SEND_LL>()) {
             switch (WORD_BYTES ? WORD_BYTES : region.word_bytes) {
-            case 16: send_packets<Word16>(region, base, first, last, round.epoch); break;
-            case 8: send_packets<u64>(region, base, first, last, round.epoch); break;
-            default: send_packets<u32>(region, base, first, last, round.epoch); break;
+            case 16: send_packets<Word16>(region, from, base, first, last, round.epoch); break;
+            case 8: send_packets<u64>(region, from, base, first, last, round.epoch); break;
+            default: send_packets<u32>(region, from, base, first, last, round.epoch); break;
             }
             return true;
         }
         if (segment.is<SEND_WIDE>()) {
             if ((WORD_BYTES ? WORD_BYTES : region.word_bytes) == 8)
-                send_wide<u64>(region, base, first, last, round.epoch);
+                send_wide<u64>(region, from, base, first, last, round.epoch);
             else
-                send_wide<u32>(region, base, first, last, round.epoch);
+                send_wide<u32>(region, from, base, first, last, round.epoch);
             return true;
         }
-        CopyWork{0, base}(region, first, last);
+        CopyWork{from, base + exchange.of_target(segment)}(region, first, last);
         if (!segment.is<COPY>()) {
             __syncthreads();
             if (threadIdx.x == 0)
@@ -286,17 +293,18 @@ struct Worker {
             return flag >= flags;
         });
         if (came && segment.is<TAKE_STAGED>())
-            CopyWork{base, 0}(region, first, last);
+            CopyWork{base, exchange.of_target(segment)}(region, first, last);
         return came;
     }
 
     template <class Packets, class Word>
     __device__ __forceinline__ bool take_packets(const Segment& segment, u64 base, u32 first, u32 last)
     {
+        const u64 to = exchange.of_target(segment);
         for (u32 batch = first; batch < last; batch += IN_FLIGHT * blockDim.x) {
             const u32 start = batch + threadIdx.x;
             u64 source[IN_FLIGHT], target[IN_FLIGHT];
-            places<IN_FLIGHT>(segment.region, base, 0, start, blockDim.x, source, target);
+            places<IN_FLIGHT>(segment.region, base, to, start, blockDim.x, source, target);
             u32 missing = 0;
 #pragma unroll
             for (u32 i = 0; i < IN_FLIGHT; ++i)
@@ -327,7 +335,7 @@ struct Worker {
         const u32 lane = threadIdx.x & 31, words = WIDE_BYTES / sizeof(Word);
         const u32 tile = first / (32 * words) + (threadIdx.x >> 5), start = tile * 32 * words + lane;
         u64 source[words], target[words];
-        places<words>(segment.region, 0, 0, start, 32, source, target);
+        places<words>(segment.region, 0, exchange.of_target(segment), start, 32, source, target);
         const u64 packets = base + segment.region.source + u64(tile) * TILE_BYTES + 16 * lane;
         return wait(segment.peer, [&] {
             Wide wide;

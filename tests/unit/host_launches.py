@@ -1,0 +1,136 @@
+"""Launches of `halox.packing.device` by NumPy on the host's memory, at the addresses that a call shifts them to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from halox.packing.refine import Side, cut_parts
+
+
+def touched(endpoint: Any) -> np.ndarray:
+    """Addresses of an endpoint's bytes, in packed order."""
+    found, datatype, count = endpoint
+    blocks = datatype.blocks(count)
+    ranges = [np.arange(n) + o for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
+    return found.pointer + np.concatenate(ranges)
+
+
+def side_of(side: Side) -> np.ndarray:
+    """The same of strided blocks."""
+    offsets = side.strided.offsets()[:, None] + np.arange(side.strided.block_bytes)
+    return (side.pointer + offsets).ravel()
+
+
+Step = tuple[np.ndarray, np.ndarray, Any]
+"""Addresses of the bytes that are read, and of those written; the dtype in which they are added, None for copies."""
+
+
+class HostLaunch:
+    """Steps that are taken at once."""
+
+    def __init__(self, steps: Sequence[Step], keep: object = None) -> None:
+        self.steps, self._keep = steps, keep
+
+    def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
+        for read, written, dtype in self.steps:
+            values = _load(_shifted(read, source))
+            to = _shifted(written, target)
+            if dtype is not None:
+                values = (_load(to).view(dtype) + values.view(dtype)).view("u1")
+            _store(to, values)
+
+
+def _shifted(addresses: np.ndarray, shift: int) -> np.ndarray:
+    return (addresses.astype("u8") + np.uint64(shift)).astype("i8")
+
+
+def _load(addresses: np.ndarray) -> np.ndarray:
+    return np.frombuffer(b"".join(ctypes.string_at(int(at), n) for at, n in _runs(addresses)), "u1")
+
+
+def _store(addresses: np.ndarray, values: np.ndarray) -> None:
+    start = 0
+    for at, n in _runs(addresses):
+        ctypes.memmove(int(at), values[start : start + n].tobytes(), n)
+        start += n
+
+
+def _runs(addresses: np.ndarray) -> Iterator[tuple[int, int]]:
+    for run in np.split(addresses, np.flatnonzero(np.diff(addresses) != 1) + 1):
+        if run.size:
+            yield int(run[0]), int(run.size)
+
+
+def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
+    array = touched(endpoint)
+    return array, packed + np.arange(len(array))
+
+
+def _pack(moves: Any, device: int) -> HostLaunch:
+    return HostLaunch([(*_both(*move), None) for move in moves])
+
+
+def _unpack(moves: Any, device: int) -> HostLaunch:
+    return HostLaunch([(*_both(*move)[::-1], None) for move in moves])
+
+
+def _add(moves: Any, device: int) -> HostLaunch:
+    return HostLaunch([(*_both(*move)[::-1], move[0][1].uniform) for move in moves])
+
+
+def _fragments(moves: Any, fragments: int, device: int, *, unpack: bool) -> list[HostLaunch]:
+    steps: list[list[Step]] = [[] for _ in range(fragments)]
+    for endpoint, packed, ends in moves:
+        found, datatype, count = endpoint
+        parts = cut_parts(found.pointer, datatype, count, packed, ends, unpack=unpack)
+        if isinstance(parts, int):
+            both = _both(endpoint, packed)
+            steps[parts].append((*(both[::-1] if unpack else both), None))
+            continue
+        for fragment, copies in zip(steps, parts, strict=True):
+            fragment += [(side_of(c.source), side_of(c.target), None) for c in copies]
+    return [HostLaunch(fragment) for fragment in steps]
+
+
+def _between(pairs: Any, operation: str, device: int) -> HostLaunch:
+    return HostLaunch(
+        [(touched(a), touched(b), b[1].uniform if operation == "add" else None) for a, b in pairs]
+    )
+
+
+def _zeroing(endpoints: Any, device: int) -> HostLaunch:
+    zeros = np.zeros(max(len(touched(endpoint)) for endpoint in endpoints), "u1")
+    at = zeros.ctypes.data + np.arange(zeros.size)
+    return HostLaunch([(at[: len(t)], t, None) for t in map(touched, endpoints)], keep=zeros)
+
+
+FAKES: dict[str, Callable[..., Any]] = {
+    "launch_pack": _pack,
+    "launch_unpack": _unpack,
+    "launch_add": _add,
+    "fragment_launches": _fragments,
+    "strided_between": _between,
+    "Zeroing": _zeroing,
+}
+"""What takes the place of the functions of `halox.packing.device`."""
+
+
+@contextmanager
+def host_launches(wrap: Callable[[HostLaunch], Any] = lambda made: made) -> Iterator[None]:
+    """Let these take the place of the GPU's; ``wrap`` returns what is launched for each."""
+
+    def wrapped(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        return [*map(wrap, made)] if isinstance(made, list) else wrap(made)
+
+    with ExitStack() as stack:
+        for name, fake in FAKES.items():
+            stack.enter_context(patch(f"halox.packing.device.{name}", partial(wrapped, fake)))
+        yield
