@@ -113,21 +113,33 @@ class Pipeline:
             ]
             for forward in (True, False)
         }
-        self._steps = {True: self._forward(), False: self._backward()}
+        self._steps: dict[bool, list[Step]] = {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no steps have been made yet."""
+        return not self._bound
 
     def run(self, forward: bool, source: Any, target: Any) -> None:
         """Transform a view of a field's cells into another, component axes in front."""
+        bound = self.bind(forward, source, target)
+        arrays = [source, target, *self._work[2:]]
+        for run, i, j in bound:
+            run(arrays[i], arrays[j])
+
+    def bind(self, forward: bool, source: Any, target: Any) -> list[tuple[Run, int, int]]:
+        """Return the steps for arrays of a layout, made at the first call with it; local."""
         engine = self._engine
         key = forward, engine.key(source), engine.key(target)
         bound = self._bound.get(key)
         if bound is None:
+            if not self._steps:
+                self._steps = {True: self._forward(), False: self._backward()}
             arrays = [source, target, *self._work[2:]]
             steps = self._steps[forward]
             bound = [(self._make(op, arrays[i], arrays[j]), i, j) for op, i, j in steps]
             self._bound[key] = bound
-        arrays = [source, target, *self._work[2:]]
-        for run, i, j in bound:
-            run(arrays[i], arrays[j])
+        return bound
 
     # Steps
 

@@ -9,7 +9,7 @@ of the process grid that the moved axis spans::
             (1, p, q)    p moves 0 -> 1       transform axis 0     messages within the p ranks of a column
 
 The sequence is found by a search for the fewest moves onto axes that are cut (as blocks need one), then for the fewest
-transposes, then for the smallest groups of ranks, then for axis 0 as the last one.
+transposes, then for axis 0 as the last one, then for the smallest groups of ranks.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Search:
         start = [Stage(parts, (), tuple(sorted(ready)))]
         number = count()
         queue: list[tuple[tuple[object, ...], int, frozenset[int], list[Stage]]] = []
-        heappush(queue, ((0, 0, 0, ()), next(number), ready, start))
+        heappush(queue, ((0, 0, (), 0), next(number), ready, start))
         known = set()
         while queue:
             cost, _, done, stages = heappop(queue)
@@ -175,13 +175,13 @@ class _Search:
 
 def _raised(cost: tuple[object, ...], parts: tuple[int, ...], moves: Moves) -> tuple[object, ...]:
     """Return the cost of a sequence with one transpose more; smaller is better."""
-    merges, steps, ranks, order = cost
+    merges, steps, order, ranks = cost
     onto = [target for _, target in moves]
     merged = sum(parts[target] > 1 for target in onto) + len(onto) - len(set(onto))
     group = math.prod(parts[source] for source, _ in moves)
     # Later axes first, so that axis 0, whose lines make one batch, comes last; and lines along the last axis long.
-    preference = tuple((-source, target) for source, target in reversed(moves))
-    return (merges + merged, steps + 1, ranks + group, (*order, preference))  # type: ignore[operator,misc]
+    preference = tuple(-source for source, _ in reversed(moves)), tuple(onto)
+    return (merges + merged, steps + 1, (*order, preference), ranks + group)  # type: ignore[operator,misc]
 
 
 def _why_impossible(search: _Search, parts: tuple[int, ...], wished: list[Stage]) -> str:

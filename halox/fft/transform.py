@@ -309,12 +309,23 @@ class FFT:
         if known is None:
             known = self._look_up(direction, source, out)
         call, pipeline = known
-        if out is None:
-            out = self._fields.new(forward, call)
+        fields = self._fields
+
+        def views(target: object) -> tuple[Any, Any]:
+            return fields.cells(source, call.source), fields.cells(target, call.target)
+
+        def first() -> Any:
+            target = fields.new(forward, call) if out is None else out
+            pipeline.bind(forward, *views(target))
+            return target
+
+        if pipeline.is_new:  # memory can run out on one rank alone
+            target = self._world.guarded(first, direction)
+        else:
+            target = fields.new(forward, call) if out is None else out
         self._engine.begin()
-        cells = self._fields.cells
-        pipeline.run(forward, cells(source, call.source), cells(out, call.target))
-        return out
+        pipeline.run(forward, *views(target))
+        return target
 
     def _look_up(self, direction: str, source: object, out: object | None) -> tuple[Call, Pipeline]:
         """Check arrays that are new, and find their steps; collective where these must be made, or a check fails."""

@@ -278,6 +278,26 @@ def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.Mon
     check(random_case(rng, comm.size), comm, rng)
 
 
+@pytest.mark.ranks(3, 4, 6)
+@pytest.mark.geometry
+def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of two nodes in turn, whose blocks are placed by node; messages stay in the rows of the blocks."""
+    monkeypatch.setenv("HALOX_NODE", f"node {comm.rank % 2}")
+    shape = (12, 12, 12)
+    p, q = MPI.Compute_dims(comm.size, 2)
+    with box(comm, shape) as grid, halox.FFT(grid) as fft:
+        whole = np.random.default_rng(SEED).standard_normal(shape) + 0j
+        u = grid.zeros("c16")
+        grid.interior(u)[...] = whole[grid.owned]
+        s = fft.forward(u)
+        assert agree(bool(np.allclose(s, scipy.fft.fftn(whole)[fft.grid.owned], atol=1e-11)), comm)
+        v = grid.interior(fft.backward(s))
+        assert agree(bool(np.allclose(v, whole[grid.owned], atol=1e-13)), comm)
+        (pipeline,) = fft._pipelines.values()
+        sent = [plan.messages_sent for plan in pipeline._plans[True]]
+        assert sent == [n - 1 for n in (q, p) if n > 1]
+
+
 def test_without_scipy(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single precision by numpy.fft alone."""
     monkeypatch.setattr("halox.runtime.host_fft._scipy", lambda: None)

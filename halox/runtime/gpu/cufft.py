@@ -150,7 +150,7 @@ class CuFFT:
         *others, last = axes
         inner = (*sorted(others), last)
         for size in range(min(len(inner), _MOST_AXES), 1, -1):
-            run = self._direct(source, target, inner[-size:], sign, half=True)
+            run = self._by_one_plan(source, target, inner[-size:], sign, half=True)
             if run is not None:
                 return inner[:-size], run
         return inner[:-1], self._one_axis(source, target, last, sign, half=True)
@@ -159,7 +159,7 @@ class CuFFT:
         """Transform complex numbers by as few plans as possible."""
         axes = tuple(sorted(axes))
         for size in range(min(len(axes), _MOST_AXES), 1, -1):
-            run = self._direct(source, target, axes[-size:], sign)
+            run = self._between(Form.of(source), Form.of(target), axes[-size:], sign, False)
             if run is not None:
                 return self._after(run, target, axes[:-size], sign)
         return self._after(self._one_axis(source, target, axes[-1], sign), target, axes[:-1], sign)
@@ -175,15 +175,10 @@ class CuFFT:
 
         return run
 
-    def _direct(
-        self, source: Any, target: Any, axes: tuple[int, ...], sign: int, *, half: bool = False
-    ) -> Run | None:
-        """Transform by launches of one plan from array to array; None if that is impossible or takes too many."""
-        return self._between(Form.of(source), Form.of(target), axes, sign, half)
-
     def _between(
         self, source: Form, target: Form, axes: tuple[int, ...], sign: int, half: bool
     ) -> Run | None:
+        """Transform by launches of one plan from form to form; None if that is impossible or takes too many."""
         if len(axes) > _MOST_AXES:
             return None
         found = launches(source, target, axes, half=half)
@@ -194,24 +189,49 @@ class CuFFT:
             return None
         return self._runner(found, source.dtype, target.dtype, sign)
 
+    def _by_one_plan(
+        self, source: Any, target: Any, axes: tuple[int, ...], sign: int, *, half: bool = False
+    ) -> Run | None:
+        """Transform directly, or with a contiguous work array in place of one of both; None if neither is possible."""
+        natural = tuple(range(source.ndim))
+        for before, after in ((None, None), (natural, None), (None, natural)):
+            run = self._between_work(source, target, before, after, axes, sign, half)
+            if run is not None:
+                return run
+        return None
+
     def _one_axis(
         self, source: Any, target: Any, axis: int, sign: int, *, half: bool = False
     ) -> Run:
-        """Transform along one axis, through work arrays where no plan fits the arrays."""
-        natural = tuple(range(source.ndim))
-        inner = (*(k for k in natural if k != axis), axis)
-        # Orders in memory of work arrays in place of source and target, fewest copies first.
-        for before, after in ((None, None), (natural, None), (None, natural), (inner, inner)):
-            start = Form.of(source) if before is None else Form.contiguous(source, before)
-            end = Form.of(target) if after is None else Form.contiguous(target, after)
-            run = self._between(start, end, (axis,), sign, half)
-            if run is not None:
-                return _through(
-                    run, self._work_array(source, before), self._work_array(target, after)
-                )
-        raise DeviceError(
-            f"cuFFT has no plan for lines of {target.shape[axis]} in arrays of {target.shape} elements; use more ranks"
+        """Transform along one axis, if need be in work arrays in which it is innermost."""
+        inner = (*(k for k in range(source.ndim) if k != axis), axis)
+        run = self._by_one_plan(source, target, (axis,), sign, half=half) or self._between_work(
+            source, target, inner, inner, (axis,), sign, half
         )
+        if run is None:
+            raise DeviceError(
+                f"cuFFT has no plan for lines of {target.shape[axis]} in arrays of {target.shape} elements; use more "
+                "ranks"
+            )
+        return run
+
+    def _between_work(
+        self,
+        source: Any,
+        target: Any,
+        before: tuple[int, ...] | None,
+        after: tuple[int, ...] | None,
+        axes: tuple[int, ...],
+        sign: int,
+        half: bool,
+    ) -> Run | None:
+        """Transform with work arrays, the axes in these orders in memory, in place of source and target if not None."""
+        start = Form.of(source) if before is None else Form.contiguous(source, before)
+        end = Form.of(target) if after is None else Form.contiguous(target, after)
+        run = self._between(start, end, axes, sign, half)
+        if run is None:
+            return None
+        return _through(run, self._work_array(source, before), self._work_array(target, after))
 
     def _work_array(self, array: Any, order: tuple[int, ...] | None) -> Any:
         """Return a work array of a shape with the axes in an order in memory; None for none."""
@@ -266,6 +286,8 @@ def _listed(value: Any) -> Any:
 
 def _through(run: Run, before: Any, after: Any) -> Run:
     """Run a transform of work arrays between copies; None for an array that needs none."""
+    if before is None and after is None:
+        return run
 
     def through(source: Any, target: Any) -> None:
         if before is not None:
