@@ -1,0 +1,37 @@
+"""``halox run nas_ft`` as a user types it, on several ranks: the official verification, and errors told once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.test_cli_ranks import halox_run
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "decomposition", "shape"),
+    [
+        ("S", 2, "auto", [2, 1, 1]),
+        ("W", 3, "2d", [1, 3, 1]),
+        # tests/mpi/test_nas_ft.py has classes S and W on 1 to 8 ranks as well.
+        pytest.param("A", 1, "auto", [1, 1, 1], marks=pytest.mark.full),
+        pytest.param("A", 5, "1d", [5, 1, 1], marks=pytest.mark.full),
+        pytest.param("A", 6, "2d", [2, 3, 1], marks=pytest.mark.full),
+    ],
+)
+def test_official_verification(name: str, ranks: int, decomposition: str, shape: list[int]) -> None:
+    words = ["--class", name, "-n", str(ranks), "--decomposition", decomposition, "--device", "cpu"]
+    ended = halox_run("nas_ft", *words, "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures = json.loads(ended.stdout)
+    assert figures["verified"] is True and figures["relative_error"] <= 1e-12
+    assert (figures["class"], figures["ranks"], figures["process_grid"]) == (name, ranks, shape)
+    assert len(figures["checksums"]) == figures["iterations"] == 6
+    assert max(one["relative_error"] for one in figures["checksums"]) == figures["relative_error"]
+
+
+def test_what_cannot_be_is_told_once() -> None:
+    ended = halox_run("nas_ft", "-n", "2", "--device", "cpu", "--graph")
+    assert ended.returncode == 2
+    assert ended.stderr.count("--graph needs GPUs") == 1 and "Traceback" not in ended.stderr
