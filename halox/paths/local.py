@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.costs import ProtocolCost
+from halox.paths.host.indexed import Indexed, Indices, Words, index_all, pays, words_of
 from halox.paths.host.packed import (
     Move,
     add_all,
@@ -61,6 +62,9 @@ class LocalPath(Path):
         return [Carried(self.name, channel, job.messages)]
 
 
+_Moves: TypeAlias = tuple[list[Move] | list[Indexed], list[Move]]
+
+
 class LocalHostChannel(Channel):
     """Copies between NumPy arrays of one rank, without a buffer where both sides are strided alike.
 
@@ -73,9 +77,10 @@ class LocalHostChannel(Channel):
         sources = places_of((send for send, _ in pairs), values=adds)
         targets = places_of((receive for _, receive in pairs), values=adds)
         cleared = places_of(job.cleared)
-        self._take = add_all if adds else copy_all
+        self._take: Callable[[Sequence[Any]], None] = add_all if adds else copy_all
+        self._words: tuple[int, Words, Indices, Indices] | None = None
         self._calls: list[Callable[[], object]] = []
-        self._moves: tuple[list[Move], list[Move]] = [], []
+        self._moves: _Moves = [], []
         if (
             sources is not None
             and targets is not None
@@ -85,6 +90,12 @@ class LocalHostChannel(Channel):
             self.is_movable = True
             arrays = cast(Sequence[HostArray], job.arrays)
             self._sources, self._targets = located(sources, arrays), located(targets, arrays)
+            both = [*self._sources, *self._targets]
+            if not adds and pays(both, 2):
+                words = words_of(both)
+                indices = words.indices(self._targets), words.indices(self._sources)
+                self._words = (both[0][0], words, *indices)
+                self._take = index_all
             self._cleared = located(cleared, arrays)
             self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
             self.bind(self.views([array.memory for array in arrays]))
@@ -95,15 +106,19 @@ class LocalHostChannel(Channel):
             self._calls += [partial(packer_of(job, send).pack, buffer), partial(put, buffer)]
         self._calls += clearing(job)
 
-    def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
+    def views(self, memories: Sequence[memoryview]) -> _Moves:
         """Return views of other arrays, and what to copy between them."""
+        if self._words is not None:
+            number, words, to, of = self._words
+            memory = words.of(memories[number])
+            return [(memory, to, memory, of)], []
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
         if not self._cleared:
             return moves, []
         return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
 
-    def bind(self, views: tuple[list[Move], list[Move]]) -> None:
+    def bind(self, views: _Moves) -> None:
         """Work on the arrays of these views."""
         self._moves = views
 
