@@ -308,9 +308,7 @@ class Grid(GridAllocation, GridReductions):
         Collective among neighbours; the first call with new fields of the grid, or with arrays of a new layout, dtype
         or strides, makes a plan and is collective over all ranks. New is also a NumPy array whose shape, dtype or
         permission to be written has changed, and one that was declared otherwise since. The last 512 plans are kept.
-        On a GPU the grid's arrays and the user's alike have plans of their own, except for a single field on one rank.
-        Ordered with CuPy's current stream on a GPU. Halo cells
-        outside the grid are left alone.
+        Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
         """
         key = self.corners if corners is None else as_bool(corners)
         plan = self._plans.find(key, fields)

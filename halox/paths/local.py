@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.costs import ProtocolCost
+from halox.paths.host.indexed import Indexed, Indices, Words, index_all, pays, words_of
 from halox.paths.host.packed import (
     Place,
     add_all,
@@ -62,6 +63,9 @@ class LocalPath(Path):
         return [Carried(self.name, channel, job.messages)]
 
 
+_Moves: TypeAlias = tuple[list[Move] | list[Indexed], list[Move]]
+
+
 class LocalHostChannel(Channel):
     """Copies between NumPy arrays of one rank, without a buffer where one loop nest walks both sides.
 
@@ -72,13 +76,20 @@ class LocalHostChannel(Channel):
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
         found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
-        self._take = add_all if adds else copy_all
+        self._take: Callable[[Sequence[Any]], None] = add_all if adds else copy_all
+        self._words: tuple[int, Words, Indices, Indices] | None = None
         self._calls: list[Callable[[], object]] = []
-        self._moves: tuple[list[Move], list[Move]] = [], []
+        self._moves: _Moves = [], []
         if found is not None and cleared is not None:
             self.is_movable = True
             arrays = cast(Sequence[HostArray], job.arrays)
             self._sources, self._targets = (located(places, arrays) for places in found)
+            both = [*self._sources, *self._targets]
+            if not adds and pays(both, 2):
+                words = words_of(both)
+                indices = words.indices(self._targets), words.indices(self._sources)
+                self._words = (both[0][0], words, *indices)
+                self._take = index_all
             self._cleared = located(cleared, arrays)
             self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
             self.bind(self.views([array.memory for array in arrays]))
@@ -89,8 +100,12 @@ class LocalHostChannel(Channel):
             self._calls += [partial(packer_of(job, send).pack, buffer), partial(put, buffer)]
         self._calls += clearing(job)
 
-    def views(self, memories: Sequence[memoryview]) -> tuple[list[Move], list[Move]]:
+    def views(self, memories: Sequence[memoryview]) -> _Moves:
         """Return views of other arrays, and what to copy between them."""
+        if self._words is not None:
+            number, words, to, of = self._words
+            memory = words.of(memories[number])
+            return [(memory, to, memory, of)], []
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
         if self._take is copy_all:
@@ -99,7 +114,7 @@ class LocalHostChannel(Channel):
             return moves, []
         return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
 
-    def bind(self, views: tuple[list[Move], list[Move]]) -> None:
+    def bind(self, views: _Moves) -> None:
         """Work on the arrays of these views."""
         self._moves = views
 

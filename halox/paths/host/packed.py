@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
+from halox.paths.host.indexed import IndexedMessages, Located, index_all, pays
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
-from halox.runtime.arrays import Array, DType, HostArray
+from halox.runtime.arrays import Array, HostArray
 from halox.runtime.shared_memory import Bytes
 
 _LINE_BYTES = 64
@@ -65,10 +66,6 @@ def paired_places(source: Part, target: Part) -> tuple[Place, Place] | None:
     return None if views is None else (Place(source.array, views[1]), Place(target.array, views[0]))
 
 
-Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
-"""A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
-
-
 def located(places: Iterable[Place], arrays: Sequence[HostArray]) -> list[Located]:
     """Return places in the memory of these arrays, and of all others of the same layouts."""
     return [
@@ -99,14 +96,15 @@ def add_all(moves: Sequence[Move]) -> None:
 
 
 _Calls = list[Callable[[], object]]
+_Take = Callable[[Sequence[Any]], None]
 
 
 class _Views(NamedTuple):
     """Moves between some arrays and the buffers of each slot."""
 
-    pack: list[list[Move]]
+    pack: Sequence[Sequence[Any]]
     clear: list[Move]
-    unpack: list[list[Move]]
+    unpack: Sequence[Sequence[Any]]
 
 
 class HostChannel(Channel):
@@ -115,8 +113,10 @@ class HostChannel(Channel):
     def __init__(self, job: Job, buffers: TransportBuffers) -> None:
         self._buffers, self._epoch = buffers, 0
         adds = job.operation == "add"
-        self._take = add_all if adds else copy_all
+        self._pack: _Take = copy_all
+        self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
+        self._indexed: IndexedMessages | None = None
         sent = places_of(part for m in job.sends for part in m.parts)
         received = places_of((part for m in job.receives for part in m.parts), values=adds)
         if sent is None or received is None:
@@ -126,6 +126,14 @@ class HostChannel(Channel):
         self.is_movable = True
         arrays = cast(Sequence[HostArray], job.arrays)
         self._sent, self._received = located(sent, arrays), located(received, arrays)
+        both = [*self._sent, *self._received]
+        if not adds and self._sent and self._received and pays(both, len(job.messages)):
+            self._indexed = IndexedMessages(
+                both[0][0],
+                (self._sent, job.sends, buffers.outgoing),
+                (self._received, job.receives, buffers.incoming),
+            )
+            self._pack = self._take = index_all
         self._outgoing = [_packed(sent, job.sends, row) for row in buffers.outgoing]
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
@@ -137,15 +145,18 @@ class HostChannel(Channel):
 
     def views(self, memories: Sequence[memoryview]) -> _Views:
         """Return views of other arrays, and what to copy between them and the buffers."""
+        if self._indexed is not None:
+            pack, unpack = self._indexed.views(memories)
+            return _Views(pack, [], unpack)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
-        pack = [[*zip(row, sent, strict=True)] for row in self._outgoing]
-        unpack = [[*zip(received, row, strict=True)] for row in self._incoming]
+        packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
+        unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
         if self._is_large:
-            pack = [_ordered(moves, 1, backwards=False) for moves in pack]
+            packs = [_ordered(moves, 1, backwards=False) for moves in packs]
             if self._take is copy_all:
-                unpack = [_ordered(moves, 0, backwards=True) for moves in unpack]
+                unpacks = [_ordered(moves, 0, backwards=True) for moves in unpacks]
         clear = [*zip(sent, self._zeros, strict=True)] if self._zeros else []
-        return _Views(pack, clear, unpack)
+        return _Views(packs, clear, unpacks)
 
     def bind(self, views: _Views) -> None:
         """Work on the arrays of these views."""
@@ -160,7 +171,7 @@ class HostChannel(Channel):
                 call()
         else:
             views = self._views
-            copy_all(views.pack[epoch % self._buffers.slots])
+            self._pack(views.pack[epoch % self._buffers.slots])
             if views.clear:
                 copy_all(views.clear)
         self._buffers.post(epoch)

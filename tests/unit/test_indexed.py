@@ -1,0 +1,88 @@
+"""Small parts of NumPy arrays moved by the indices of their words: the same bytes as NumPy's own slices."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from halox.decomposition import FieldLayout, FieldSpec, decompose
+from halox.exchange.halo import halo_draft
+from halox.paths.base import Job
+from halox.paths.host import indexed
+from halox.paths.host.packed import located, places_of
+from halox.paths.local import LocalHostChannel
+from halox.runtime.arrays import borrow, describe
+
+SHAPE, HALO = (6, 7, 5), ((1, 2), (2, 1), (1, 1))
+DTYPES = ["f8", "u1", "i2", "c16", "S3", "S7", "f8,i4", "V24", "?", "M8[s]"]
+
+
+def array_of(dtype: str, form: str) -> np.ndarray:
+    """An array of zeros with the halo, laid out in memory in one way or another."""
+    n, m, k = (size + low + high for size, (low, high) in zip(SHAPE, HALO, strict=True))
+    made: dict[str, Any] = {
+        "C": lambda: np.zeros((n, m, k), dtype),
+        "F": lambda: np.zeros((n, m, k), dtype, order="F"),
+        "every other": lambda: np.zeros((n, 2 * m, k), dtype)[:, ::2],
+        "reversed": lambda: np.zeros((n, m, k), dtype)[::-1, :, ::-1],
+        "inside": lambda: np.zeros((n + 2, m + 1, k + 3), dtype)[1:-1, 1:, 2:-1],
+        "of no alignment": lambda: np.zeros((n, m, k), [("a", "i1"), ("b", dtype)])["b"],
+    }
+    return made[form]()
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+@pytest.mark.parametrize("form", ["C", "F", "every other", "reversed", "inside", "of no alignment"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_periodic_exchange(dtype: str, form: str, is_indexed: bool) -> None:
+    """By indices and by views, of the array itself and of another of its layout; nothing else is written."""
+    layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
+    u, v = array_of(dtype, form), array_of(dtype, form)
+    draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
+    with patch.object(indexed, "WORDS_A_CALL", 1 << 20 if is_indexed else -1):
+        channel = LocalHostChannel(Job([borrow(u)], draft.sends, draft.receives))
+    assert (channel._take is indexed.index_all) == is_indexed and channel.is_movable
+    inner = tuple(slice(low, low + n) for n, (low, _) in zip(SHAPE, HALO, strict=True))
+    for seed, array in enumerate((u, v, u)):
+        memory = borrow(array)
+        everything = np.frombuffer(memory.memory, "u1")
+        everything[:] = 7
+        cells = np.random.default_rng(seed).integers(0, 256, (*SHAPE, array.itemsize), "u1")
+        array[inner] = cells.view(array.dtype)[..., 0]
+        channel.bind(channel.views([memory.memory]))
+        channel.start()
+        numbers = np.pad(np.arange(np.prod(SHAPE)).reshape(SHAPE), HALO, mode="wrap")
+        wanted = cells.reshape(-1, array.itemsize)[numbers]
+        found = np.ascontiguousarray(array).view("u1").reshape(*array.shape, array.itemsize)
+        assert np.array_equal(found, wanted)
+        at = np.arange(array.itemsize) + memory.origin
+        for n, stride in zip(array.shape, array.strides, strict=True):
+            at = ((np.arange(n) * stride)[:, None] + at).ravel()
+        everything[at] = 7
+        assert (everything == 7).all(), "nothing between the elements was written"
+
+
+def test_the_widest_words() -> None:
+    layout = FieldLayout(decompose((6, 6), 1, periodic=True), 0, FieldSpec(((1, 1), (1, 1))))
+    for dtype, size in (("f8", 8), ("c16", 16), ("S3", 1), ("f4", 4), ("S6", 2)):
+        u = np.zeros(layout.padded_shape, dtype)
+        draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
+        parts = [part for message in draft.sends for part in message.parts]
+        places = located(places_of(parts) or [], [borrow(u)])
+        words = indexed.words_of(places)
+        assert words.dtype.itemsize == size
+        numbers = words.indices(places)
+        assert len(numbers) * size == sum(part.nbytes for part in parts)
+        assert indexed.pays(places, 1)
+        assert not indexed.pays(places[:1], 1) and not indexed.pays([], 1)
+
+
+def test_large_parts_and_parts_of_several_arrays_are_viewed() -> None:
+    dtype = np.dtype("u8")
+    small = [(0, (4,), dtype, 64 * n, (8,)) for n in range(3)]
+    assert indexed.pays(small, 1)
+    assert not indexed.pays([*small, (1, (4,), dtype, 0, (8,))], 1)
+    assert not indexed.pays([*small, (0, (4000,), dtype, 256, (8,))], 1)
