@@ -250,7 +250,7 @@ class FFT:
                 if axis in self.axes
                 else np.zeros(owned.stop - owned.start)
             )
-            numbers.shape = tuple(-1 if k == axis else 1 for k in range(len(shape)))
+            numbers = numbers.reshape([-1 if k == axis else 1 for k in range(len(shape))])
             found.append(numbers if xp is np else xp.asarray(numbers))
         return tuple(found)
 
