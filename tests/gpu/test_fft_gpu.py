@@ -63,6 +63,14 @@ def test_one_plan_for_a_whole_field_with_a_halo() -> None:
         assert [len(steps) for steps in pipeline._bound.values()] == [2, 1]  # a factor forward
 
 
+@pytest.mark.parametrize("number", range(20))
+def test_plans_of_64_bits(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of large arrays, here for all."""
+    monkeypatch.setattr("halox.runtime.gpu.cufft._LARGEST", 0)
+    rng = np.random.default_rng([SEED, 67, number])
+    check(random_case(rng, 1), MPI.COMM_SELF, rng, "gpu")
+
+
 def test_later_calls_allocate_nothing() -> None:
     with alone((48, 40, 36), 1) as grid, halox.FFT(grid, real=True, dealias=True) as fft:
         u, s = fft.physical.zeros("f8"), fft.grid.zeros("c16")

@@ -98,6 +98,31 @@ class PlanNd:
         end[to] = found
 
 
+class XtPlanNd(PlanNd):
+    """Takes the place of cupy.cuda.cufft.XtPlanNd."""
+
+    def __init__(
+        self,
+        shape: list[int],
+        inembed: list[int],
+        istride: int,
+        idist: int,
+        idtype: str,
+        onembed: list[int],
+        ostride: int,
+        odist: int,
+        odtype: str,
+        batch: int,
+        edtype: str,
+        **options: Any,
+    ) -> None:
+        assert edtype in "FD" and edtype in (idtype, odtype)
+        letters = {"f": "R", "d": "D", "F": "C", "D": "Z"}
+        kind = KINDS[f"{letters[idtype]}2{letters[odtype]}"]
+        layout = (inembed, istride, idist, onembed, ostride, odist, kind, batch)
+        super().__init__(shape, *layout, **options)
+
+
 class Transforms(cufft.CuFFT):
     """The transforms of a GPU on NumPy arrays."""
 
@@ -124,7 +149,7 @@ def on_numpy(run: Any) -> Any:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `halox.runtime.gpu.cufft` work on the host."""
     names = {f"CUFFT_{name}": number for name, number in KINDS.items()}
-    library = SimpleNamespace(PlanNd=PlanNd, **names)
+    library = SimpleNamespace(PlanNd=PlanNd, XtPlanNd=XtPlanNd, **names)
     module = SimpleNamespace(
         empty=lambda shape, dtype: np.empty(shape, dtype).view(Array),
         cuda=SimpleNamespace(cufft=library),

@@ -138,8 +138,15 @@ def test_few_long_launches_take_no_copies_and_many_short_ones_do() -> None:
     assert np.allclose(many[:, 0], 5) and np.allclose(many[:, 1:], 0)
 
 
-def test_extents_beyond_what_a_plan_takes_are_refused() -> None:
+@pytest.mark.parametrize("kind", ["c2c", "r2c", "c2r"])
+def test_large_arrays_take_plans_of_64_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, real = fake(np.ones((8, 6, 6), "c16")), fake(np.ones((8, 6, 10)))
+    source, target = {"c2c": (pair, pair), "r2c": (real, pair), "c2r": (pair, real)}[kind]
+    for largest, made in ((8 * 6 * 10 - 1, kind != "c2c"), (2**31 - 1, False), (100, True)):
+        monkeypatch.setattr(cufft, "_LARGEST", largest)
+        engine, options = cufft.CuFFT(), {"forward": True} if kind == "c2c" else {}
+        getattr(engine, kind)(source, target, (0, 1, 2), norm="", **options)(source, target)
+        (plan,) = engine._plans.values()
+        assert isinstance(plan, fake_cufft.XtPlanNd) == made, largest
     huge = cufft.Form((2**31, 2), (2, 1), np.dtype("c16"), True)
-    assert cufft.launches(huge, huge, (0,)) is None
-    wide = cufft.Form((2, 2), (2**31, 1), np.dtype("c16"), True)
-    assert cufft.launches(wide, wide, (0,)) is None
+    assert cufft.launches(huge, huge, (0,)).arguments[0] == (2**31,)

@@ -39,6 +39,11 @@ def test_random_transforms(number: int) -> None:
             ]
             for old, new in zip(before.coords, placement.coords, strict=True):
                 assert [old[a] for a in kept] == [new[a] for a in kept], "a rank has left its row"
+                onto = [target for _, target in stage.moves]
+                for source, target in stage.moves:
+                    if onto.count(target) == 1:
+                        inside = new[target] // before.proc_shape[source]
+                        assert inside == old[target], "a part was not cut in place"
         else:
             assert stage.parts == parts
         assert placement.proc_shape == stage.parts and math.prod(stage.parts) == math.prod(parts)

@@ -29,6 +29,7 @@ _MOST_AXES = 3
 _MOST_LAUNCHES = 8
 _LONG_LAUNCH_BYTES = 1 << 24
 _LARGEST = 2**31 - 1
+"""Elements up to which plans of 32 bits are made."""
 
 
 @dataclass(frozen=True)
@@ -250,20 +251,10 @@ class CuFFT:
                 "the current stream is being captured, and making a plan of cuFFT needs the host; make the first call "
                 "with arrays of this layout before the capture"
             )
-        cufft = cupy().cuda.cufft
-        single = target.itemsize // (2 if target.kind == "c" else 1) == 4
-        if source.kind == target.kind:
-            kind = cufft.CUFFT_C2C if single else cufft.CUFFT_Z2Z
-        elif source.kind == "f":
-            kind = cufft.CUFFT_R2C if single else cufft.CUFFT_D2Z
-        else:
-            kind = cufft.CUFFT_C2R if single else cufft.CUFFT_Z2D
-        key = (found.arguments, kind)
+        key = found.arguments, source, target
         plan = self._plans.get(key)
         if plan is None:
-            *layout, batch = found.arguments
-            plan = cufft.PlanNd(*map(_listed, layout), kind, batch, "C", len(layout[0]) - 1, None)
-            self._plans[key] = plan
+            plan = self._plans[key] = _plan(found.arguments, source, target)
         if found.starts == [(0, 0)]:
 
             def run(source: Any, target: Any) -> None:
@@ -280,8 +271,31 @@ class CuFFT:
         return run_all
 
 
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _plan(arguments: tuple[Any, ...], source: np.dtype[Any], target: np.dtype[Any]) -> Any:
+    """Make a plan of cuFFT from the arguments that `launches` returns, of 32 bits or 64."""
+    cufft = cupy().cuda.cufft
+    shape, inembed, istride, idist, onembed, ostride, odist, batch = arguments
+    numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)
+    pair = source if source.kind == "c" else target
+    boxes = (
+        math.prod((*embed[1:], shape[0], batch)) for embed in (inembed, onembed)
+    )  # elements of the arrays that the plan steps through
+    options = {"order": "C", "last_axis": len(shape) - 1, "last_size": None}
+    if max(*numbers, *boxes) > _LARGEST:
+        return cufft.XtPlanNd(
+            list(shape),
+            *(list(inembed), istride, idist, source.char),
+            *(list(onembed), ostride, odist, target.char),
+            *(batch, pair.char),
+            **options,
+        )
+    letters = {"f": "R", "d": "D", "F": "C", "D": "Z"}
+    kind = getattr(cufft, f"CUFFT_{letters[source.char]}2{letters[target.char]}")
+    return cufft.PlanNd(
+        list(shape),
+        *(list(inembed), istride, idist, list(onembed), ostride, odist, kind, batch),
+        **options,
+    )
 
 
 def _through(run: Run, before: Any, after: Any) -> Run:
@@ -344,8 +358,7 @@ def launches(
     batch, idist, odist = chosen
     shape = tuple(extents[a] for a in inner)
     arguments = (shape, inembed, istride, idist, onembed, ostride, odist, batch)
-    numbers = (*shape, *inembed, istride, idist, *onembed, ostride, odist, batch)
-    if min(numbers) < 1 or max(numbers) > _LARGEST:
+    if min(*shape, *inembed, istride, idist, *onembed, ostride, odist, batch) < 1:
         return None
     starts = [(0, 0)]
     for n, i, o in batches:
