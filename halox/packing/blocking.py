@@ -28,15 +28,18 @@ Move = tuple[Array, Array]
 SMALL_BYTES = 1 << 16
 """Smaller copies are made in one piece: both sides fit the second-level cache."""
 
-TILE_BYTES = 1 << 17
-"""Most bytes of a tile, but for the shortest tiles whose runs have the lengths below."""
-
-_RUN_BYTES = 1 << 10  # of a tile, in the source: enough for the hardware to fetch ahead
+_LARGE_BYTES = 20 << 20  # copies from here on come from memory, which is read fastest in long runs
+_TILE_BYTES, _TILE_ELEMENTS = (
+    1 << 17,
+    1 << 15,
+)  # of a tile, the larger of the two, up to twice as much
 _PADDED_BYTES = 1 << 8
 _LARGEST_ELEMENT = 16  # larger ones use most of a cache line at once
 _LINE_BYTES = 64
-_MOST_LINES = 2048  # one a page, so many are in the address cache
-_WAYS, _FIRST_SETS, _SECOND_SETS = 8, 64, 1024  # of a cache of 32 KiB, and of one of 512 KiB
+_FIRST_LINES, _FIRST_SETS = 512, 64  # of a cache of 32 KiB, 8 lines a set
+_MOST_LINES = (
+    2048  # of a cache of 512 KiB, and of one of addresses where each line is in a page of its own
+)
 
 
 def copy_all(moves: Sequence[Move]) -> None:
@@ -67,8 +70,8 @@ def tile_of(
     -------
     tuple of int or None
         Elements of a tile along each axis; the last tiles of an axis may have fewer. None if one plain copy is as fast:
-        both views are contiguous along one axis, the copy is small, elements are large, or all cache lines of the
-        source stay in the cache until they are used up.
+        both views are contiguous along one axis, the copy is small, elements are large, or cache lines of the source
+        stay in the cache until they are used up.
 
     Notes
     -----
@@ -77,7 +80,7 @@ def tile_of(
     Examples
     --------
     >>> tile_of((4096, 4096), 8, (32768, 8), (8, 32768))
-    (128, 128)
+    (256, 256)
     >>> tile_of((4096, 4096), 8, (32768, 8), (32768, 8)) is None
     True
     """
@@ -95,10 +98,11 @@ def tile_of(
     if _overlaps(shape, itemsize, target_strides, along_target):
         return None  # the last of several values must win
     before = along_target[: along_target.index(first)]
-    if _stays_cached(shape, itemsize, source_strides, before):
+    if size < _LARGE_BYTES and _stays_cached(shape, itemsize, source_strides, before):
         return None
     tile = [1] * len(shape)
-    run_bytes = min(_RUN_BYTES, 1 << (TILE_BYTES * itemsize).bit_length() // 2)
+    tile_bytes = max(_TILE_BYTES, _TILE_ELEMENTS * itemsize)
+    run_bytes = 1 << (tile_bytes * itemsize).bit_length() // 2  # a square of elements
     for order in (along_source, along_target):
         run = itemsize
         for axis in order:
@@ -106,7 +110,7 @@ def tile_of(
                 tile[axis] = max(tile[axis], min(shape[axis], -(-run_bytes // run)))
                 run *= tile[axis]
     for axis in along_target:
-        spare = TILE_BYTES // (itemsize * prod(tile))
+        spare = tile_bytes // (itemsize * prod(tile))
         tile[axis] = min(shape[axis], tile[axis] * max(spare, 1))
     # Tiles of one axis are alike, but for the last, and up to half as long again.
     return tuple([-(-n // max(round(n / most), 1)) for n, most in zip(shape, tile, strict=True)])
@@ -127,17 +131,19 @@ def _overlaps(
 def _stays_cached(
     shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...], axes: list[int]
 ) -> bool:
-    """Return whether a walk along some axes of the source leaves its cache lines where they are found again at once."""
+    """Return whether the cache lines that a walk along some axes of the source touches stay near until it comes back.
+
+    They do in the first-level cache as far as its sets allow, and where rows fall into different sets in the second
+    one, from which elements of 8 bytes and more come as fast as they are stored.
+    """
     lines = prod(
         -(-shape[axis] * min(abs(strides[axis]), _LINE_BYTES) // _LINE_BYTES) for axis in axes
     )
     step = gcd(*(strides[axis] for axis in axes))
     apart = max((step & -step) // _LINE_BYTES, 1)
-    first, second = (_WAYS * sets // min(apart, sets) for sets in (_FIRST_SETS, _SECOND_SETS))
-    if lines <= first:
+    if lines <= _FIRST_LINES // min(apart, _FIRST_SETS):
         return True
-    # The larger the elements, the fewer of them wait for a line from the second level, and the more a buffer costs.
-    return lines * _LARGEST_ELEMENT**2 <= second * itemsize**2 and lines <= _MOST_LINES
+    return itemsize >= 8 and apart == 1 and lines <= _MOST_LINES
 
 
 def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Move]:

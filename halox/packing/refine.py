@@ -132,6 +132,8 @@ def pieces(copy: Copy) -> list[Piece]:
 def single_piece(copy: Copy) -> Piece | None:
     """Return the loop nest that performs a copy, None if it takes several, or the copy has no bytes."""
     source, target = _runs_of(copy)
+    if not source.nbytes:
+        return None
     levels: tuple[Level, ...] = ()
     while source.levels:
         peeled = _peeled(source, target)
@@ -139,8 +141,6 @@ def single_piece(copy: Copy) -> Piece | None:
             return None
         source, target, level = peeled
         levels = (*levels, level)
-    if copy.source.strided.nbytes == 0:
-        return None
     return Piece(source.pointer, target.pointer, _merged(levels))
 
 

@@ -275,6 +275,37 @@ def test_slabs_send_one_message_to_each_rank(comm: World) -> None:
         assert {r.path for r in rows} == ({"local", "host"} if n > 1 else {"local"})
 
 
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("own", [False, True])
+def test_large_fields_are_read_in_place(comm: World, axes: tuple[int, ...], own: bool) -> None:
+    """In tiles where the axes are permuted; out of the other grid's shared memory on the way back."""
+    shape, n = (64, 68, 130), comm.size
+    turned = tuple(shape[axis] for axis in axes)
+    procs = [(n, 1, 1), tuple((1, n, 1)[axis] for axis in axes)]
+    whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    with (
+        halox.Grid(shape, halo=0, proc_shape=procs[0], comm=comm, device="cpu") as a,
+        halox.Grid(turned, halo=0, proc_shape=procs[1], comm=comm, device="cpu") as b,
+        halox.Transpose(a, b, axes=axes) as t,
+    ):
+        u, v = a.zeros("f8"), np.zeros(b.padded_shape) if own else b.zeros("f8")
+        u[...] = whole[a.owned]
+        plans = [t.plan(u, v), t.plan(u, v, backward=True)]
+        ways = [{row.protocol for row in plan.explain().rows} for plan in plans]
+        in_place, packed = ({"copy", way} if n > 1 else {"copy"} for way in ("direct", "shared"))
+        assert ways == [in_place, packed if own else in_place]
+        for _ in range(3):
+            v[...], before = -1, u.copy()
+            plans[0]()
+            forth = np.array_equal(v, whole.transpose(axes)[b.owned])
+            u[...] = -1
+            plans[1]()
+            assert agree(forth and np.array_equal(u, before), comm)
+            u += comm.size
+            whole = whole + comm.size
+
+
 @pytest.mark.geometry
 def test_fft_by_pencils_equals_the_serial_one(comm: World) -> None:
     """Along x, y and z in turn, each time along a contiguous axis, against NumPy's transform of the whole."""

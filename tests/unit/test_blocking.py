@@ -1,0 +1,259 @@
+"""Copies in tiles, against plain NumPy copies of the same views; and when they are made at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halox.datatypes import StridedBlocks, contiguous, hvector, resized, slab, vector
+from halox.packing import blocking
+from halox.packing.blocking import blocked, copy, copy_all, in_tiles, tile_of
+from halox.packing.host import HostPacker, common_views
+from halox.packing.pack import pack, unpack
+from halox.packing.refine import Copy, Side, pieces, single_piece
+from tests.support import trials
+
+GUARD = 0xA5
+DTYPES = ["i1", "f2", "f4", "f8", "c16", "V3", "V12"]
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+def strides_of(order: tuple[int, ...], extents: list[int], itemsize: int) -> list[int]:
+    """Strides of an array whose axes are in memory in this order, the slowest first."""
+    strides, step = [0] * len(order), itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= extents[axis]
+    return strides
+
+
+@st.composite
+def views(draw: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """A view of any order of axes, gaps and directions, and all bytes of its memory."""
+    order = draw(st.permutations(range(len(shape))))
+    extents = [n + draw(st.integers(0, 2)) for n in shape]
+    strides = strides_of(tuple(order), extents, dtype.itemsize)
+    memory = np.full(int(np.prod(extents)) * dtype.itemsize + 64, GUARD, np.uint8)
+    view = np.ndarray(shape, dtype, memory.data, 16, strides)
+    flips = tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in shape)
+    return view[flips], memory
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tiles of a few elements, for every permuting copy."""
+    for name, value in (("SMALL_BYTES", 0), ("_TILE_BYTES", 64), ("_TILE_ELEMENTS", 4)):
+        monkeypatch.setattr(blocking, name, value)
+    monkeypatch.setattr(blocking, "_stays_cached", lambda *_: False)
+    tile_of.cache_clear()
+    yield
+    tile_of.cache_clear()
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_any_two_views_as_by_one_copy() -> None:
+    numbers = []
+
+    @given(st.data(), st.lists(st.integers(1, 9), min_size=2, max_size=4), st.sampled_from(DTYPES))
+    @settings(max_examples=trials(400), deadline=None)
+    def check(data: Any, shape: list[int], name: str) -> None:
+        dtype = np.dtype(name)
+        target, memory = data.draw(views(tuple(shape), dtype))
+        source, given_memory = data.draw(views(tuple(shape), dtype))
+        given_memory[:] = random_bytes(given_memory.size)
+        before = given_memory.copy()
+        np.copyto(target, source)
+        wanted = memory.copy()
+        for make in (lambda: copy(target, source), lambda: copy_all(blocked([(target, source)]))):
+            memory[:] = GUARD
+            make()
+            np.testing.assert_array_equal(memory, wanted)
+        np.testing.assert_array_equal(given_memory, before)
+        numbers.append(len(blocked([(target, source)])))
+
+    check()
+    assert max(numbers) > 4 and sum(number > 1 for number in numbers) > 10, "some were to be cut"
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("shape", [(17, 19), (5, 7, 11), (3, 4, 5, 6)])
+def test_tiles_cover_each_element_once(shape: tuple[int, ...]) -> None:
+    source = np.ones(shape[::-1]).transpose()
+    target = np.zeros(shape)
+    tile = tile_of(shape, 8, target.strides, source.strides)
+    assert tile is not None
+    moves = [*in_tiles(target, source, tile)]
+    for turned, part in moves[::2]:
+        turned[...] = 0
+        assert part.shape == turned.shape and part.size <= np.prod(tile)
+    for part, _ in moves[1::2]:
+        part += 1
+    assert (target == 1).all() and len(moves) > 8
+
+
+N = 1024
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("axes", [(1, 0), (2, 1, 0), (1, 2, 0), (2, 0, 1), (3, 2, 1, 0)])
+def test_large_permutations_are_cut(itemsize: int, axes: tuple[int, ...]) -> None:
+    extent = {2: 4096, 3: 256, 4: 64}[len(axes)]
+    shape = (extent,) * len(axes)
+    natural = tuple(range(len(axes)))
+    source = strides_of(natural, [*shape], itemsize)
+    target = strides_of(natural, [*shape], itemsize)
+    turned = tuple(source[axis] for axis in axes)
+    tile = tile_of(shape, itemsize, tuple(target), turned)
+    assert tile is not None
+    nbytes = itemsize * np.prod(tile)
+    assert nbytes <= 2 << 20 and np.prod(shape) >= np.prod(tile)
+    runs = [tile[axis] * itemsize for axis in (natural[-1], axes.index(natural[-1]))]
+    assert all(run >= min(extent * itemsize, 256) for run in runs)
+    # The other way round is cut as well.
+    assert tile_of(shape, itemsize, turned, tuple(target)) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "target", "source"),
+    [
+        ((N, N), 8, (8 * N, 8), (8 * N, 8)),
+        ((N, N), 8, (8 * N, 8), (16 * N, 8)),
+        ((N, N), 8, (8, 8 * N), (8, 8 * N)),
+        ((N, N, 1), 8, (8 * N, 8, 8), (16 * N, 16, 8)),
+        ((64, 64), 8, (512, 8), (8, 512)),
+        ((N, N), 32, (32 * N, 32), (32, 32 * N)),
+        ((N, N), 8, (8 * N, 8), (64, 64 * N)),
+        ((N, N), 8, (8, 8), (8, 8 * N)),
+        ((N, N), 8, (8 * N, 8), (0, 8)),
+        ((513, 513), 8, (513 * 8, 8), (8, 513 * 8)),
+        ((N,), 8, (8,), (64,)),
+        ((1, 1), 8, (8, 8), (8, 8)),
+        ((), 8, (), ()),
+        ((0, N), 8, (8 * N, 8), (8, 0)),
+    ],
+    ids=[
+        "contiguous", "rows", "columns", "halo face", "small", "large elements", "a line an element",
+        "overlapping target", "repeated source", "fits the cache", "one axis", "one element", "scalar", "empty",
+    ],
+)  # fmt: skip
+def test_other_copies_stay_whole(
+    shape: tuple[int, ...], itemsize: int, target: tuple[int, ...], source: tuple[int, ...]
+) -> None:
+    assert tile_of(shape, itemsize, target, source) is None
+
+
+def test_views_of_common_memory_stay_whole() -> None:
+    """NumPy takes care of the overlap, in one call."""
+    memory = random_bytes(2 * N * N).view("f4")
+    a, b = memory[: N * N // 4].reshape(N // 2, -1), memory[N : N + N * N // 4].reshape(N // 2, -1)
+    wanted = b.T.copy()
+    (move,) = blocked([(a, b.T)])
+    copy_all([move])
+    np.testing.assert_array_equal(a, wanted)
+
+
+def test_rows_of_the_buffer_fall_into_different_sets() -> None:
+    target, source = np.zeros((N, N), "f4"), np.zeros((N, N), "f4").T
+    tile = tile_of(target.shape, 4, target.strides, source.strides)
+    assert tile is not None
+    turned, _ = next(in_tiles(target, source, tile))
+    assert max(turned.strides) // 64 % 2 == 1 and min(turned.strides) == 4
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", "c16"])
+@pytest.mark.parametrize("shape", [(512, 512), (511, 379)])
+def test_transposed_vectors(dtype: str, shape: tuple[int, int]) -> None:
+    """The transpose of a matrix as a datatype, packed and unpacked, with bytes around that must stay."""
+    rows, columns = shape
+    itemsize = np.dtype(dtype).itemsize
+    matrix = random_bytes(rows * columns * itemsize).view(dtype).reshape(shape)
+    column = resized(vector(rows, 1, columns, dtype), 0, itemsize)
+    turned = contiguous(columns, column)
+    assert pack(matrix, turned).tobytes() == matrix.T.tobytes()
+    guarded = np.full(matrix.nbytes + 128, GUARD, np.uint8)
+    target = guarded[64:-64].view(dtype).reshape(shape)
+    unpack(np.ascontiguousarray(matrix.T).reshape(-1).view(np.uint8), turned, target)
+    assert target.tobytes() == matrix.tobytes()
+    assert (guarded[:64] == GUARD).all() and (guarded[-64:] == GUARD).all()
+
+
+def test_packer_of_a_box_turned_and_reversed() -> None:
+    array = random_bytes(70 * 90 * 50 * 4).view("u4").reshape(70, 90, 50)
+    view = array[::-1].transpose(2, 1, 0)
+    made = slab(view.shape, view.strides, (1, 3, 2), (49, 80, 67), view.dtype)
+    packer = HostPacker(view, made)
+    out = np.zeros(packer.nbytes, np.uint8)
+    packer.pack(out)
+    np.testing.assert_array_equal(out.view("u4"), view[1:50, 3:83, 2:69].ravel())
+    expected = array.copy()
+    array[:] = 0
+    packer.unpack(out)
+    box = expected[::-1].transpose(2, 1, 0)[1:50, 3:83, 2:69]
+    np.testing.assert_array_equal(view[1:50, 3:83, 2:69], box)
+    assert np.count_nonzero(array) == np.count_nonzero(box)
+
+
+class TestCommonViews:
+    def test_a_box_and_its_transpose(self) -> None:
+        """Both walk x, y, z; one has them merged, the other in reverse order in memory."""
+        shape = (6, 5, 4)
+        array = np.arange(120.0).reshape(shape)
+        other = np.zeros(shape[::-1])
+        found = common_views(
+            _blocks(other.T),
+            StridedBlocks(0, (), (), array.nbytes),
+        )
+        assert found is not None
+        target, source = (
+            np.ndarray(view.shape, view.dtype, memory.data, view.offset, view.strides)
+            for view, memory in zip(found, (other, array), strict=True)
+        )
+        copy(target, source)
+        np.testing.assert_array_equal(other.T, array)
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (StridedBlocks(0, (3000,), (16,), 8), StridedBlocks(0, (2000,), (20,), 12)),
+            (StridedBlocks(0, (4,), (16,), 8), StridedBlocks(0, (4,), (16,), 4)),
+            (StridedBlocks(0, (), (), 0), StridedBlocks(0, (), (), 0)),
+        ],
+        ids=["blocks of other lengths", "more bytes", "no bytes"],
+    )
+    def test_none(self, first: StridedBlocks, second: StridedBlocks) -> None:
+        assert common_views(first, second) is None and common_views(second, first) is None
+
+    @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+    @settings(max_examples=trials(100), deadline=None)
+    def test_the_one_piece_is_that_of_pieces(self, shape: list[int], data: Any) -> None:
+        sides = []
+        for _ in range(2):
+            order = tuple(data.draw(st.permutations(range(len(shape)))))
+            strides = strides_of(order, shape, 8)
+            blocks = StridedBlocks.canonical(0, shape, strides, 8)
+            sides.append(Side(data.draw(st.integers(0, 9)), blocks))
+        found = pieces(Copy(*sides))
+        assert found == [single_piece(Copy(*sides))]
+
+
+def _blocks(view: np.ndarray) -> StridedBlocks:
+    return StridedBlocks.canonical(0, view.shape, view.strides, view.itemsize)
+
+
+def test_hvectors_of_hvectors_are_cut_at_any_alignment() -> None:
+    """Elements of 4 bytes at odd addresses."""
+    rows, columns = 300, 400
+    memory = random_bytes(rows * columns * 4 + 8)
+    view = memory[3:]
+    made = hvector(columns, 1, 4, hvector(rows, 1, 4 * columns, contiguous(4, "u1")))
+    out = pack(view, made)
+    words = np.ndarray((rows, columns), "V4", memory.data, 3)
+    assert out.tobytes() == words.T.tobytes()
