@@ -1,4 +1,4 @@
-"""Arguments of any type, read as integers, booleans and lists, and shown in errors.
+"""Arguments of any type, read as integers, booleans and lists, and shown in errors; and numbers rounded up.
 
 Whatever an object does when it is asked (its methods may raise anything), the caller gets the error
 that it names, with the argument in it. Nothing here knows what the numbers mean.
@@ -108,3 +108,14 @@ def as_list(value: object) -> list[Any] | None:
     except Exception:  # not iterable, or an object that raises anything
         return None
     return found if len(found) <= MOST_ENTRIES else None  # an iterator may be endless
+
+
+def rounded_up(number: int, to: int) -> int:
+    """Return the least multiple of a number that is not below another one.
+
+    Examples
+    --------
+    >>> rounded_up(17, 16), rounded_up(16, 16), rounded_up(0, 16)
+    (32, 16, 0)
+    """
+    return -(-number // to) * to

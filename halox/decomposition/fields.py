@@ -274,12 +274,6 @@ class FieldLayout:
         return self._with_components(tuple(axis.stored for axis in self._axes))
 
     @property
-    def grid_axes(self) -> tuple[int, ...]:
-        """Positions of the grid axes in the array."""
-        first = len(self.spec.components_before)
-        return tuple(range(first, first + self.spec.ndim))
-
-    @property
     def origin(self) -> tuple[int, ...]:
         """Global index of the array's first point, per grid axis; negative in a low halo."""
         return tuple(axis.start - axis.low for axis in self._axes)

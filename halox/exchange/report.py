@@ -74,11 +74,6 @@ class Row:
         )
 
     @property
-    def way(self) -> str:
-        """Earlier name of `protocol`."""
-        return self.protocol
-
-    @property
     def key(self) -> Key:
         """Direction, peer and tag, as of its message."""
         return self.direction, self.peer, self.tag

@@ -76,6 +76,7 @@ from halox.runtime.gpu.streams import StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 if TYPE_CHECKING:
     from halox.runtime.arrays import Described
@@ -299,7 +300,7 @@ class IpcChannel(MovableChannel):
         offsets, end = [], 0
         for message in self._receives["staging"]:
             offsets.append(end)
-            end += -(-message.packed_bytes // _ALIGNMENT) * _ALIGNMENT
+            end += rounded_up(message.packed_bytes, _ALIGNMENT)
         if not offsets:
             return {}
         self._block = self._arena.allocate(_SLOTS * end)

@@ -15,6 +15,7 @@ from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 from halox.packing.strided_plan import least_row_bytes
+from halox.values import rounded_up
 
 Direction = Literal["send", "receive"]
 
@@ -66,13 +67,13 @@ class Message:
         offsets, end = [], 0
         for part in self.parts:
             offsets.append(end)
-            end += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+            end += rounded_up(part.nbytes, ALIGNMENT)
         return tuple(offsets)
 
     @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the packed message, the alignment of its parts included."""
-        return sum([-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in self.parts])
+        return sum([rounded_up(part.nbytes, ALIGNMENT) for part in self.parts])
 
     @cached_property
     def is_strided(self) -> bool:

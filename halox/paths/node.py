@@ -19,6 +19,7 @@ from halox.runtime.arena import Block, Place, SharedArena
 from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.waiting import SPINS
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 FLAGS = {
     "packed": "to send",
@@ -115,7 +116,7 @@ class NodeLink:
         offsets, end = {}, 0
         for message in sends:
             offsets[message.peer, message.tag] = end
-            end += -(-message.packed_bytes // _MESSAGE_ALIGNMENT) * _MESSAGE_ALIGNMENT
+            end += rounded_up(message.packed_bytes, _MESSAGE_ALIGNMENT)
         self._block: Block | None = arena.allocate(_HEAD_BYTES + 2 * end)
         self.failed = self._block is None
         if self._block is None:

@@ -26,6 +26,7 @@ from halox.runtime import shared_memory
 from halox.runtime.free_list import FreeList
 from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 _GRANULE = 256
 _FIRST_CHUNK, _LAST_CHUNK = 1 << 18, 1 << 22
@@ -120,7 +121,7 @@ class SharedArena:
         """
         if not self._shares_memory:
             return None
-        rounded = -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+        rounded = rounded_up(max(nbytes, 1), _GRANULE)
         self._sweep()
         for own in self._own.values():
             own.idle += 1

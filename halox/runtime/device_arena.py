@@ -18,6 +18,7 @@ import numpy as np
 
 from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
+from halox.values import rounded_up
 
 _GRANULE = 512
 _SEGMENT_BYTES = 32 << 20
@@ -81,7 +82,7 @@ class DeviceArena:
             offset = segment.free.take(rounded)
             if offset is not None:
                 return self._block(number, offset, nbytes)
-        size = -(-rounded // _LARGE_GRANULE) * _LARGE_GRANULE
+        size = rounded_up(rounded, _LARGE_GRANULE)
         if nbytes <= _SEGMENT_BYTES // 4:
             size = max(_SEGMENT_BYTES, size)
         with cupy().cuda.Device(self.device):
@@ -171,7 +172,7 @@ class DeviceArena:
 
 
 def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // _GRANULE) * _GRANULE
+    return rounded_up(max(nbytes, 1), _GRANULE)
 
 
 class _Root:

@@ -13,6 +13,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from halox.values import rounded_up
+
 Bytes = npt.NDArray[np.uint8]
 
 FOLDER = "/dev/shm"
@@ -57,7 +59,7 @@ def new_name() -> str:
 
 def rounded(nbytes: int) -> int:
     """Return a number of bytes rounded up to whole pages, at least one."""
-    return -(-max(nbytes, 1) // PAGE) * PAGE
+    return rounded_up(max(nbytes, 1), PAGE)
 
 
 def space_left() -> int:

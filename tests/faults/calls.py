@@ -141,7 +141,7 @@ def _exchanged(s: Scene) -> None:
 def _refill(s: Scene) -> None:
     s.fill(s.made.g, s.made.u, 1)
     rows = s.made.g.explain(s.made.u).rows
-    taken = {f"{row.path}/{row.way}" for row in rows if row.peer != s.rank}
+    taken = {f"{row.path}/{row.protocol}" for row in rows if row.peer != s.rank}
     assert all(s.path in (path, path.partition("/")[0]) for path in taken), taken
 
 

@@ -84,7 +84,7 @@ def exchanged(comm: Any) -> dict[str, Any]:
             g.exchange(u)
             told["right"].append(bool((u == wanted).all()))
         rows_out = [row for row in g.explain(u).rows if row.peer != comm.rank]
-        told["reasons"] += [f"{row.path}/{row.way}: {row.reason}" for row in rows_out]
+        told["reasons"] += [f"{row.path}/{row.protocol}: {row.reason}" for row in rows_out]
         told["right"].append(bool(g.sum(u) == g.allreduce(float(u[..., 1:-1, 1:-1].sum()))))
     reduce = halox.Allreduce(comm, 100_000, "f8", device="cpu")
     told["right"].append(bool((reduce(np.ones(100_000)) == comm.size).all()))

@@ -49,7 +49,7 @@ def soak(path: str, exchanges: int) -> dict[str, Any]:
     )
     stays = (outside > 1) & (not corners)
     plan = grid.plan(u, v)
-    taken = {f"{row.path}/{row.way}" for row in plan.explain().rows if row.peer != comm.rank}
+    taken = {f"{row.path}/{row.protocol}" for row in plan.explain().rows if row.peer != comm.rank}
     assert taken == {path}, taken
     kinds = same.integers(0, 3, exchanges)
     late = mine.random((exchanges, 2))

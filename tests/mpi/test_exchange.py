@@ -81,7 +81,7 @@ def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     with halox.Grid((4 * comm.size, 6), proc_shape=(comm.size, 1), comm=comm, device="cpu") as grid:
         rows = grid.explain(grid.zeros("f4")).rows
-        assert {row.way for row in rows if row.peer != comm.rank} == (
+        assert {row.protocol for row in rows if row.peer != comm.rank} == (
             {"direct"} if comm.size > 1 else set()
         )
 
@@ -125,7 +125,7 @@ def test_without_shared_memory(
     with make_grid(case, comm) as grid:
         wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
         fields = make_fields(grid, case, [w.before for w in wanted])
-        ways = {row.way for row in grid.explain(*fields).rows}
+        ways = {row.protocol for row in grid.explain(*fields).rows}
         assert ways <= {"copy", "mpi"}
         for _ in range(2):
             for u, w in zip(fields, wanted, strict=True):

@@ -32,7 +32,7 @@ class Field:
         self.grid, self.number = grid, number
         self.u: Any = np.zeros(grid.padded_shape) if packed else grid.zeros()
         self.plan: Plan = grid.plan(self.u)
-        ways = {row.way for row in self.plan.explain().rows}
+        ways = {row.protocol for row in self.plan.explain().rows}
         assert ways <= {"shared" if packed else "direct"}, ways
 
     def fill(self, step: int) -> None:

@@ -67,7 +67,7 @@ def test_plans_are_measured_and_exchange_as_ever(
             assert (u[-1, inner[1]] == high).all()
         # Messages of one channel share one time, the slowest rank's, so that all ranks show the same.
         times: dict[str, set[float]] = {}
-        for rows in comm.allgather([(r.path, r.way, r.measured_us) for r in report.rows]):
+        for rows in comm.allgather([(r.path, r.protocol, r.measured_us) for r in report.rows]):
             for path, how, us in rows:
                 times.setdefault(f"{path}/{how}", set()).add(us)
         assert all(len(found) == 1 for found in times.values()), times

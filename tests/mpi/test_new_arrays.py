@@ -180,7 +180,7 @@ def test_the_grids_own_fields_keep_plans_of_their_own(grid: halox.Grid, comm: Wo
     assert grid._plan_number == 2
     if comm.size > 1:
         rows = [row for row in grid.explain(mine).rows if row.peer != grid.rank]  # type: ignore[union-attr]
-        assert {row.way for row in rows} <= {"shared", "mpi"}, "no way that looks at addresses"
+        assert {row.protocol for row in rows} <= {"shared", "mpi"}, "no way that looks at addresses"
 
 
 @pytest.mark.ranks(2, 3)

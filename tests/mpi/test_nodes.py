@@ -104,7 +104,7 @@ def test_periodic_steps_equal_the_serial_ones(comm: MPI.Intracomm, nodes: tuple[
             wanted = (
                 {"copy"} if row.peer == comm.rank else {"shared", "direct"} if near else {"mpi"}
             )
-            assert row.way in wanted, row
+            assert row.protocol in wanted, row
 
 
 def test_accumulate_equals_the_serial_one(comm: MPI.Intracomm) -> None:

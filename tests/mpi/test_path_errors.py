@@ -198,6 +198,6 @@ def test_without_shared_memory(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shared_memory, "create", no_shared_memory)
     with grid_of(comm.Dup(), path="host") as grid:  # whose shared memory nobody has used before
         rows = [r for r in grid.plan(grid.zeros()).explain().rows if r.peer != comm.rank]
-        assert {(row.path, row.way) for row in rows} == {("host", "mpi")}
+        assert {(row.path, row.protocol) for row in rows} == {("host", "mpi")}
         assert all("/dev/shm has too little space" in row.reason for row in rows)
         check_works(grid, comm)

@@ -208,7 +208,7 @@ def test_shared_memory_is_not_handed_out_while_the_other_reads(
         )
         u, spare = make_field(comm.rank + 1.0), make_field(0.0)
         plan, spare_plan = grid.plan(u), grid.plan(spare)
-        ways = {row.way for row in plan.explain().rows}
+        ways = {row.protocol for row in plan.explain().rows}
         assert agree(ways == {"direct" if own else "shared"}, comm), ways
         # Each rank has something to use again, and rank 0 what rank 1 has yet to read.
         spare_plan()

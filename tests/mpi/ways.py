@@ -71,7 +71,7 @@ class Way:
     def check_taken(self, plan: Any, comm: MPI.Intracomm) -> bool:
         """Whether any message goes to another rank; all of them must go this way."""
         report = plan.explain()
-        rows = [f"{row.path}/{row.way}" for row in report.rows if row.peer != report.rank]
+        rows = [f"{row.path}/{row.protocol}" for row in report.rows if row.peer != report.rank]
         wrong = [row for row in rows if self.path not in (row, row.partition("/")[0])]
         assert agree(not wrong, comm), report
         return bool(comm.allreduce(len(rows)))

@@ -136,9 +136,6 @@ def check(case: Case) -> None:
     for layout in layouts:
         layout.check_widths()
         assert layout.global_shape == reference.ids.shape
-        assert layout.grid_axes == tuple(
-            range(len(case.before), len(case.before) + len(case.blocks))
-        )
         times_owned[(slice(None),) * len(case.before) + layout.owned] += 1
     assert (times_owned == 1).all()
     for corners in (True, False):
@@ -249,7 +246,6 @@ def test_layout_of_a_field_worked_by_hand() -> None:
     spec = FieldSpec(((1, 2), (2, 1)), (4,), (3,), (False, True))
     layout = FieldLayout(domain, 2, spec)  # coords (1, 0)
     assert layout.padded_shape == (4, 1 + 5 + 2, 2 + 4 + 1 + 1, 3)
-    assert layout.grid_axes == (1, 2)
     assert layout.origin == (4, -2)
     assert layout.interior == (slice(None), slice(1, 6), slice(2, 6), slice(None))
     assert layout.owned == (slice(5, 10), slice(0, 4))

@@ -160,7 +160,7 @@ def shape_in_common(
     layout: FieldLayout, overlap: Overlap, axes: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
     """Global (start, size) of a box along the axes of the first grid."""
-    first = layout.grid_axes[0]
+    first = len(layout.spec.components_before)
     return tuple(
         (overlap.box.starts[first + k] + layout.origin[k], overlap.box.subsizes[first + k])
         for k in axes
@@ -246,7 +246,7 @@ def test_messages_carry_the_field_whatever_the_strides(case: Case, data: st.Data
 
 
 def plain_shape(layout: FieldLayout) -> tuple[int, ...]:
-    first = layout.grid_axes[0]
+    first = len(layout.spec.components_before)
     return layout.global_shape[first : first + layout.spec.ndim]
 
 

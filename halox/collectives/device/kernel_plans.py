@@ -16,6 +16,7 @@ from halox.collectives.operations import Operation, element, find_operation
 from halox.errors import FieldError
 from halox.paths.peer.table import TILE_BYTES, TILE_DATA_BYTES
 from halox.runtime.arrays import Array, DType
+from halox.values import rounded_up
 
 MOST_RANKS = 16
 """Ranks of a kernel, as in ``allreduce_body.cu``."""
@@ -98,7 +99,7 @@ class ReductionPlan:
     @property
     def state_offset(self) -> int:
         """Offset of this rank's state, behind what peers write to."""
-        return _rounded(self.flags_offset + self.flag_bytes)
+        return rounded_up(self.flags_offset + self.flag_bytes, _ALIGNMENT)
 
     @property
     def partials_offset(self) -> int:
@@ -108,7 +109,7 @@ class ReductionPlan:
     @property
     def memory_bytes(self) -> int:
         """Bytes of a rank's memory."""
-        return self.partials_offset + _rounded(self.partial_bytes)
+        return self.partials_offset + rounded_up(self.partial_bytes, _ALIGNMENT)
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -249,7 +250,3 @@ def _defines(dtype: DType, operation: Operation, ranks: int = 0) -> tuple[tuple[
         ("OP", operation.kernel_name),
         ("MAX_THREADS", str(THREADS)),
     )
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -42,6 +42,7 @@ from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.streams import Stream, StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 Shape = Literal["shared_buffer", "binomial"]
 
@@ -130,7 +131,7 @@ class TreeReduction:
         self._runtime = cupy().cuda.runtime
         self._current_stream = cupy().cuda.get_current_stream
         self._tree = [children(shape, rank, world.size) for rank in range(world.size)]
-        self._slot = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._slot = rounded_up(nbytes, _ALIGNMENT)
         self._signature = shape, nbytes
         mine = self._tree[world.rank]
         self._block: DeviceBlock | None = self._arena.allocate(self._slot * (_TOTALS + len(mine)))

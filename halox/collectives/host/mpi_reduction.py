@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from halox.collectives.operations import Operation
 from halox.runtime.arrays import Array, DType
+from halox.values import rounded_up
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +61,7 @@ class OrderedReduction:
         nbytes = elements * dtype.itemsize
         self.carries_errors = nbytes <= GATHERED_BYTES
         if self.carries_errors:
-            record = HEAD_BYTES + -(-nbytes // _LINE_BYTES) * _LINE_BYTES
+            record = HEAD_BYTES + rounded_up(nbytes, _LINE_BYTES)
             self._record = np.zeros(record, np.uint8)
             self._records = _aligned(comm.size * record).reshape(comm.size, record)
             self._heads = self._records[:, 0]

@@ -33,6 +33,7 @@ from halox.runtime.arena import Block, SharedArena
 from halox.runtime.arrays import Array, DType
 from halox.runtime.shared_memory import fence
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 SMALL_BYTES = 32 << 10
 """Bytes of an array up to which every rank combines all of it."""
@@ -117,7 +118,7 @@ class SharedReduction:
         names = {place: rank for rank, place in world.node_ranks.items()}
         self._others: list[tuple[int, Any]] = []
         self._slots: list[list[Array]] = [[] for _ in range(_SLOTS)]
-        stride = _rounded(longest * dtype.itemsize)
+        stride = rounded_up(longest * dtype.itemsize, _LINE_BYTES)
         for number, place in enumerate(places):
             memory = arena.memory(place)
             if number != world.node_rank:
@@ -226,7 +227,7 @@ def make_shared_reduction(
         return None
     most = DEVICE_PIECE_BYTES if page_locked else PIECE_BYTES
     longest = min(elements, most // dtype.itemsize)
-    slots = (1 + _SLOTS) * _rounded(longest * dtype.itemsize)
+    slots = (1 + _SLOTS) * rounded_up(longest * dtype.itemsize, _LINE_BYTES)
     block = arena.allocate(_HEAD_BYTES + _LINE_BYTES + slots)
     if block is None:
         return None
@@ -240,10 +241,6 @@ def make_shared_reduction(
             made.close()
             return None
     return made
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _LINE_BYTES) * _LINE_BYTES
 
 
 def _part(length: int, line: int, rank: int, ranks: int) -> slice:

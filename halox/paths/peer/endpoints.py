@@ -19,6 +19,7 @@ from halox.paths.peer.table import (
     runs,
 )
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.values import rounded_up
 
 WIDE_BYTES = 1 << 17
 """Bytes of a message from which packets are wide: fewer threads do more each, and less goes over the wire."""
@@ -151,7 +152,7 @@ def _waited_for(message: Message) -> list[tuple[int, int]]:
     """
     blocks: list[tuple[int, int]] = []
     for part, start in zip(message.parts, message.offsets, strict=True):
-        padded = -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        padded = rounded_up(part.nbytes, ALIGNMENT)
         nbytes = padded if part.nbytes % PACKET_WORD else part.nbytes
         if blocks and sum(blocks[-1]) == start:
             start, nbytes = blocks[-1][0], blocks.pop()[1] + nbytes

@@ -47,6 +47,7 @@ from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import FailureWord
 from halox.runtime.world import World
+from halox.values import rounded_up
 
 _NOTHING = Row(0, 0, 16, ())
 _LINE = 128
@@ -96,7 +97,7 @@ class _Memory:
 
     def reserve(self, key: _Item, nbytes: int) -> None:
         self.at[key] = self.size
-        self.size += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self.size += rounded_up(max(nbytes, 1), _ALIGNMENT)
 
 
 @dataclass
@@ -298,7 +299,7 @@ class Negotiation:
     def _prepare(self, planned: PeerPlan) -> tuple[PreparedLaunch, PreparedLaunch]:
         runtime = cupy().cuda.runtime
         parameter = planned.table
-        table_bytes = 0 if planned.inline else -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+        table_bytes = 0 if planned.inline else rounded_up(parameter.nbytes, _ALIGNMENT)
         # One more block for what only this rank uses, known only now.
         block = self.arena.allocate(table_bytes + 4 * max(planned.send_chunks, 1))
         self._own.append(block)

@@ -283,7 +283,7 @@ def test_without_shared_memory(
         if way.path.startswith("peer") or way.path == "cuda_aware":
             assert way.check_taken(plan, comm)
         else:
-            assert {(row.path, row.way) for row in rows} == {("staged", "mpi")}
+            assert {(row.path, row.protocol) for row in rows} == {("staged", "mpi")}
             assert all("/dev/shm" in row.reason for row in rows), rows
         for step in range(4):
             fill(grid, u, step)

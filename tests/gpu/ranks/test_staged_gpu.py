@@ -68,7 +68,7 @@ def test_fragments_are_used_and_overlap(way: str, comm: MPI.Intracomm) -> None:
     ) as grid:
         plan = grid.plan(grid.zeros("f8"))
         assert "Pipeline" in kinds(plan)
-        ways = {row.way for row in plan.explain().rows if row.peer != comm.rank}
+        ways = {row.protocol for row in plan.explain().rows if row.peer != comm.rank}
         assert ways == {way}
 
 

@@ -76,7 +76,7 @@ def test_what_is_measured_is_what_the_next_plan_goes_by(
         rows = [r for r in grid.plan(grid.zeros("f8")).explain().rows if r.peer != comm.rank]
         for row in rows:
             wanted = costs.predict(
-                row.path, row.way, row.nbytes, row.block_bytes, shared_gpu=shared
+                row.path, row.protocol, row.nbytes, row.block_bytes, shared_gpu=shared
             )
             assert row.predicted_us == pytest.approx(wanted)
 
