@@ -37,8 +37,10 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS, AT_ONCE = 4, 8
+RANKS_AT_ONCE = 3
+ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
-    f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "nas_ft", "workunits", "bench")
+    f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "nas_ft", "fft", "bench")
 )
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 150
