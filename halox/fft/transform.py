@@ -335,12 +335,15 @@ class FFT:
             call = self._fields.read(forward, source, out)
             pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None:
-            self._world.begin(direction)
-            call, _ = self._world.prepare(
+            # That of the transpose which ranks whose arrays are known run first: so both sides find that calls differ.
+            moves = self._route.transposes[:: 1 if forward else -1]
+            world = moves[0].grid_a._world if moves else self._world
+            world.begin(direction)
+            call, _ = world.prepare(
                 lambda: (self._fields.read(forward, source, out), None), direction
             )
             mine = {"dtype": str(call.dtype), "components": call.components}
-            self._world.compare(mine, direction)
+            world.compare(mine, direction)
             pipeline = self._pipelines.get((call.dtype, call.components))
         if pipeline is None:
             pipeline = Pipeline(

@@ -770,3 +770,20 @@ def test_the_documentation_lists_them_all() -> None:
     page = PAGE.read_text(encoding="utf-8")
     missing = [name for name in TABLE if f"| {name.partition(' >')[0]} |" not in page]
     assert not missing
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_wrong_array_on_one_rank_after_good_calls(direction: str, comm: World) -> None:
+    """Also where the others' calls need no checks any more."""
+    with halox.Grid((8, 7, 9), halo=0, comm=comm, device="cpu") as grid:
+        fft = halox.FFT(grid)
+        u = grid.zeros("c16")
+        s = fft.forward(u)
+        fft.backward(s, u)
+        array = u if direction == "forward" else s
+        wrong = array.real.astype("i4") if grid.rank == 0 else array
+        kind = FieldError if grid.rank == 0 else MismatchError
+        text = "has dtype int32" if grid.rank == 0 else "different calls: rank 0"
+        with pytest.raises(kind, match=text):
+            getattr(fft, direction)(wrong)
