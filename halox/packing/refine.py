@@ -170,8 +170,8 @@ def _refine(
         return
     peeled = _peeled(source, target)
     if peeled is not None:
-        *inner, level = peeled
-        yield from _refine(*inner, (*outer, level))
+        first, second, level = peeled
+        yield from _refine(first, second, (*outer, level))
         return
     (n_source, s_stride), *s_inner = source.levels
     (n_target, t_stride), *t_inner = target.levels
