@@ -280,7 +280,7 @@ def test_slabs_send_one_message_to_each_rank(comm: World) -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_large_fields_are_read_in_place(comm: World, axes: tuple[int, ...], own: bool) -> None:
     """In tiles where the axes are permuted; out of the other grid's shared memory on the way back."""
-    shape, n = (64, 68, 130), comm.size
+    shape, n = (136, 68, 130), comm.size  # runs of 34 x 8 bytes or more
     turned = tuple(shape[axis] for axis in axes)
     procs = [(n, 1, 1), tuple((1, n, 1)[axis] for axis in axes)]
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)

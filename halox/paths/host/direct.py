@@ -124,13 +124,12 @@ class DirectChannel(Channel):
         moves = []
         for message in job.receives:
             places, layouts = windows[message.peer, message.tag]
-            if places is None:
-                raise AssertionError("a message without a place was sent the direct way")
-            for part, place, layout in zip(message.parts, places, layouts, strict=True):
-                strided = part.strided
-                assert strided is not None  # or this end would not have been described
+            for part, place, layout in zip(message.parts, places or (), layouts, strict=True):
+                own = part.strided
+                if own is None:
+                    raise AssertionError("a part without a strided form was sent the direct way")
                 source = _array_at(context, place), layout
-                moves.append(_move((job.arrays[part.array], strided), source))
+                moves.append(_move((job.arrays[part.array], own), source))
         self._moves = blocked(moves)
         sources = sorted({m.peer for m in job.receives})
         readers = sorted({m.peer for m in job.sends})
