@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class LocalHostChannel(Channel):
         sources = places_of((send for send, _ in pairs), values=adds)
         targets = places_of((receive for _, receive in pairs), values=adds)
         cleared = places_of(job.cleared)
-        self._take: Callable[[Sequence[Any]], None] = add_all if adds else copy_all
+        self._take: Callable[..., None] = add_all if adds else copy_all
         self._words: tuple[int, Words, Indices, Indices] | None = None
         self._calls: list[Callable[[], object]] = []
         self._moves: _Moves = [], []
