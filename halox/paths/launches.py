@@ -24,10 +24,10 @@ Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
 """Returns launches, stage by stage, of items in which an endpoint has taken the place of the part."""
 
 Call: TypeAlias = "tuple[Callable[[StreamLike, int, int], None], int, int]"
-"""What to call with a stream and two shifts, and the shifts of the addresses read and of those written."""
+"""A launch, called with a stream and the two shifts behind it: of the addresses read, and of those written."""
 
 View: TypeAlias = "Sequence[Sequence[Call]]"
-"""What to call, by stage."""
+"""Launches to be called, by stage."""
 
 
 class MovableLaunches:
@@ -220,7 +220,9 @@ def copying(
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
     from halox.packing.device import launch_between, strided_between
 
-    is_movable = all(a.array == b.array and a.strided and b.strided for a, b in pairs)
+    is_movable = all(
+        a.array == b.array and a.strided is not None and b.strided is not None for a, b in pairs
+    )
 
     def make(found: Sequence[Item]) -> Sequence[Launchable]:
         if not is_movable:
