@@ -18,15 +18,15 @@ class Fields(Protocol):
     grid_shape: tuple[int, ...]
     proc_shape: tuple[int, ...]
 
-    def layout(self, field: Any) -> FieldLayout:
+    def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie."""
 
-    def interior(self, field: Any) -> Any:
+    def interior(self, field: object) -> Any:
         """Return a view of the cells that this rank owns."""
 
 
 def dataarray(
-    grid: Fields, field: Any, *, name: str | None = None, dims: Sequence[str] | None = None
+    grid: Fields, field: object, *, name: str | None = None, dims: Sequence[str] | None = None
 ) -> Any:
     """Return the cells of a field that this rank owns, with their global indices as coordinates.
 

@@ -33,7 +33,7 @@ class App:
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Any, Progress], Mapping[str, Any] | None]
+    run: Callable[[argparse.Namespace, Any, Progress], Mapping[str, object] | None]
 
 
 def checkout() -> Path | None:

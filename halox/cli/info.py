@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import subprocess
-from typing import Any
 
 from halox._version import __version__
 from halox.cli import launcher, report
@@ -28,7 +27,7 @@ def show(*, as_json: bool) -> None:
     print(report.as_json(found) if as_json else report.as_text(found))
 
 
-def collect() -> dict[str, Any]:
+def collect() -> dict[str, object]:
     """Return versions, MPI, GPUs and their links, and data paths; makes a GPU context where there is a GPU."""
     why_no_gpu, gpus = _gpus()
     return {
@@ -51,8 +50,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _mpi() -> dict[str, Any]:
-    answer: dict[str, Any] = {}
+def _mpi() -> dict[str, object]:
+    answer: dict[str, object] = {}
     try:
         found = launcher.find()
         answer["launcher"] = f"{found.path} ({found.family} {found.version})".replace(" )", ")")
@@ -67,7 +66,7 @@ def _mpi() -> dict[str, Any]:
     return answer
 
 
-def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
+def _gpus() -> tuple[str | None, list[dict[str, object]]]:
     """Return why no GPU can be used (None if one can) and the GPUs."""
     reason = cuda.why_no_gpu()
     gpus = []
@@ -84,7 +83,7 @@ def _gpus() -> tuple[str | None, list[dict[str, Any]]]:
     return reason, gpus
 
 
-def _links(count: int) -> dict[str, Any]:
+def _links(count: int) -> dict[str, object]:
     """Return which GPUs reach each other's memory, and the driver's own drawing of the links."""
     reach = cuda.cupy().cuda.runtime.deviceCanAccessPeer
     matrix = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import halox
 from halox import datatypes
@@ -11,6 +11,9 @@ from halox.cli import report
 from halox.paths.base import Route
 from halox.runtime.gpu.devices import array_module, choose_device
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 MESSAGE_BYTES = 64 << 10
 _PAIRS_SHOWN = 6
@@ -20,7 +23,7 @@ Hop = tuple[int, int, Route]
 """Sender, receiver, and the route between them."""
 
 
-def show(comm: Any, *, as_json: bool) -> int:
+def show(comm: MPI.Intracomm, *, as_json: bool) -> int:
     """Print the matrix on rank 0; collective."""
     hops = collect(comm)
     if hops is not None:
@@ -29,7 +32,7 @@ def show(comm: Any, *, as_json: bool) -> int:
     return 0
 
 
-def collect(comm: Any) -> list[Hop] | None:
+def collect(comm: MPI.Intracomm) -> list[Hop] | None:
     """Make messages between all ranks, and return on rank 0 the path of each of them.
 
     Collective. Nothing is sent but what the making of a plan needs.
@@ -71,7 +74,7 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
         for path, reason in route.why_not.items():
             refused.setdefault((path, reason), []).append(pair)
 
-    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[dict[str, Any]]:
+    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[dict[str, object]]:
         return [
             {"path": path, "why": reason, "pairs": pairs} for (path, reason), pairs in found.items()
         ]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import halox
 from halox import datatypes
@@ -20,6 +20,9 @@ from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _KIB = 1 << 10
 _ROW_US = 4000.0
@@ -141,7 +144,7 @@ class Prober:
     """
 
     world: World
-    comm: Any
+    comm: MPI.Intracomm
     device: int | None
     near: int | None
     far: int | None

@@ -9,7 +9,7 @@ from typing import Any
 from halox.tables import text_table
 
 
-def as_json(figures: Mapping[str, Any]) -> str:
+def as_json(figures: Mapping[str, object]) -> str:
     """Return the figures as indented JSON."""
     return json.dumps(figures, indent=2, default=str)
 
@@ -46,7 +46,7 @@ def as_text(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the lines of a table: a head from the first row's names, numbers to the right."""
     if not rows:
         return []
@@ -57,7 +57,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return text_table(cells, {i for i, text in enumerate(is_text) if text})
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Return one value as text: four significant digits, yes / no, lists with commas."""
     if isinstance(value, bool):
         return "yes" if value else "NO"
@@ -74,7 +74,7 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 

@@ -6,13 +6,16 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halox.cli import catalogue, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
 from halox.tables import text_table
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def show_list(*, as_json: bool) -> None:
@@ -51,7 +54,7 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> A
     return comm
 
 
-def together(comm: Any, work: Callable[[], int], name: str = "halox run") -> int:
+def together(comm: MPI.Intracomm, work: Callable[[], int], name: str = "halox run") -> int:
     """Do work on all ranks and return its status, which is the same on all of them; collective.
 
     An error that all ranks raise is printed once, with status 2; any other ends them all.
@@ -82,7 +85,7 @@ def _wrong_library(wanted: int, size: int) -> str:
     )
 
 
-def _run_here(args: argparse.Namespace, comm: Any) -> int:
+def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     """Run the app on this rank; all ranks return the same status."""
     progress = TerminalProgress(comm.rank)
     figures = catalogue.load(args.app).run(args, comm, progress)
@@ -91,7 +94,7 @@ def _run_here(args: argparse.Namespace, comm: Any) -> int:
     return 0 if verified else 1
 
 
-def _show(figures: Mapping[str, Any] | None, *, as_json: bool) -> bool:
+def _show(figures: Mapping[str, object] | None, *, as_json: bool) -> bool:
     if figures is None:
         raise HaloxError("the app returned no figures on rank 0")
     print(report.as_json(figures) if as_json else report.as_text(figures), flush=True)

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
@@ -22,6 +22,9 @@ from halox.runtime.gpu import cuda
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 NAME = "halox tune"
 LIMIT_S = 45.0
@@ -67,7 +70,7 @@ def ranks_wanted(asked: int | None) -> int | None:
     return max(2, cuda.gpu_count())
 
 
-def _tune(args: argparse.Namespace, comm: Any) -> int:
+def _tune(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     if comm.size < 2:
         raise HaloxError(f"{NAME} measures between ranks and needs 2 or more, got 1; add -n 2")
     world = World(comm, "tune")
@@ -102,7 +105,7 @@ def _tuned_figures(
     protocols: Sequence[tuple[str, str]],
     *,
     write: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure, fit and write; collective."""
     world = prober.world
     topology, before = look_around(prober)
@@ -152,7 +155,7 @@ def rows_of(
     samples: Mapping[str, Sequence[Sample]],
     *,
     shared_gpu: bool,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, str | float | None]]:
     """Return two rows a protocol, its constants before and after, and how far each is from what was measured."""
     rows = []
     for full, cost in protocols.items():
@@ -176,7 +179,7 @@ def rows_of(
     return rows
 
 
-def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, Any]:
+def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, object]:
     """Measure what NumPy arrays take; collective."""
     points = [point for point in probing.POINTS if point.nbytes <= _MOST_HOST_BYTES]
     rows = []
@@ -200,7 +203,7 @@ def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[st
     return {"ranks": prober.world.size, "gpu": None, "file": None, "rows": rows, "note": _HOST_NOTE}
 
 
-def _for_people(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _for_people(figures: Mapping[str, object]) -> dict[str, object]:
     shown = {name: value for name, value in figures.items() if value not in (None, {})}
     if not shown.get("cut_short"):
         shown.pop("cut_short", None)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-Launch = Callable[[], Any]
+Launch = Callable[[], object]
 """A prepared call; returns the result."""
 
 Shape = tuple[int, ...]
@@ -60,8 +60,8 @@ class PreparedReductions(Generic[R]):
         self._capacity = capacity
         self.reductions: dict[Signature, R] = {}
         self.launches: dict[Hashable, tuple[Launch, Shape]] = {}
-        self._watched: dict[Hashable, list[weakref.ref[Any]]] = {}
-        self._met: dict[int, weakref.ref[Any]] = {}
+        self._watched: dict[Hashable, list[weakref.ref[object]]] = {}
+        self._met: dict[int, weakref.ref[object]] = {}
 
     def add(self, signature: Signature, reduction: R) -> R:
         """Keep a reduction; collective where it closes another one."""
@@ -72,7 +72,11 @@ class PreparedReductions(Generic[R]):
         return reduction
 
     def prepare(
-        self, name: Hashable, arrays: Sequence[Any], out: Any, bind: Callable[[], Launch | None]
+        self,
+        name: Hashable,
+        arrays: Sequence[object],
+        out: object,
+        bind: Callable[[], Launch | None],
     ) -> None:
         """Keep the launch of a call that has just been made, unless its arrays are temporaries."""
         if out is None and not self._have_met(arrays):
@@ -93,7 +97,7 @@ class PreparedReductions(Generic[R]):
             self._drop(next(iter(self.launches)))
         self.launches[key], self._watched[key] = (launch, arrays[0].shape), watched
 
-    def _have_met(self, arrays: Sequence[Any]) -> bool:
+    def _have_met(self, arrays: Sequence[object]) -> bool:
         """Whether all arrays were those of a call before; temporaries never were, even at an address used before."""
         met, known = self._met, True
         for array in arrays:

@@ -297,7 +297,7 @@ class Datatype:
         return f"{self.constructor}({', '.join(arguments)})"
 
 
-def _short(argument: Any) -> str:
+def _short(argument: object) -> str:
     """Text of one argument, lists cut after three entries."""
     if isinstance(argument, (np.ndarray, list)):
         head = ", ".join(str(entry) for entry in argument[:3])

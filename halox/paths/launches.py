@@ -12,7 +12,7 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device_packer import Launchable
+    from halox.packing.device_packer import Launchable, StreamLike
 
 WORD = 16
 """Bytes of the longest word: launches serve all addresses that differ from theirs by a multiple of it."""
@@ -20,11 +20,14 @@ WORD = 16
 Item: TypeAlias = "tuple[Any, ...]"
 """A part, and with it what its launches need beside its array: the address of its packed bytes, for example."""
 
-Make: TypeAlias = "Callable[[Sequence[Any]], Sequence[Launchable]]"
+Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
 """Returns launches, stage by stage, of items in which an endpoint has taken the place of the part."""
 
-View: TypeAlias = "Sequence[Sequence[tuple[Callable[[Any, int, int], None], int, int]]]"
-"""By stage what to call with a stream and two shifts, of the addresses read and of those written."""
+Call: TypeAlias = "tuple[Callable[[StreamLike, int, int], None], int, int]"
+"""A launch, called with a stream and the two shifts behind it: of the addresses read, and of those written."""
+
+View: TypeAlias = "Sequence[Sequence[Call]]"
+"""Launches to be called, by stage."""
 
 
 class MovableLaunches:
@@ -77,8 +80,7 @@ class MovableLaunches:
         """
         if all(pointers[number] == self._home[number] for number in self._numbers):
             return self._joint
-        stages: list[list[tuple[Callable[[Any, int, int], None], int, int]]]
-        stages = [[] for _ in self._joint]
+        stages: list[list[Call]] = [[] for _ in self._joint]
         for number in self._numbers:
             pointer = pointers[number]
             at, made = self._made.get((number, pointer % WORD)) or self._launches(number, pointer)
@@ -92,7 +94,7 @@ class MovableLaunches:
         """Let `stages` be those of a view."""
         self.stages = view
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream: StreamLike) -> None:
         """Enqueue all stages on a stream."""
         for stage in self.stages:
             for launch, source, target in stage:
@@ -206,7 +208,7 @@ def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
         return []
     items = [(part,) for part in job.cleared]
 
-    def make(endpoints: Sequence[Any]) -> Sequence[Launchable]:
+    def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
         return [Zeroing([endpoint for (endpoint,) in endpoints], device)]
 
     return [MovableLaunches(job, items, make, writes=True)]
@@ -218,9 +220,11 @@ def copying(
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
     from halox.packing.device import launch_between, strided_between
 
-    is_movable = all(a.array == b.array and a.strided and b.strided for a, b in pairs)
+    is_movable = all(
+        a.array == b.array and a.strided is not None and b.strided is not None for a, b in pairs
+    )
 
-    def make(found: Sequence[Any]) -> Sequence[Launchable]:
+    def make(found: Sequence[Item]) -> Sequence[Launchable]:
         if not is_movable:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
             return [launch_between(both, job.operation, device)]

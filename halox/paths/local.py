@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class LocalHostChannel(Channel):
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
         found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
-        self._take: Callable[[Sequence[Any]], None] = add_all if adds else copy_all
+        self._take: Callable[..., None] = add_all if adds else copy_all
         self._words: tuple[int, Words, Indices, Indices] | None = None
         self._calls: list[Callable[[], object]] = []
         self._moves: _Moves = [], []

@@ -20,9 +20,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.runtime import shared_memory
+from halox.runtime.dlpack import Array, DType
 from halox.runtime.free_list import FreeList
 from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
@@ -236,7 +236,7 @@ class SharedArena:
                 own.is_trimmed = True
         self._is_sweeping = False
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Array | None:
         """Return an array that releases its block with its last view; collective, None where `allocate` returns it."""
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         block = self.allocate(nbytes, is_field=True)
@@ -247,7 +247,7 @@ class SharedArena:
         raw: Any = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
         root: Bytes = np.ndarray((nbytes,), np.uint8, buffer=raw)
         weakref.finalize(root, self.release, block).atexit = False
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=root)
+        array: Array = np.ndarray(shape, dtype, buffer=root)
         return array
 
     def locate(self, start: int, end: int) -> Place | None:

@@ -336,7 +336,7 @@ def node_name() -> str:
     return os.environ.get("HALOX_NODE", "")
 
 
-def _machine() -> tuple[Any, ...]:
+def _machine() -> tuple[object, ...]:
     """Return an identity that the ranks which can share memory have in common."""
     boot, device = "", -1
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

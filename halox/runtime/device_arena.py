@@ -14,8 +14,7 @@ from math import prod
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-
+from halox.runtime.dlpack import DType
 from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
 from halox.values import rounded_up
@@ -110,7 +109,7 @@ class DeviceArena:
         while self._retired:
             self.release(self._retired.pop())
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> Any:
         """Return a CuPy array, its contents undefined, that releases its block with its last view; local."""
         cp = cupy()
         nbytes = prod(shape) * dtype.itemsize

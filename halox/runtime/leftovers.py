@@ -61,7 +61,7 @@ class _Shared:
     """Channels of a plan closed here, and arrays that peers may still reach."""
 
     channels: Sequence[Shared]
-    arrays: Sequence[Any]
+    arrays: Sequence[object]
 
 
 class Leftovers:
@@ -98,7 +98,7 @@ class Leftovers:
                 buffer.close()
             _let_go(active)
 
-    def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[Any]) -> None:
+    def add(self, number: int, channels: Sequence[Shared], arrays: Sequence[object]) -> None:
         """Take over a plan that is closed here, until all ranks have closed it: then its channels are freed, in order.
 
         Local. A plan with a channel that has not ended is kept for good.

@@ -44,7 +44,7 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a file, and the folders above it; readers see the old one or the new one, never half of one.
 
     Raises OSError if it cannot be written, ValueError if the value is no JSON; nothing is left behind then.

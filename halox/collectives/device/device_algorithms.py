@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import combinations
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
@@ -216,7 +216,7 @@ class AcrossNodes:
             self._node.close()
 
 
-def _failure(work: Callable[[], Any]) -> Exception | None:
+def _failure(work: Callable[[], object]) -> Exception | None:
     try:
         work()
     except Exception as error:

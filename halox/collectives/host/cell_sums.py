@@ -82,7 +82,9 @@ def dot(cells: Array, others: Array) -> Any:
     return _summed(cells, wide, multiply)
 
 
-def _summed(cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], Any]) -> Any:
+def _summed(
+    cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], np.generic]
+) -> Any:
     with np.errstate(all="ignore"):
         found = [number(index) for index in blocks(cells.shape)]
         return np.array(found, dtype).sum(dtype=dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.indexed import IndexedMessages, Located, index_all, pays
+from halox.paths.host.indexed import Indexed, IndexedMessages, Located, index_all, pays
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Array, HostArray
@@ -96,15 +96,18 @@ def add_all(moves: Sequence[Move]) -> None:
 
 
 _Calls = list[Callable[[], object]]
-_Take = Callable[[Sequence[Any]], None]
+_Take = Callable[..., None]
+
+
+_Rows = list[list[Move]] | list[list[Indexed]]
 
 
 class _Views(NamedTuple):
     """Moves between some arrays and the buffers of each slot."""
 
-    pack: Sequence[Sequence[Any]]
+    pack: _Rows
     clear: list[Move]
-    unpack: Sequence[Sequence[Any]]
+    unpack: _Rows
 
 
 class HostChannel(Channel):

@@ -19,7 +19,6 @@ the peer says that it has begun epoch e + 1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from halox.paths.base import Channel, Job, Key
 from halox.paths.launches import WORD, check_no_capture, clearing_of
@@ -30,7 +29,7 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.pools import SIDE_STREAMS
-from halox.runtime.gpu.streams import StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
@@ -107,7 +106,7 @@ class PeerChannel(Channel):
             self._is_aside = False
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
-    def _enter(self, stream: Any, launch: PreparedLaunch) -> None:
+    def _enter(self, stream: Stream, launch: PreparedLaunch) -> None:
         if self._failed[0]:
             self._failure.is_told = True
             raise self._agreed.error()

@@ -15,8 +15,6 @@ The host takes part in every exchange, so that none of this can be captured into
 
 from __future__ import annotations
 
-from typing import Any
-
 from halox.paths.base import Channel, Job
 from halox.paths.buffers import TransportBuffers
 from halox.paths.launches import (
@@ -28,7 +26,7 @@ from halox.paths.launches import (
     unpacking,
 )
 from halox.paths.staged.pipeline import Pipeline, Work
-from halox.runtime.gpu.streams import refuse_capture
+from halox.runtime.gpu.streams import Stream, refuse_capture
 from halox.runtime.world import World
 
 
@@ -52,7 +50,7 @@ class _Stream:
 
         self._current_stream = cupy().cuda.get_current_stream
         self._path = path
-        self._stream: Any = None
+        self._stream: Stream | None = None
         outgoing, incoming = buffers.device_pointers()
         self._outgoing = [packed_items(job.sends, row) for row in outgoing]
         self._incoming = [packed_items(job.receives, row) for row in incoming]
@@ -62,9 +60,10 @@ class _Stream:
         """Refuse a stream that is being captured."""
         refuse_capture(self._current_stream(), self._path)
 
-    def _enter(self) -> Any:
+    def _enter(self) -> Stream:
         """Return the current stream, when the last unpacking has ended if it went to another one."""
-        stream, last = self._current_stream(), self._stream
+        stream: Stream = self._current_stream()
+        last = self._stream
         if last is not None and last.ptr != stream.ptr:
             last.synchronize()
         return stream
@@ -110,7 +109,7 @@ class StagedChannel(_Stream, MovableChannel):
         stream = self._current_stream()
         for launch, source, target in self._unpack[self._epoch % len(self._unpack)].stages[0]:
             launch(stream, source, target)
-        if stream.ptr != self._stream.ptr:
+        if self._stream is None or stream.ptr != self._stream.ptr:
             self._stream = stream
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from halox.errors import DeviceError, FieldError
+from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
 from halox.values import shown
 
@@ -41,7 +42,7 @@ def array_module(device: int | None) -> Any:
     return cuda.cupy()
 
 
-def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: int | None) -> Any:
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Any:
     """Return an array with undefined contents on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
@@ -59,14 +60,14 @@ def as_device_array(array: Any) -> Any:
     return cuda.cupy().asarray(array)
 
 
-def to_host(array: Any) -> np.ndarray[Any, Any]:
+def to_host(array: Any) -> Array:
     """Return an array's values as a NumPy array, a copy of one on a GPU."""
     if cuda.is_device_array(array):
         array = as_device_array(array)
     return np.asarray(array.get() if cuda.is_cupy_array(array) else array)
 
 
-def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def fill_value(value: Any, dtype: DType, shape: tuple[int, ...]) -> Array:
     """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
 
     The value is a scalar, an array on the host or a GPU, or for a structured dtype a tuple of its fields' values.
@@ -103,7 +104,7 @@ def fill_value(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.n
     return found
 
 
-def fill(array: Any, value: np.ndarray[Any, Any] | None) -> None:
+def fill(array: Any, value: Array | None) -> None:
     """Set all elements of a contiguous array to a value of its dtype; None for bytes of zero, padding included."""
     if isinstance(array, np.ndarray):
         if value is None:

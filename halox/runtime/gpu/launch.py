@@ -56,7 +56,7 @@ class PreparedLaunch:
         )
         self._is_dependent = dependent and has_dependent_launch(device)
         self._entry = _entry(self._is_dependent)
-        self._on_streams: dict[int, tuple[Any, ...]] = {}
+        self._on_streams: dict[int, tuple[object, ...]] = {}
 
     def launch(self, stream_ptr: int) -> None:
         """Launch on a stream of the function's device, which must be the calling thread's current one.
@@ -81,12 +81,12 @@ class PreparedLaunch:
             args[1].value = second
             self.launch(stream_ptr)
 
-    def _on_stream(self, stream_ptr: int) -> tuple[Any, ...]:
+    def _on_stream(self, stream_ptr: int) -> tuple[object, ...]:
         """Return the driver's arguments for a launch on a stream."""
         arguments = ctypes.addressof(self._addresses), 0
         if self._is_dependent:
             function = driver.bindings().CUfunction(self._function.ptr)
-            given: tuple[Any, ...] = _dependent(self._shape, stream_ptr), function, *arguments
+            given: tuple[object, ...] = _dependent(self._shape, stream_ptr), function, *arguments
         else:
             given = self._function.ptr, *self._shape, stream_ptr, *arguments
         if len(self._on_streams) >= _STREAMS:
@@ -94,7 +94,7 @@ class PreparedLaunch:
         self._on_streams[stream_ptr] = given
         return given
 
-    def _run(self, given: tuple[Any, ...], may_lack_context: bool = True) -> None:
+    def _run(self, given: tuple[object, ...], may_lack_context: bool = True) -> None:
         """Launch; a thread that has not used CUDA yet gets its context, since only the runtime makes it unasked."""
         try:
             codes: Any = self._entry(*given)

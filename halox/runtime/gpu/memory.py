@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DeviceError, FieldError
+from halox.runtime.dlpack import Array
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
 
@@ -91,7 +92,7 @@ class DeviceBytes:
         self.pointer = int(self._memory.ptr)
         self._kept: list[Any] = []  # host memory of uploads that may be under way
 
-    def write(self, at: int, values: npt.NDArray[Any]) -> None:
+    def write(self, at: int, values: Array) -> None:
         """Start to upload an array to byte ``at``."""
         if not values.nbytes:
             return
@@ -118,7 +119,7 @@ class DeviceBytes:
         del self._stream, self._event
 
 
-def uploaded(table: npt.NDArray[Any], device: int) -> DeviceBytes:
+def uploaded(table: Array, device: int) -> DeviceBytes:
     """Return device memory with a copy of a table; waits for the copy. Not for use while a stream is captured."""
     memory = DeviceBytes(table.nbytes, device)
     memory.write(0, table)

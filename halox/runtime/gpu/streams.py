@@ -11,7 +11,7 @@ from halox.runtime.gpu.cuda import cupy, stream_pointer
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
-def is_capturing(stream: Any = None) -> bool:
+def is_capturing(stream: Stream | int | None = None) -> bool:
     """Whether work put on a stream, CuPy's current one by default, would join a CUDA graph or break the capture of one.
 
     Does not block, and leaves a capture as it is. Takes less than a microsecond. True for the legacy default stream
@@ -26,7 +26,7 @@ def is_capturing(stream: Any = None) -> bool:
         raise
 
 
-def refuse_capture(stream: Any, path: str) -> None:
+def refuse_capture(stream: Stream | int, path: str) -> None:
     """Raise `StateError` if a stream is being captured, before anything is put on it."""
     if is_capturing(stream):
         raise StateError(
