@@ -12,6 +12,7 @@ import pytest
 
 from halox.cli import main
 from halox.errors import DeviceError
+from halox.runtime.gpu.compiler import OPTIONS, preamble
 from halox_bench.common import byhand, kernels, neighbour, reference
 from halox_bench.common.layouts import Box, Boxes
 from halox_bench.common.rig import Rig
@@ -25,6 +26,7 @@ from halox_bench.pack.placed import Placed
 from halox_bench.pack.rows import COPY, Row
 from tests.support import require
 from tests.unit import bench_gpu
+from tests.unit.nvrtc import by_nvrtc
 
 require("cxx")
 
@@ -487,27 +489,11 @@ def test_kernels_mix_as_the_reference_does(rig: Rig) -> None:
     ids=str,
 )
 def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
-    require("nvrtc")
-    from cuda.bindings import nvrtc
-
-    from halox.runtime.gpu.compiler import OPTIONS, preamble
-
-    def call(result: Any) -> Any:
-        error, *values = result
-        assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
-        return values[0] if values else None
-
     rooms = {"jacobi": "allreduce", "seven_point": "exchange", "tile": "transpose"}
     room = rooms.get(name, "common")
     text = preamble(settings) + kernels.source(name, f"halox_bench.{room}")
-    program = call(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
-    options = [*(option.encode() for option in OPTIONS), f"-arch=compute_{architecture}".encode()]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
-    call(nvrtc.nvrtcGetProgramLog(program, log))
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS and not log.strip(b"\0\n "), log.decode()
-    ptx = bytearray(call(nvrtc.nvrtcGetPTXSize(program)))
-    call(nvrtc.nvrtcGetPTX(program, ptx))
-    call(nvrtc.nvrtcDestroyProgram(program))
+    options = [*OPTIONS, f"-arch=compute_{architecture}"]
+    ptx, log = by_nvrtc(text, f"{name}.cu", options)
+    assert not log
     assert b".local" not in ptx
     assert name != "bench" or b"%smid" in ptx

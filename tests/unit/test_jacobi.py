@@ -19,6 +19,7 @@ from halox.cli import launcher
 from halox.errors import StateError
 from tests import support
 from tests.unit.cpu_kernels import compiled_once
+from tests.unit.nvrtc import by_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "jacobi.py"
@@ -275,14 +276,6 @@ def test_what_a_gpu_does(
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_kernel_compiles_without_warnings(architecture: str) -> None:
-    support.require("nvrtc")
-    from cuda.bindings import nvrtc
-
-    _, program = nvrtc.nvrtcCreateProgram(example()["SOURCE"].encode(), b"relax.cu", 0, [], [])
-    flags = [f"-arch={architecture}".encode(), b"-std=c++17"]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    assert not log.strip(b"\0\n "), log.decode()
+    flags = [f"-arch={architecture}", "-std=c++17"]
+    _, log = by_nvrtc(example()["SOURCE"], "relax.cu", flags)
+    assert not log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -22,6 +21,7 @@ from halox.paths.peer.table import MANY_THREADS, Kind
 from halox.runtime.gpu.compiler import OPTIONS, preamble, source
 from tests.support import require
 from tests.unit.kept import digest, made_once
+from tests.unit.nvrtc import by_nvrtc
 
 require("nvrtc")
 
@@ -87,27 +87,6 @@ def compiler() -> str:
     """The exact version, which the compiler itself does not tell."""
     found = [d for d in distributions() if "nvrtc" in (d.metadata["Name"] or "")]
     return " ".join(sorted(f"{d.metadata['Name']} {d.version}" for d in found))
-
-
-def by_nvrtc(text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    from cuda.bindings import nvrtc
-
-    def call(result):
-        error, *values = result
-        assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
-        return values[0] if values else None
-
-    program = call(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
-    encoded = [option.encode() for option in options]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
-    call(nvrtc.nvrtcGetProgramLog(program, log))
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    kind = "PTX" if any("=compute_" in option for option in options) else "CUBIN"
-    code = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
-    call(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
-    call(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(code), log.decode().strip("\0")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -24,6 +24,7 @@ from apps.nas_random_numbers import numbers
 from halox.cli import catalogue, main
 from tests import support
 from tests.unit.apps_on_cpu import FOURIER, FakeCupy
+from tests.unit.nvrtc import by_nvrtc
 
 FT_CU = Path(options.__file__).with_name("ft.cu")
 
@@ -179,19 +180,9 @@ class TestChecksum:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_device_kernels_compile(architecture: str) -> None:
-    support.require("nvrtc")
-    from cuda.bindings import nvrtc
-
-    _, program = nvrtc.nvrtcCreateProgram(FT_CU.read_bytes(), b"ft.cu", 0, [], [])
-    flags = [f"-arch={architecture}".encode(), b"-std=c++17"]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
-    nvrtc.nvrtcGetCUBIN(program, cubin)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    assert not log.strip(b"\0\n "), log.decode()
+    flags = [f"-arch={architecture}", "-std=c++17"]
+    _, log = by_nvrtc(FT_CU.read_text(), "ft.cu", flags)
+    assert not log
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from apps.nas_mg.host_kernels import HostKernels
 from halox.cli import catalogue, main
 from tests import support
 from tests.unit.apps_on_cpu import MULTIGRID, FakeCupy
+from tests.unit.nvrtc import by_nvrtc
 
 MG_CU = Path(options.__file__).with_name("mg.cu")
 
@@ -184,17 +185,9 @@ def test_walks_of_many_planes(
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_device_kernels_compile(architecture: str) -> None:
-    support.require("nvrtc")
-    from cuda.bindings import nvrtc
-
-    _, program = nvrtc.nvrtcCreateProgram(MG_CU.read_bytes(), b"mg.cu", 0, [], [])
-    flags = [f"-arch={architecture}".encode(), b"-std=c++17"]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    assert not log.strip(b"\0\n "), log.decode()
+    flags = [f"-arch={architecture}", "-std=c++17"]
+    _, log = by_nvrtc(MG_CU.read_text(), "mg.cu", flags)
+    assert not log
 
 
 class TestRandomNumbers:
