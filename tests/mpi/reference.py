@@ -94,6 +94,27 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: list[Any]) -> Case
     return case
 
 
+def allocated(grid: Any, like: Any, allocation: str) -> Any:
+    """An array of the shape of another one, its memory laid out in one of several ways."""
+    xp, shape, dtype = grid.xp, like.shape, like.dtype
+    n = len(shape)
+    if allocation == "F":
+        return xp.empty(shape, dtype, order="F")
+    if allocation == "turned":
+        order = [*range(1, n), 0]
+        return xp.empty([shape[k] for k in order], dtype).transpose(np.argsort(order).tolist())
+    if allocation == "backwards":
+        return xp.empty(shape, dtype)[(slice(None, None, -1),) * n]
+    if allocation == "part":
+        return xp.empty([k + 3 for k in shape], dtype)[(slice(1, -2),) * n]
+    return xp.empty(shape, dtype)
+
+
+def host(array: Any) -> np.ndarray:
+    """An array of NumPy or CuPy in host memory."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
 def part_range(n: int, parts: int, part: int) -> tuple[int, int]:
     sizes = [n // parts + (k < n % parts) for k in range(parts)]
     return sum(sizes[:part]), sum(sizes[: part + 1])

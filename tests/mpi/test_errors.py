@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,10 @@ from halox.errors import (
     StateError,
 )
 from halox.runtime.call_guard import alone_in_making
+from tests.mpi.bad_input import Table, check_error, read_only, undocumented
 from tests.mpi.limits import short_waits
 
 World = MPI.Intracomm
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
 
 def grid(comm: World, **options: Any) -> halox.Grid:
@@ -82,12 +81,6 @@ def with_call(method: str, **options: Any) -> Callable[[World], None]:
             getattr(g, method)(g.zeros(), **options)
 
     return call
-
-
-def read_only(g: halox.Grid) -> np.ndarray:
-    u = np.zeros(g.padded_shape)
-    u.flags.writeable = False
-    return u
 
 
 def exchange(
@@ -203,8 +196,7 @@ def _in_another_thread(call: Callable[[], object]) -> None:
         other.submit(call).result()
 
 
-# What is done, the error, and words that its text must hold. ">1": with several ranks only.
-TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
+TABLE: Table = {
     "grid_shape of no axes": (lambda c: grid(c, shape=()), DecompositionError, "grid_shape"),
     "grid_shape of 5 axes": (lambda c: grid(c, shape=(4,) * 5), DecompositionError, "grid_shape"),
     "grid_shape with a zero": (lambda c: grid(c, shape=(4, 0)), DecompositionError, "grid_shape"),
@@ -519,19 +511,11 @@ def _minimum_of_complex(comm: World) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
-    if name.endswith(">1") and comm.size == 1:
-        return  # meaningless alone; tests/test_ranks.py runs it on more
-    call, kind, text = TABLE[name]
-    with pytest.raises(kind, match=r"(?s)" + text) as caught:
-        call(comm)
-    kinds = comm.allgather(type(caught.value).__name__)
-    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+    check_error(TABLE, name, comm)
 
 
 def test_the_documentation_lists_them_all() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    missing = [name for name in TABLE if f"| {name.removesuffix(' >1')} |" not in page]
-    assert not missing
+    assert not undocumented(TABLE)
 
 
 def test_gpu_asked_for_where_there_is_none(comm: World) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,14 @@ from halox.errors import (
     MismatchError,
     PathError,
 )
+from tests.mpi.bad_input import Table, check_error, read_only, undocumented
 from tests.mpi.conftest import agree
-from tests.mpi.reference import factorisations
+from tests.mpi.reference import allocated, factorisations, host
 from tests.mpi.test_exchange import SEED
 from tests.support import trials
 from tests.unit import fake_cufft
 
 World = MPI.Intracomm
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 NORMS = ["backward", "ortho", "forward"]
 PAIRS = {"f4": "c8", "f8": "c16"}
 TOLERANCE = {"f4": 2e-6, "f8": 2e-14}
@@ -159,25 +158,14 @@ def spectrum(case: Case, whole: np.ndarray) -> np.ndarray:
     return found * scale
 
 
-def host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
 def place(case: Case, grid: halox.Grid, dtype: str, allocation: str, halo: Any) -> Any:
     """An array of a grid, its memory laid out in one of several ways."""
-    xp = grid.xp
     options = {"components": case.before, "components_after": case.after}
     field = grid.empty(dtype, **options)
     if allocation == "grid":
         field[...] = halo
         return field
-    shape, n = field.shape, field.ndim
-    if allocation == "F":
-        other = xp.empty(shape, dtype, order="F")
-    elif allocation == "part":
-        other = xp.empty([k + 3 for k in shape], dtype)[(slice(1, -2),) * n]
-    else:
-        other = xp.empty(shape, dtype)[(slice(None, None, -1),) * n]
+    other = allocated(grid, field, allocation)
     other[...] = halo
     return grid.declare(other, **options)
 
@@ -498,12 +486,6 @@ def moving(
     return call
 
 
-def read_only(grid: halox.Grid) -> np.ndarray:
-    array = np.zeros(grid.padded_shape, "c16")
-    array.flags.writeable = False
-    return array
-
-
 def few_lines(comm: World) -> None:
     n = comm.size
     with halox.Grid((4 * n, n - 1), proc_shape=(n, 1), comm=comm, device="cpu", halo=0) as grid:
@@ -574,8 +556,7 @@ def spectral_to_forward(comm: World) -> None:
         f.forward(f.forward(grid.zeros("c16")))
 
 
-# As in test_errors: what is done, the error, and words of its text. ">1": with several ranks only.
-TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
+TABLE: Table = {
     "an FFT of what is no grid": (
         lambda c: halox.FFT(3),  # type: ignore[arg-type]
         HaloxError,
@@ -742,7 +723,7 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
         r"out has the component axes \(\(2,\), \(\)\)",
     ),
     "an FFT into a read-only array": (
-        moving(lambda f: (f.physical.zeros("c16"), read_only(f.grid))),
+        moving(lambda f: (f.physical.zeros("c16"), read_only(f.grid, "c16"))),
         FieldError,
         "out is read-only",
     ),
@@ -757,19 +738,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
-    if name[-2] == ">" and comm.size <= int(name[-1]):
-        return  # meaningless alone; tests/test_ranks.py runs it on more
-    call, kind, text = TABLE[name]
-    with pytest.raises(kind, match=r"(?s)" + text) as caught:
-        call(comm)
-    kinds = comm.allgather(type(caught.value).__name__)
-    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+    check_error(TABLE, name, comm)
 
 
 def test_the_documentation_lists_them_all() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    missing = [name for name in TABLE if f"| {name.partition(' >')[0]} |" not in page]
-    assert not missing
+    assert not undocumented(TABLE)
 
 
 @pytest.mark.ranks(2, 3)

@@ -6,7 +6,6 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,23 @@ from halox.errors import (
     MismatchError,
     PathError,
 )
+from tests.mpi.bad_input import Table, check_error, read_only, undocumented
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
-from tests.mpi.reference import RECORD, cast, factorisations, part_range, poison, same_bytes
+from tests.mpi.reference import (
+    RECORD,
+    allocated,
+    cast,
+    factorisations,
+    host,
+    part_range,
+    poison,
+    same_bytes,
+)
 from tests.mpi.test_exchange import SEED
 from tests.support import trials
 
 World = MPI.Intracomm
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 DTYPES = ["c16", "f8", "f4", "c8", "i1", "i8", "u2", "?", RECORD]
 ALLOCATIONS = ["grid", "C", "F", "turned", "backwards", "part"]
 
@@ -112,22 +120,6 @@ def make_grid(
     )
 
 
-def allocated(grid: halox.Grid, like: Any, allocation: str) -> Any:
-    """An array of the shape of another one, its memory laid out in one of several ways."""
-    xp, shape, dtype = grid.xp, like.shape, like.dtype
-    n = len(shape)
-    if allocation == "F":
-        return xp.empty(shape, dtype, order="F")
-    if allocation == "turned":
-        order = [*range(1, n), 0]
-        return xp.empty([shape[k] for k in order], dtype).transpose(np.argsort(order).tolist())
-    if allocation == "backwards":
-        return xp.empty(shape, dtype)[(slice(None, None, -1),) * n]
-    if allocation == "part":
-        return xp.empty([k + 3 for k in shape], dtype)[(slice(1, -2),) * n]
-    return xp.empty(shape, dtype)
-
-
 def make_field(case: Case, grid: halox.Grid, side: Side, axes: tuple[int, ...]) -> Any:
     options = {
         "components": side.before,
@@ -173,10 +165,6 @@ def before_and_after(
     full = empty.copy()
     full[(slice(None),) * first + tuple(interior)] = piece
     return empty, full
-
-
-def host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def check(case: Case, comm: World, device: str = "cpu") -> None:
@@ -492,12 +480,6 @@ def moving(
     return call
 
 
-def read_only(grid: halox.Grid) -> np.ndarray:
-    array = np.zeros(grid.padded_shape)
-    array.flags.writeable = False
-    return array
-
-
 def other_order(comm: World) -> None:
     turned = comm.Split(0, -comm.rank)
     a, b = two(comm, comm=turned)
@@ -568,8 +550,7 @@ def in_place(comm: World) -> None:
         t.forward(u, u)
 
 
-# As in test_errors: what is done, the error, and words of its text. ">1": with several ranks only.
-TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
+TABLE: Table = {
     "a transpose of what is no grid": (
         lambda c: halox.Transpose(3, 4),  # type: ignore[arg-type]
         HaloxError,
@@ -673,19 +654,11 @@ TABLE: dict[str, tuple[Callable[[World], None], type[HaloxError], str]] = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
-    if name.endswith(">1") and comm.size == 1:
-        return  # meaningless alone; tests/test_ranks.py runs it on more
-    call, kind, text = TABLE[name]
-    with pytest.raises(kind, match=r"(?s)" + text) as caught:
-        call(comm)
-    kinds = comm.allgather(type(caught.value).__name__)
-    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+    check_error(TABLE, name, comm)
 
 
 def test_the_documentation_lists_them_all() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    missing = [name for name in TABLE if f"| {name.removesuffix(' >1')} |" not in page]
-    assert not missing
+    assert not undocumented(TABLE)
 
 
 def test_in_place_is_refused_whatever_the_view(comm: World) -> None:

@@ -1,0 +1,43 @@
+"""Tables of bad input: the error that each gets, on all ranks alike, and the page that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import HaloxError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+
+Table = dict[str, tuple[Callable[[MPI.Intracomm], None], type[HaloxError], str]]
+"""What is done, the error, and words that its text must hold, by name; a name ends in " >1" with several ranks only."""
+
+
+def check_error(table: Table, name: str, comm: MPI.Intracomm) -> None:
+    """Have all ranks make the call of an entry, and get its error."""
+    _, _, most = name.partition(" >")
+    if most and comm.size <= int(most):
+        return  # meaningless on so few; tests/test_ranks.py runs it on more
+    call, kind, text = table[name]
+    with pytest.raises(kind, match=r"(?s)" + text) as caught:
+        call(comm)
+    kinds = comm.allgather(type(caught.value).__name__)
+    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+
+
+def undocumented(table: Iterable[str]) -> list[str]:
+    """Return the names that the page lacks."""
+    page = PAGE.read_text(encoding="utf-8")
+    return [name for name in table if f"| {name.partition(' >')[0]} |" not in page]
+
+
+def read_only(grid: halox.Grid, dtype: Any = "f8") -> np.ndarray:
+    array = np.zeros(grid.padded_shape, dtype)
+    array.flags.writeable = False
+    return array
