@@ -19,6 +19,13 @@ _THREADS_X = 64
 _THREADS = 128
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``."""
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: auto"
+    )
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """Return an `argparse` type: whole numbers from ``least`` on."""
 

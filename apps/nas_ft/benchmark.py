@@ -17,6 +17,8 @@ import numpy as np
 import halox
 
 from ..common import Progress, Timer
+from ..device import run_stream
+from ..nas_benchmark import means, time_table
 from .classes import ProblemClass
 from .memory import check_memory
 from .options import Settings
@@ -30,15 +32,8 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
     problem = settings.problem
     with ExitStack() as stack:
         grid = stack.enter_context(problem_grid(settings, comm))
-        if settings.graph and grid.device == "cpu":
-            raise halox.errors.DeviceError(
-                "--graph needs GPUs, and this run uses NumPy arrays; leave it out, or see `halox info` "
-                "for the reason why no GPU is used"
-            )
+        stream = run_stream(grid, stack, graph=settings.graph)
         memory = check_memory(problem.name, grid)
-        stream = None
-        if grid.device == "gpu":
-            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
         progress(f"class {problem.name}: setting up", 0, 1)
         solver = stack.enter_context(Solver(grid, problem, stream))
 
@@ -137,12 +132,4 @@ def _stepwise(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, An
         grid.comm.Barrier()
         for part, seconds in solver.iterate_stepwise(timer).items():
             parts[part] += seconds / iterations
-    everyone = grid.comm.allgather({**parts, **once})
-    means = {part: sum(found[part] for found in everyone) / len(everyone) for part in everyone[0]}
-    total = sum(means[part] for part in PARTS)
-    return {
-        "rows": [
-            {"part": part, "ms_an_iteration": seconds * 1e3, "share": seconds / total}
-            for part, seconds in means.items()
-        ]
-    }
+    return {"rows": time_table(means(grid.comm, parts | once), PARTS)}

@@ -6,12 +6,12 @@ beforehand, so that a call only launches.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from ..common import Kernel, block
+from ..device import kernels
 from .host_kernels import check_field
 
 ROWS = 4
@@ -30,11 +30,9 @@ class DeviceKernels:
     """
 
     def __init__(self, xp: Any) -> None:
-        source = files(__package__).joinpath("ft.cu").read_text()
-        module = xp.RawModule(code=source, options=("-std=c++17", f"-DROWS={ROWS}"))
-        self._initial, self._evolve, self._sample = (
-            module.get_function(name) for name in ("initial", "evolve", "sample")
-        )
+        functions = ("initial", "evolve", "sample")
+        found = kernels(xp, __package__, "ft", functions, f"-DROWS={ROWS}")
+        self._initial, self._evolve, self._sample = found
 
     def copy(self, values: np.ndarray, target: Any) -> None:
         """Copy host memory to an array of this device; see `HostKernels.copy`."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import halox
 
-from ..common import at_least
+from ..nas_benchmark import add_class, add_run_options
 from .classes import CLASSES, ProblemClass
 
 DECOMPOSITIONS = ("auto", "1d", "2d")
@@ -28,16 +28,8 @@ class Settings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    sizes = ", ".join(
-        f"{found.name} {'x'.join(map(str, found.shape[::-1]))}" for found in CLASSES.values()
-    )
-    parser.add_argument(
-        "--class",
-        dest="problem",
-        choices=tuple(CLASSES),
-        default="S",
-        help=f"class, by its points along x, y and z: {sizes} (default S)",
-    )
+    sizes = {name: "x".join(map(str, found.shape[::-1])) for name, found in CLASSES.items()}
+    add_class(parser, sizes, "points along x, y and z")
     parser.add_argument(
         "--decomposition",
         choices=DECOMPOSITIONS,
@@ -45,21 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="1d: slabs, divided along z; 2d: pencils, divided along z and y; auto (default): slabs, "
         "or pencils if there are more ranks than slabs",
     )
-    parser.add_argument(
-        "--passes",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="timed runs of all iterations; the median is reported (default 1, as in the original)",
-    )
-    parser.add_argument(
-        "--graph",
-        action="store_true",
-        help="on GPUs: capture an iteration in a CUDA graph once, and replay it",
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: auto"
-    )
+    add_run_options(parser)
 
 
 def settings(args: argparse.Namespace, ranks: int) -> Settings:

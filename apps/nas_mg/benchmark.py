@@ -21,6 +21,8 @@ import halox
 
 from ..capture import captured
 from ..common import Progress, Timer
+from ..device import run_stream
+from ..nas_benchmark import means, time_table
 from . import cycle
 from .classes import FIRST_NORMS, TOLERANCE
 from .device_kernels import DeviceKernels
@@ -110,14 +112,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         grid = stack.enter_context(
             finest_grid(problem.points, settings.proc_shape, comm, settings.device)
         )
-        if settings.graph and grid.device == "cpu":
-            raise halox.errors.DeviceError(
-                "--graph needs GPUs, and this run uses NumPy arrays; leave it out, or see `halox info` "
-                "for the reason why no GPU is used"
-            )
-        stream = None
-        if grid.device == "gpu":
-            stream = stack.enter_context(grid.xp.cuda.Stream(non_blocking=True))
+        stream = run_stream(grid, stack, graph=settings.graph)
         progress(f"class {problem.name}: setting up", 0, 1)
         hierarchy = stack.enter_context(Hierarchy(grid, settings.gather))
         solver = Solver(hierarchy, settings, stream)
@@ -205,26 +200,15 @@ def _stepwise(solver: Solver, grid: halox.Grid, iterations: int) -> dict[str, An
         begin = time.perf_counter()
         norms.append(solver.norm())
         norm_s += time.perf_counter() - begin
-    everyone = grid.comm.allgather((parts, levels, norm_s / iterations))
-    parts, levels = (_mean([found[which] for found in everyone]) for which in (0, 1))
-    total = sum(parts.values())
-    rows = [
-        {"part": part, "ms_an_iteration": seconds * 1e3, "share": seconds / total}
-        for part, seconds in parts.items()
-    ]
-    norm_s = sum(found[2] for found in everyone) / len(everyone)
-    rows.append({"part": "norm (once)", "ms_an_iteration": norm_s * 1e3, "share": norm_s / total})
+    rows = time_table(means(grid.comm, parts | {"norm (once)": norm_s / iterations}), cycle.PARTS)
+    shares = {row["part"]: row["share"] for row in rows}
+    levels = means(grid.comm, levels)
     return {
         "norms": norms,
-        "exchange_share": (parts["exchange"] + parts["gather"]) / total,
+        "exchange_share": shares["exchange"] + shares["gather"],
         "ms_by_level": {level: levels[level] * 1e3 for level in sorted(levels, key=int)},
         "rows": rows,
     }
-
-
-def _mean(of_ranks: list[dict[str, float]]) -> dict[str, float]:
-    """Return the means over ranks of dicts with equal keys."""
-    return {key: sum(found[key] for found in of_ranks) / len(of_ranks) for key in of_ranks[0]}
 
 
 def _checks(settings: Settings, norm: float, norms: list[float]) -> dict[str, Any]:

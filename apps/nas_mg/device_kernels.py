@@ -6,12 +6,12 @@ beforehand, so that a call only launches.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from ..common import Kernel, block
+from ..device import kernels
 from .classes import Coefficients
 from .host_kernels import check_stencil
 
@@ -32,11 +32,9 @@ class DeviceKernels:
     """
 
     def __init__(self, xp: Any) -> None:
-        source = files(__package__).joinpath("mg.cu").read_text()
-        module = xp.RawModule(code=source, options=("-std=c++17", f"-DROWS={ROWS}"))
-        self._stencil, self._restriction, self._prolongation = (
-            module.get_function(name) for name in ("stencil", "restriction", "prolongation")
-        )
+        functions = ("stencil", "restriction", "prolongation")
+        found = kernels(xp, __package__, "mg", functions, f"-DROWS={ROWS}")
+        self._stencil, self._restriction, self._prolongation = found
 
     def stencil(self, source: Any, base: Any, out: Any, weights: Coefficients) -> Kernel:
         """Return ``out = base + S source``; see `HostKernels.stencil`."""

@@ -9,6 +9,7 @@ from typing import Literal
 import halox
 
 from ..common import at_least
+from ..nas_benchmark import add_class, add_run_options
 from .classes import CLASSES, ProblemClass
 
 CHECKS = ("all", "official", "none")
@@ -33,14 +34,8 @@ class Settings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    sizes = ", ".join(f"{found.name} {found.points}" for found in CLASSES.values())
-    parser.add_argument(
-        "--class",
-        dest="problem",
-        choices=tuple(CLASSES),
-        default="S",
-        help=f"class, by its points per direction: {sizes} (default S)",
-    )
+    sizes = {name: found.points for name, found in CLASSES.items()}
+    add_class(parser, sizes, "points per direction")
     parser.add_argument(
         "--gather",
         type=at_least(0),
@@ -49,21 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="levels of at most N points per direction are gathered on every rank, which then "
         f"computes them as a whole (default {GATHER}); those too small for the ranks always are",
     )
-    parser.add_argument(
-        "--passes",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="timed runs of all iterations; the median is reported (default 1, as in the original)",
-    )
-    parser.add_argument(
-        "--graph",
-        action="store_true",
-        help="on GPUs: capture an iteration in a CUDA graph once, and replay it",
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: auto"
-    )
+    add_run_options(parser)
     parser.add_argument(
         "--check",
         choices=CHECKS,

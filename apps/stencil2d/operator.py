@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
+
+from ..device import kernels
 
 FLOPS_PER_POINT = 11
 """Operations by the original's count: three multiplications and eight additions."""
@@ -140,11 +141,6 @@ class Stencil:
 def _compiled(xp: Any, dtype: str) -> Any:
     """Compile ``stencil.cu`` for a dtype (``"f4"``, ``"f8"``) and return the kernel."""
     real = {"f4": "float", "f8": "double"}[dtype]
-    source = files(__package__).joinpath("stencil.cu").read_text()
-    options = (
-        "-std=c++17",
-        "-fmad=false",
-        f"-DREAL={real}",
-        f"-DROWS_PER_THREAD={_ROWS_PER_THREAD}",
-    )
-    return xp.RawModule(code=source, options=options).get_function("stencil_step")
+    options = ("-fmad=false", f"-DREAL={real}", f"-DROWS_PER_THREAD={_ROWS_PER_THREAD}")
+    (function,) = kernels(xp, __package__, "stencil", ("stencil_step",), *options)
+    return function

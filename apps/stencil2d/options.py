@@ -9,7 +9,7 @@ from typing import Literal
 
 import halox
 
-from ..common import at_least
+from ..common import add_device, at_least
 
 SIZE_CLASSES = {1: 512, 2: 1024, 3: 2048, 4: 4096}
 PRECISIONS = {"single": ("f4",), "double": ("f8",), "both": ("f4", "f8")}
@@ -104,9 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="weights 0.15 and 0.05 in full precision, not rounded to float32 as in the original",
     )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: auto"
-    )
+    add_device(parser)
     parser.add_argument(
         "--check",
         choices=CHECKS,
