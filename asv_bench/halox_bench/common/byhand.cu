@@ -45,6 +45,26 @@ typedef unsigned short Word;
 typedef unsigned char Word;
 #endif
 
+// Finds the part of a block, each having as many as it says, and makes `block` its number there.
+template <class Part> static __device__ __forceinline__ const Part& part_of(const Part* part, unsigned& block)
+{
+    while (block >= part->blocks)
+        block -= part++->blocks;
+    return *part;
+}
+
+// Stores the words of a thread, the first at `first` of `total`, in the array or behind one another in `out`.
+static __device__ __forceinline__ void store(Word* const* at, const Word* word, Word* out, unsigned first,
+                                             unsigned total)
+{
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const unsigned t = first + e * THREADS;
+        if (t < total)
+            *(UNPACK ? at[e] : out + t) = word[e];
+    }
+}
+
 struct Box {
     long long array, packed; // first bytes
     long long stride[3];     // bytes, innermost first
@@ -62,10 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     boxes(unsigned char* array, unsigned char* packed, const __grid_constant__ Boxes table)
 {
     unsigned block = blockIdx.x;
-    int b = 0;
-    while (block >= table.box[b].blocks)
-        block -= table.box[b++].blocks;
-    const Box& box = table.box[b];
+    const Box& box = part_of(table.box, block);
 
     Word* at[EACH];
     Word word[EACH];
@@ -85,12 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             word[e] = UNPACK ? out[t] : *at[e];
         }
     }
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const unsigned t = first + e * THREADS;
-        if (t < box.total)
-            *(UNPACK ? at[e] : out + t) = word[e];
-    }
+    store(at, word, out, first, box.total);
 }
 
 // `table` is in device memory. The boxes are moved side by side; those that are done sooner leave blocks without work.
@@ -141,10 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gathers(unsigned char* array, unsigned char* packed, const __grid_constant__ Gathers table)
 {
     unsigned block = blockIdx.x;
-    int p = 0;
-    while (block >= table.part[p].blocks)
-        block -= table.part[p++].blocks;
-    const Gather& part = table.part[p];
+    const Gather& part = part_of(table.part, block);
 
     Word* at[EACH];
     Word word[EACH];
@@ -164,10 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < EACH; ++e)
         if (first + e * THREADS < part.total)
             word[e] = UNPACK ? out[first + e * THREADS] : *at[e];
-#pragma unroll
-    for (int e = 0; e < EACH; ++e)
-        if (first + e * THREADS < part.total)
-            *(UNPACK ? at[e] : out + first + e * THREADS) = word[e];
+    store(at, word, out, first, part.total);
 }
 
 #ifdef __CUDACC__
