@@ -190,7 +190,7 @@ def test_graphs(trouble: str, comm: MPI.Intracomm) -> None:
     bench.clock = RanksClock(comm, stage, BRIEF)
     with Prepared(bench, ExchangeCase((4, 5), "all")) as prepared:
         stage.refuse = "the host is needed" if trouble == "refuse" else ""
-        stage.spoil = prepared.fields[0] if trouble == "spoil" and comm.rank == 0 else None
+        stage.spoil = prepared.own_arrays[0] if trouble == "spoil" and comm.rank == 0 else None
         rows = prepared.rows()
     assert [(row.name, row.mode) for row in rows] == [
         (name, mode) for mode in ("stream", "graph") for name in ("selected", "host")

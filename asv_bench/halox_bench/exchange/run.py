@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox_bench.exchange.baselines import MpiNeighbour, MpiTypes
@@ -17,7 +15,8 @@ from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
 from halox_bench.exchange.rows import ExchangeRow
 from halox_bench.ranks.bench import RanksBench
-from halox_bench.ranks.methods import Baseline, Method, Methods, paths_taken
+from halox_bench.ranks.methods import Baseline, Method, paths_taken
+from halox_bench.ranks.prepared import PreparedCase
 from halox_bench.ranks.rows import SELECTED
 
 GRAPH_EXCHANGES = 20
@@ -71,66 +70,48 @@ class Bench(RanksBench[ExchangeRow]):
         )
 
 
-class Prepared(Methods[ExchangeRow]):
+class Prepared(PreparedCase[ExchangeRow]):
     """A case on the ranks: its grid and fields, and every method that gave the right result."""
 
     bench: Bench
 
     def __init__(self, bench: Bench, case: ExchangeCase) -> None:
-        super().__init__(bench, [], GRAPH_EXCHANGES)
-        self.case = case
+        super().__init__(bench, case, GRAPH_EXCHANGES)
 
-    def __enter__(self) -> Prepared:
-        """Make everything."""
-        case, comm, stage = self.case, self.comm, self.stage
+    def enter(self, stack: ExitStack) -> None:
+        """Make the grid and its fields."""
+        case, comm = self.case, self.comm
         device: Any = self.bench.options.device
         proc_shape = case.proc_shape(comm.size)
-        grid_shape = tuple(n * p for n, p in zip(case.shape, proc_shape, strict=True))
-        with ExitStack() as stack:
-            self._grid = stack.enter_context(
-                Grid(
-                    grid_shape,
-                    halo=case.halo,
-                    periodic=case.periodic,
-                    proc_shape=proc_shape,
-                    comm=comm,
-                    corners=case.corners,
-                    device=device,
-                )
+        self._grid = stack.enter_context(
+            Grid(
+                tuple(n * p for n, p in zip(case.shape, proc_shape, strict=True)),
+                halo=case.halo,
+                periodic=case.periodic,
+                proc_shape=proc_shape,
+                comm=comm,
+                corners=case.corners,
+                device=device,
             )
-            stack.push(self._leave)
-            stack.enter_context(stage.current())
-            self.fields = [
+        )
+        with self.stage.current():
+            self.own_arrays = [
                 self._grid.zeros(case.dtype, components_after=case.components)
                 for _ in range(case.fields)
             ]
-            self.arrays = self.fields
-            if stage.device is None:
-                # Users have NumPy's own arrays, not halox's shared memory, which slows MPI down.
-                self.arrays = [np.empty(field.shape, field.dtype) for field in self.fields]
-            coords = dict(enumerate(comm.allgather(self._grid.coords)))
-            self._near = Neighbourhood(case, coords, comm.rank)
-            self._oracle = Oracle(self._near, stage.xp)
-            stage.settle()
-            self.make()
-            self._stack = stack.pop_all()
-        return self
 
-    def __exit__(self, *error: Any) -> None:
-        """Release everything, unless an exception propagates: other ranks may not take part then."""
-        self._stack.__exit__(*error)
-
-    def _leave(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        self.fields, self.arrays = [], []
+    def make_oracle(self) -> None:
+        """Make the oracle of this rank's place among the others."""
+        coords = dict(enumerate(self.comm.allgather(self._grid.coords)))
+        self._near = Neighbourhood(self.case, coords, self.comm.rank)
+        self._oracle = Oracle(self._near, self.stage.xp)
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan the exchange by a path."""
         path: Any = {} if chosen is None else {"path": chosen}
-        plan = self._grid.plan(*self.fields, corners=self.case.corners, **path)
+        plan = self._grid.plan(*self.own_arrays, corners=self.case.corners, **path)
         taken = paths_taken(plan.explain().rows, without=self.comm.rank)
-        return Method(kind, name, plan, plan.close, True, self.fields, {"path": taken})
+        return Method(kind, name, plan, plan.close, True, self.own_arrays, {"path": taken})
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
         """Return MPI's types for NumPy arrays; packing kernels around NCCL and MPI for CuPy arrays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,8 @@ from halox.grid import Grid
 from halox.runtime.world import load_mpi
 from halox.transpose import Transpose
 from halox_bench.ranks.bench import RanksBench
-from halox_bench.ranks.methods import Baseline, Method, Methods, paths_taken
+from halox_bench.ranks.methods import Baseline, Method, paths_taken
+from halox_bench.ranks.prepared import PreparedCase
 from halox_bench.ranks.rows import SELECTED
 from halox_bench.transpose import baselines as by_users
 from halox_bench.transpose.baselines import Turning
@@ -117,59 +117,30 @@ class TransposeBench(RanksBench[TransposeRow]):
         )
 
 
-class Prepared(Methods[TransposeRow]):
-    """A case on the ranks: its arrays, and every method that gave the right result.
+class PreparedTranspose(PreparedCase[TransposeRow]):
+    """A case on the ranks: source and target, and every method that gave the right result.
 
     Attributes
     ----------
-    own_arrays : list of array
-        Source and target of halox.
     pieces : Pieces
-        What goes where.
+        What goes where; made by `enter`.
     """
 
     bench: TransposeBench
-    own_arrays: list[Any]
     pieces: Pieces
 
     def __init__(self, bench: TransposeBench, case: TransposeCase) -> None:
-        super().__init__(bench, [], GRAPH_CALLS)
-        self.case = case
+        super().__init__(bench, case, GRAPH_CALLS)
 
-    def __enter__(self) -> Prepared:
-        """Make everything."""
-        with ExitStack() as stack:
-            self.enter(stack)
-            stack.push(self._leave)
-            stack.enter_context(self.stage.current())
-            self.arrays = self.own_arrays
-            if self.stage.device is None:
-                # Users have NumPy's own arrays, not halox's shared memory, which slows MPI down.
-                self.arrays = [np.empty(array.shape, array.dtype) for array in self.own_arrays]
-            blocks = self.pieces.source, self.pieces.target
-            self._oracle = TransposeOracle(self.case, *blocks, self.stage.xp)
-            of_cells = prod(part.stop - part.start for part in self.pieces.source)
-            self._most = [
-                self.comm.allreduce(cells * self.case.element_bytes, load_mpi().MAX)
-                for cells in (of_cells, self.pieces.cells_sent)
-            ]
-            self.stage.settle()
-            self.make()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Release everything, unless an exception propagates: other ranks may not take part then."""
-        self._stack.__exit__(*error)
-
-    def _leave(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.close()
-        self.own_arrays, self.arrays = [], []
-
-    @abstractmethod
-    def enter(self, stack: ExitStack) -> None:
-        """Make ``own_arrays`` and ``pieces``; what must be closed goes to the stack."""
+    def make_oracle(self) -> None:
+        """Make the oracle of this rank's cells, and find the most bytes of any rank."""
+        source, target = self.pieces.source, self.pieces.target
+        self._oracle = TransposeOracle(self.case, source, target, self.stage.xp)
+        of_cells = prod(part.stop - part.start for part in source)
+        self._most = [
+            self.comm.allreduce(cells * self.case.element_bytes, load_mpi().MAX)
+            for cells in (of_cells, self.pieces.cells_sent)
+        ]
 
     def blank(self, kind: str, name: str) -> TransposeRow:
         """Return a method's row without a figure."""
@@ -224,7 +195,7 @@ class Prepared(Methods[TransposeRow]):
             self.expect(wrong, f"values, in transpose {step} of {_CHECKS}")
 
 
-class ThroughGrids(Prepared):
+class ThroughGrids(PreparedTranspose):
     """By `halox.Transpose`."""
 
     def enter(self, stack: ExitStack) -> None:
@@ -260,7 +231,7 @@ class ThroughGrids(Prepared):
         self._fields = []
 
 
-class ThroughDatatype(Prepared):
+class ThroughDatatype(PreparedTranspose):
     """By `halox.pack` and `halox.unpack`, with a type that runs along the columns of a matrix."""
 
     def enter(self, stack: ExitStack) -> None:
