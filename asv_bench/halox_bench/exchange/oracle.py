@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from halox_bench.common.exact import as_values, modulus_of
 from halox_bench.exchange.cases import Neighbourhood
 
 _STEPS = (10007, 40009, 70001, 130003)
@@ -16,11 +17,6 @@ _STEPS = (10007, 40009, 70001, 130003)
 _FIELD_STEP = 7919
 _ROUND_STEP = 31
 _CHUNK_CELLS = 1 << 22
-
-_MODULI = {1: 113, 2: 2039}
-"""Numbers stay below this, so that every dtype of so many bytes holds them exactly."""
-
-_MODULUS = 1_000_003
 
 
 class Oracle:
@@ -38,10 +34,7 @@ class Oracle:
 
     def __init__(self, near: Neighbourhood, xp: Any = np) -> None:
         self._case, self._xp = near.case, xp
-        dtype = np.dtype(near.case.dtype)
-        self._dtype = dtype
-        one = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-        self._modulus = _MODULI.get(one, _MODULUS)
+        self._modulus = modulus_of(near.case.dtype)
         self._axes = [
             self._axis(axis, near.coords[axis], near.proc_shape[axis])
             for axis in range(near.case.ndim)
@@ -101,5 +94,4 @@ class Oracle:
             other = xp.arange(count).reshape(case.components)
             numbers = numbers.reshape(numbers.shape + (1,) * len(case.components))
             numbers = xp.where(numbers == self._modulus, numbers, (numbers + other) % self._modulus)
-        values = numbers.astype(self._dtype)
-        return values * self._dtype.type(1 - 2j) if self._dtype.kind == "c" else values
+        return as_values(numbers, case.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from halox_bench.common.exact import as_values, modulus_of
 from halox_bench.transpose.cases import TransposeCase
 from halox_bench.transpose.pieces import Slices
 
@@ -17,11 +18,6 @@ _STEPS = (130003, 70001, 40009, 10007)
 _ROUND_STEP = 31
 _COMPONENT_STEP = 7
 _CHUNK_CELLS = 1 << 22
-
-_MODULI = {1: 113, 2: 2039}
-"""Numbers stay below this, so that every dtype of so many bytes holds them exactly."""
-
-_MODULUS = 1_000_003
 
 
 class TransposeOracle:
@@ -42,9 +38,7 @@ class TransposeOracle:
     def __init__(self, case: TransposeCase, source: Slices, target: Slices, xp: Any = np) -> None:
         self._case, self._xp = case, xp
         self._source, self._target = source, target
-        self._dtype = np.dtype(case.dtype)
-        one = self._dtype.itemsize // 2 if self._dtype.kind == "c" else self._dtype.itemsize
-        self._modulus = _MODULI.get(one, _MODULUS)
+        self._modulus = modulus_of(case.dtype)
 
     def fill(self, source: Any, target: Any, step: int) -> None:
         """Give the source the numbers of a step, and the target what is no cell's."""
@@ -74,8 +68,7 @@ class TransposeOracle:
             others = xp.arange(prod(case.components), dtype=np.int32) * _COMPONENT_STEP
             total = total.reshape(total.shape + (1,) * len(case.components))
             total = total + others.reshape(case.components)
-        values = (total % self._modulus).astype(self._dtype)
-        return values * self._dtype.type(1 - 2j) if self._dtype.kind == "c" else values
+        return as_values(total % self._modulus, case.dtype)
 
 
 def _chunks(block: Slices) -> Iterator[tuple[slice, Slices]]:

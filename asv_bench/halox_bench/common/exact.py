@@ -1,0 +1,32 @@
+"""Numbers that every dtype of the benchmarks holds exactly, so that results are compared for equality."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_MODULI = {1: 113, 2: 2039}
+"""By the bytes of a real number; larger ones have `_MODULUS`."""
+
+_MODULUS = 1_000_003
+
+
+def modulus_of(dtype: Any) -> int:
+    """Return the number below which a dtype, or the parts of a complex one, hold whole numbers exactly.
+
+    Examples
+    --------
+    >>> modulus_of("i1"), modulus_of("f2"), modulus_of("c8")
+    (113, 2039, 1000003)
+    """
+    dtype = np.dtype(dtype)
+    nbytes = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    return _MODULI.get(nbytes, _MODULUS)
+
+
+def as_values(numbers: Any, dtype: Any) -> Any:
+    """Return whole numbers as values of a dtype; complex ones have an imaginary part too."""
+    dtype = np.dtype(dtype)
+    values = numbers.astype(dtype)
+    return values * dtype.type(1 - 2j) if dtype.kind == "c" else values
