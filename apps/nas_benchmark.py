@@ -1,10 +1,12 @@
-"""Options and tables that the NAS Parallel Benchmarks share."""
+"""Options and figures that the NAS Parallel Benchmarks share."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import halox
 
 from .common import add_device, at_least
 
@@ -45,6 +47,21 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="on GPUs: capture an iteration in a CUDA graph once, and replay it",
     )
     add_device(parser)
+
+
+def settings_shown(app: str, settings: Any, grid: halox.Grid) -> dict[str, Any]:
+    """Return the figures of a run that its settings determine, in the order of printing."""
+    return {
+        "app": app,
+        "class": settings.problem.name,
+        "ranks": grid.size,
+        "process_grid": list(grid.proc_shape),
+        "device": grid.device,
+        "graph": settings.graph,
+        "points": list(grid.grid_shape),
+        "iterations": settings.problem.iterations,
+        "passes": settings.passes,
+    }
 
 
 def means(comm: Any, values: Mapping[str, float]) -> dict[str, float]:

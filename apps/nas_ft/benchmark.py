@@ -18,7 +18,7 @@ import halox
 
 from ..common import Progress, Timer
 from ..device import run_stream
-from ..nas_benchmark import means, time_table
+from ..nas_benchmark import means, settings_shown, time_table
 from .classes import ProblemClass
 from .memory import check_memory
 from .options import Settings
@@ -63,15 +63,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         errors = problem.errors(worst)
         seconds = median(times)
         return {
-            "app": "nas_ft",
-            "class": problem.name,
-            "ranks": grid.size,
-            "process_grid": list(grid.proc_shape),
-            "device": grid.device,
-            "graph": settings.graph,
-            "points": list(grid.grid_shape),
-            "iterations": problem.iterations,
-            "passes": settings.passes,
+            **settings_shown("nas_ft", settings, grid),
             "memory_gib": memory / 2**30,
             "time_s": seconds,
             "mops": problem.operations / seconds / 1e6,

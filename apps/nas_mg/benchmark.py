@@ -22,7 +22,7 @@ import halox
 from ..capture import captured
 from ..common import Progress, Timer
 from ..device import run_stream
-from ..nas_benchmark import means, time_table
+from ..nas_benchmark import means, settings_shown, time_table
 from . import cycle
 from .classes import FIRST_NORMS, TOLERANCE
 from .device_kernels import DeviceKernels
@@ -141,15 +141,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
         checks = _checks(settings, norm, stepwise["norms"])
         seconds = median(times)
         return {
-            "app": "nas_mg",
-            "class": problem.name,
-            "ranks": grid.size,
-            "process_grid": list(grid.proc_shape),
-            "device": grid.device,
-            "graph": settings.graph,
-            "points": list(grid.grid_shape),
-            "iterations": problem.iterations,
-            "passes": settings.passes,
+            **settings_shown("nas_mg", settings, grid),
             "gathered_levels": [level.number for level in hierarchy.levels if level.is_whole],
             "time_s": seconds,
             "mops": problem.operations / seconds / 1e6,
