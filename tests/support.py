@@ -75,6 +75,25 @@ def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def halox_under_launcher(
+    ranks: int, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``halox`` on ranks that a launcher has started, not halox itself."""
+    require("mpi")
+    from halox.cli import launcher
+
+    environ = launcher.environment(ranks) | environment
+    del environ[launcher.STARTED_BY_HALOX]
+    return subprocess.run(
+        launcher.command(launcher.find(), ranks, ["-m", "halox", *words]),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
 def no_shared_memory(*_: object) -> NoReturn:
     """Stand in for `halox.runtime.shared_memory.create` on a node that has too little shared memory."""
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -108,20 +108,8 @@ def test_an_error_of_one_rank_ends_all(tmp_path: Path) -> None:
 
 
 def test_inside_a_launcher_it_runs_on_the_ranks_that_are_there() -> None:
-    support.require("mpi")
-    from halox.cli import launcher
-
     words = "run stencil2d --custom-size 9,9 --num-iters 3 --passes 1 --device cpu --json"
-    environ = launcher.environment(2)
-    del environ[launcher.STARTED_BY_HALOX]
-    ended = subprocess.run(
-        launcher.command(launcher.find(), 2, ["-m", "halox", *words.split()]),
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ended = support.halox_under_launcher(2, *words.split())
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["ranks"] == 2
 

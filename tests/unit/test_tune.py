@@ -250,17 +250,8 @@ def test_tune_without_a_gpu_measures_and_writes_nothing(tmp_path: Path, ranks: i
 
 
 def test_tune_inside_a_launcher(tmp_path: Path) -> None:
-    support.require("mpi")
-    environ = launcher.environment(2) | {"XDG_CACHE_HOME": str(tmp_path)}
-    del environ[launcher.STARTED_BY_HALOX]
-    ended = subprocess.run(
-        launcher.command(launcher.find(), 2, ["-m", "halox", "tune", "--device", "cpu", "--json"]),
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    words = ("tune", "--device", "cpu", "--json")
+    ended = support.halox_under_launcher(2, *words, XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["ranks"] == 2
 
