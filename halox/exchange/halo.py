@@ -87,7 +87,8 @@ def _datatype(found: Described, box: Box) -> Datatype:
         axes.append((-(-extent // step), stride * step, start // step, size))
         if step > 1:
             axes.append((step, stride, start % step, 1))
-    return slab(*zip(*axes, strict=True), found.dtype)
+    shape, strides, starts, subsizes = zip(*axes, strict=True)
+    return slab(shape, strides, starts, subsizes, found.dtype)
 
 
 _Place = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -26,7 +26,7 @@ SEED = int(os.environ.get("HALOX_SEED", "20261122"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
 
 
-def make_grid(case: Case, comm: MPI.Intracomm, device: str = "cpu") -> halox.Grid:
+def make_grid(case: Case, comm: MPI.Intracomm, **options: Any) -> halox.Grid:
     return halox.Grid(
         case.shape,
         halo=case.halo,
@@ -35,7 +35,7 @@ def make_grid(case: Case, comm: MPI.Intracomm, device: str = "cpu") -> halox.Gri
         corners=case.corners,
         checkerboard=True,
         comm=comm,
-        device=device,
+        **{"device": "cpu"} | options,
     )
 
 
