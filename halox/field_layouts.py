@@ -82,7 +82,7 @@ class FieldLayouts:
         parities = (before and before[1].spec.parity, layout.spec.parity)
         if None not in parities and parities[0] != parities[1]:
             raise FieldError(
-                f"array: is a field of {parities[0]} cells, and cannot be declared one of {parities[1]} cells; "
+                f"array is a field of {parities[0]} cells, and cannot be declared one of {parities[1]} cells; "
                 f"allocate another with parity={parities[1]!r}"
             )
         self._declare(found, array, layout, 0 if before is None else before[2])

@@ -18,9 +18,11 @@ from halox.errors import DecompositionError, FieldError, HaloxError, MismatchErr
 from tests.mpi.checkerboards import Case, expected, random_case
 from tests.mpi.conftest import agree
 from tests.mpi.reference import DTYPES, NUMERIC, factorisations, same_bytes
-from tests.support import trials
+from tests.support import ROOT, trials
 
 pytestmark = pytest.mark.geometry
+
+PAGE = ROOT / "docs" / "errors.md"
 
 SEED = int(os.environ.get("HALOX_SEED", "20261122"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
@@ -387,7 +389,7 @@ BAD: dict[str, tuple[Call, type[HaloxError], str]] = {
     "an even field declared odd": (
         with_grid(lambda g: g.declare(g.zeros(parity="even"), parity="odd")),
         FieldError,
-        "array: is a field of even cells, and cannot be declared one of odd cells",
+        "array is a field of even cells, and cannot be declared one of odd cells",
     ),
     "an exchange of an array of either parity": (
         with_grid(lambda g: own(g, halox.Grid.exchange)),
@@ -454,3 +456,9 @@ def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
         call(comm)
     kinds = comm.allgather(type(caught.value).__name__)
     assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in BAD if f"| {name.removesuffix(' >1')} |" not in page]
+    assert not missing
