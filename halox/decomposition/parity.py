@@ -98,6 +98,8 @@ def parity_boxes(
     """
     *outer, first = starts
     *rows, cells = subsizes
+    if 0 in subsizes:
+        return
     end, wanted = first + cells, PARITIES.index(parity)
     # Of rows that hold the first cells of pairs, and of rows that hold the second.
     ranges = [(-((rest - first) // 2), -((rest - end) // 2)) for rest in (0, 1)]
@@ -106,8 +108,8 @@ def parity_boxes(
         if begin < stop:
             yield PairBox((begin,), (stop - begin,), None)
         return
-    begin, stop = (max(ranges)[0], min(one[1] for one in ranges))
-    if begin < stop and 0 not in rows:
+    begin, stop = max(low for low, _ in ranges), min(high for _, high in ranges)
+    if begin < stop:
         yield PairBox((*outer, begin), (*rows, stop - begin), None)
     for rest, (low, high) in enumerate(ranges):
         for at, past in ((low, begin), (max(stop, begin), high)):

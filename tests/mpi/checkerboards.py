@@ -71,8 +71,8 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> 
     def widths() -> Halo:
         found = []
         for bound, wraps in zip(bounds, periodic, strict=True):
-            limit = min(np.diff(bound)) if len(bound) > 2 or wraps else 3
-            low, high = (int(rng.integers(0, min(limit, 3) + 1)) for _ in range(2))
+            limit = min(np.diff(bound)) if len(bound) > 2 or wraps else 5
+            low, high = (int(rng.integers(0, min(limit, 5) + 1)) for _ in range(2))
             found.append((low, high))
         return tuple(found)
 
@@ -80,7 +80,9 @@ def random_case(rng: np.random.Generator, ranks: int, dtypes: Sequence[Any]) -> 
     for _ in range(int(rng.integers(1, 4))):
         halo = case.halo if rng.integers(2) else widths()
         least = min((width for widths in halo for width in widths if width), default=3)
-        stencils = [one for one in ((1,), (2,), (1, 2), (1, 3), (1, 2, 3)) if max(one) <= least]
+        stencils = [
+            one for one in ((1,), (2,), (1, 2), (1, 3), (1, 2, 3), (2, 5)) if max(one) <= least
+        ]
         offsets = stencils[int(rng.integers(len(stencils)))] if rng.integers(2) else ()
         extents = [tuple(int(n) for n in rng.integers(1, 4, size=rng.integers(0, 2))) for _ in "ab"]
         parity = ("even", "odd")[int(rng.integers(2))]

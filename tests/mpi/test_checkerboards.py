@@ -197,16 +197,19 @@ def test_a_stencil_against_roll(
 def test_as_a_whole_field(
     shape: tuple[int, ...], width: int, corners: bool, comm: MPI.Intracomm
 ) -> None:
-    """The same cells come as in an exchange of a field of all cells."""
+    """The same cells come as in an exchange of a field of all cells; those of both parities in one exchange."""
     periodic = [axis % 2 == 0 for axis in range(len(shape))]
     with lattice(shape, comm, halo=width, periodic=periodic, corners=corners) as grid:
         whole = np.random.default_rng(SEED).random(grid.grid_shape)
         full = grid.full(np.nan)
         grid.interior(full)[...] = whole[grid.owned]
+        before = full.copy()
         grid.exchange(full)
-        for parity in ("even", "odd"):
-            u = split(grid, whole, parity, "f8")
-            grid.exchange(u)
+        fields = {parity: split(grid, whole, parity, "f8") for parity in ("even", "odd")}
+        second = grid.declare(before)
+        grid.exchange(fields["odd"], second, fields["even"])
+        assert agree(bool(np.array_equal(second, full, equal_nan=True)), comm)
+        for parity, u in fields.items():
             index = np.broadcast_arrays(*grid.indices(parity=parity, halo=True))
             places = [x - cut.start + width for x, cut in zip(index, grid.owned, strict=True)]
             inside = np.all(
@@ -443,6 +446,11 @@ BAD: dict[str, tuple[Call, type[HaloxError], str]] = {
         with_grid(lambda g: halox.FFT(g).forward(g.zeros(parity="odd"))),
         FieldError,
         "has odd cells only",
+    ),
+    "a DataArray of odd cells": (
+        with_grid(lambda g: g.dataarray(g.zeros(parity="odd"))),
+        FieldError,
+        "field has odd cells only",
     ),
 }
 
