@@ -258,6 +258,26 @@ def test_factories(comm: MPI.Intracomm) -> None:
         )
 
 
+def test_declared_again(comm: MPI.Intracomm) -> None:
+    """Other offsets hold from the next exchange on; a plan made before stays as it is."""
+    with lattice((6, 24), comm) as grid:
+        u = grid.zeros(parity="odd", offsets=(1, 3))
+        plan = grid.plan(u)
+        received = []
+        for offsets in (None, 1, (1, 3)):
+            grid.declare(u, parity="odd", offsets=offsets)
+            grid.exchange(u)
+            rows = [row for row in grid.explain(u).rows if row.direction == "receive"]
+            received.append(sum(row.nbytes for row in rows))
+        rows_before = [row for row in plan.explain().rows if row.direction == "receive"]
+        area = [n * m for n, m in ((grid.rank_shape[0], 6), (grid.rank_shape[1], 6))]
+        corners = 6 * 6
+        # Half the cells of the layers below and above along both axes, of 8 bytes each.
+        assert received == [4 * (sum(area) + corners), 4 * sum(area) // 3, 4 * sum(area)]
+        assert sum(row.nbytes for row in rows_before) == received[2]
+        plan()
+
+
 def test_offsets_of_a_field_of_all_cells(comm: MPI.Intracomm) -> None:
     """Three layers of a halo of four, and no corners."""
     with halox.Grid((8, 8 * comm.size), halo=4, periodic=True, comm=comm, device="cpu") as grid:
