@@ -119,7 +119,7 @@ class Fields:
             )
         if layout.spec.parity is not None:
             raise FieldError(
-                f"{wish}, and has the cells of one parity only; copy them into a field of all cells"
+                f"{wish}, and has {layout.spec.parity} cells only; give a field of all cells"
             )
         return layout
 
