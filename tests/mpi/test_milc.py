@@ -235,6 +235,15 @@ class TestConjugateGradient:
         assert found.applications == found.iterations + 3
         assert found.residual <= 1e-18
 
+    def test_a_residual_below_the_precision(
+        self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
+    ) -> None:
+        operator = operator_of(lattice, whole_links(), naive, "single")
+        b, _ = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+        text = failure(lambda: solve(operator, b, EVEN, 0.3, Stop(1e-17, 400)), comm)
+        assert "5 restarts have not reduced it" in text
+        assert "a larger --residual or --mass, or --precision double" in text
+
     def test_no_convergence_says_where_it_stands(
         self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
     ) -> None:
@@ -250,6 +259,12 @@ class TestConjugateGradient:
             b[0, 0, 0, 0] = np.nan
         text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
         assert "the source has numbers on odd sites that are not finite" in text
+        whole = whole_links()
+        whole[1, 2, 3, 4] = np.nan
+        operator = operator_of(lattice, whole, naive)
+        b[...] = 1
+        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
+        assert "after 0 iterations" in text and "(p . M^dagger M p is nan)" in text
 
 
 class TestSampleOfMilc:
