@@ -1,13 +1,17 @@
-"""Helpers that several mini-apps share: option types, blocks of GPU threads, and a timer for the host and for GPUs."""
+"""Helpers that several mini-apps share: option types, common errors, blocks of GPU threads, and a timer."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+import halox
+
+Result = TypeVar("Result")
 
 Progress = Callable[[str, int, int], None]
 """``progress(what, done, total)``, as ``halox run`` passes it."""
@@ -39,6 +43,35 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def on_all_ranks(comm: Any, work: Callable[[], Result], doing: str) -> Result:
+    """Return ``work()``, or raise on all ranks if it raises on any; collective.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    work : callable
+        Local; no collective call.
+    doing : str
+        Name of the work, for errors that are not halox's.
+
+    Raises
+    ------
+    halox.errors.HaloxError
+        With the text of the first rank that failed.
+    """
+    result, text, error = None, "", None
+    try:
+        result = work()
+    except Exception as caught:
+        error = caught
+        is_own = isinstance(caught, halox.errors.HaloxError)
+        text = str(caught) if is_own else f"{doing} failed: {type(caught).__name__}: {caught}"
+    failed = next((text for text in comm.allgather(text) if text), "")
+    if failed:
+        raise halox.errors.HaloxError(failed) from error
+    return result  # type: ignore[return-value]
 
 
 def block(columns: int) -> tuple[int, int]:

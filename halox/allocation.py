@@ -49,18 +49,27 @@ class GridAllocation:
             Grid axes along which the field has one more point than cells.
         halo : int, or one per axis, or (low, high) per axis
             Widths of this field, the grid's by default.
+        parity : {"even", "odd"}, optional
+            Only the cells whose coordinates have an even or odd sum, stored compactly along the last grid axis: the
+            cell at ``(x, ..., z)`` at index ``(x, ..., z // 2)``. Widths of halos still count cells of the grid.
+        offsets : int or sequence of int, optional
+            Distances along the axes at which a stencil reads the field, in both directions. Exchanges then
+            move what is within reach, and no corners; by default the whole halo.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Shape ``components + padded_shape + components_after``. On a CPU with several ranks on the node it is
-            in memory that they share, so that neighbours can read halos in place; unless it is large and cut along
-            its innermost axis, where packing from private memory (in huge pages) is faster.
+            Shape ``components + padded_shape + components_after``; of one parity, a block of ``n`` cells with the halo
+            ``(low, high)`` has ``ceil(low / 2) + n / 2 + ceil(high / 2)`` along the last grid axis. On a CPU with
+            several ranks on the node it is in memory that they share, so that neighbours can read halos in place;
+            unless it is large and cut along its innermost axis, where packing from private memory (in huge pages) is
+            faster.
 
         Raises
         ------
         FieldError, DecompositionError
-            On all ranks, if the dtype or the layout is impossible.
+            On all ranks, if the dtype or the layout is impossible: also if an extent of the grid is odd, or a block
+            begins at an odd cell along the last axis, for a field of one parity (see ``checkerboard`` of `Grid`).
         HaloxError
             On all ranks, if one of them has too little memory.
 
@@ -102,7 +111,7 @@ class GridAllocation:
         Parameters
         ----------
         field : array
-            A field of this grid, whose components, staggering and halo the new one gets.
+            A field of this grid, whose components, staggering, halo, parity and offsets the new one gets.
         dtype : dtype, optional
             That of ``field`` by default.
 

@@ -86,6 +86,7 @@ def divide(
     device: str,
     placement: bool | Placement,
     path: str | None,
+    checkerboard: bool,
 ) -> Division:
     """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
 
@@ -105,6 +106,7 @@ def divide(
             blocks=blocks,
             nodes=world.nodes if by_node else None,
             placement=placed,
+            checkerboard=check_bool("checkerboard", checkerboard, DecompositionError),
         )
         layout = FieldLayout(
             decomposition, world.rank, FieldSpec(normalise_halo(halo, decomposition.ndim))

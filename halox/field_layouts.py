@@ -1,7 +1,8 @@
 """Layouts of a grid's fields: declared, or read from an array's shape.
 
 A shape is read as that of a field with the grid's halo. Where it is none, or could be several, and one declared layout
-alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout.
+alone has this shape, it is read so: results of arithmetic on declared fields are fields of the same layout. Parity is
+never read from a shape, which even and odd fields share.
 
 A field is its memory: address, shape, strides and dtype. A layout that is declared holds for every array which
 describes the same field, for as long as the array that owns the memory lives: which views of it are alive, and on
@@ -85,6 +86,12 @@ class FieldLayouts:
                 f"{self._rank}; allocate with grid.zeros to get it right"
             )
         before = self._declared.get(_field(found))
+        parities = (before and before[1].spec.parity, layout.spec.parity)
+        if None not in parities and parities[0] != parities[1]:
+            raise FieldError(
+                f"array is a field of {parities[0]} cells, and cannot be declared one of {parities[1]} cells; "
+                f"allocate another with parity={parities[1]!r}"
+            )
         self._declare(found, array, layout, 0 if before is None else before[2])
         if before is None or before[1] is not layout:
             self._look_again()  # other arrays may be the same field
@@ -183,6 +190,11 @@ class FieldLayouts:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
             known = [layout for layout in self._known if layout.padded_shape == shape]
+            if any(layout.spec.parity is not None for layout in known):
+                raise FieldError(
+                    f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
+                    "grid.declare(array, parity=..., ...), or allocate with grid.zeros_like"
+                ) from None
             if len(known) != 1:
                 raise
             return known[0]

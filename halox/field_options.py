@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from halox.decomposition import FieldSpec, normalise_halo
+from halox.decomposition import PARITIES, FieldSpec, Parity, normalise_halo
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_int, as_list, shown
@@ -18,7 +18,7 @@ MOST_AXES = 64
 MOST_ELEMENTS = 1 << 56
 """Elements that an array has at most: the bytes that a process can address."""
 
-OPTIONS = ("components", "components_after", "halo", "staggered")
+OPTIONS = ("components", "components_after", "halo", "staggered", "parity", "offsets")
 
 
 def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
@@ -39,6 +39,8 @@ def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
         _extents(options.get("components", ()), "components"),
         _extents(options.get("components_after", ()), "components_after"),
         _staggering(options.get("staggered", ()), grid.ndim),
+        _parity(options.get("parity")),
+        _offsets(options.get("offsets")),
     )
 
 
@@ -61,6 +63,28 @@ def _staggering(value: object, ndim: int) -> tuple[bool, ...]:
     if not all(axis is not None and -ndim <= axis < ndim for axis in axes):
         raise FieldError(f"staggered must name grid axes, 0 to {ndim - 1}, got {shown(value)}")
     return tuple(axis in chosen for axis in range(ndim))
+
+
+def _parity(value: object) -> Parity | None:
+    for known in PARITIES:
+        if isinstance(value, str) and value == known:
+            return known
+    if value is not None:
+        raise FieldError(
+            f"parity must be one of {', '.join(map(repr, PARITIES))}, or None for all cells, got {shown(value)}"
+        )
+    return None
+
+
+def _offsets(value: object) -> tuple[int, ...]:
+    offsets = [] if value is None else _ints(value)
+    found = tuple(sorted({n for n in offsets if n is not None and 0 < n <= LARGEST}))
+    if value is not None and (not found or any(n not in found for n in offsets)):
+        raise FieldError(
+            "offsets must be an int or ints > 0, the distances along the axes at which a stencil reads, got "
+            f"{shown(value)}; leave it out for whole halos"
+        )
+    return found
 
 
 def check_extents(shape: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
-from halox.decomposition import FieldLayout
+from halox.decomposition import PARITIES, FieldLayout
 from halox.division import divide
 from halox.errors import FieldError, HaloxError
 from halox.exchange.cache import PlanCache
@@ -22,6 +22,7 @@ from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
+from halox.field_options import field_spec
 from halox.gathering import gather
 from halox.paths.base import Operation
 from halox.runtime.arrays import Array
@@ -60,6 +61,9 @@ class Grid(GridAllocation, GridReductions):
         machine take its GPUs in turn; a rank alone takes the current one.
     placement : bool
         Whether blocks are given to ranks so that the largest faces stay within nodes.
+    checkerboard : bool
+        Whether the grid is to have fields of even or odd cells: blocks then begin at even cells along the last axis,
+        and every extent must be even.
     path : str, optional
         The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
         HALOX_PATH, or else the fastest.
@@ -126,6 +130,7 @@ class Grid(GridAllocation, GridReductions):
         corners: bool = True,
         device: Literal["auto", "cpu", "gpu"] = "auto",
         placement: bool = True,
+        checkerboard: bool = False,
         path: str | None = None,
     ) -> None:
         self._world = world = World(comm, "making a grid")
@@ -144,6 +149,7 @@ class Grid(GridAllocation, GridReductions):
                 device=device,
                 placement=placement,
                 path=path,
+                checkerboard=checkerboard,
             )
         except HaloxError as error:
             self._context.close_after(error)
@@ -174,13 +180,14 @@ class Grid(GridAllocation, GridReductions):
     def declare(self, array: object, **layout: Any) -> Any:
         """Tell how the axes of an array that you allocated are to be read.
 
-        Needed where its shape alone leaves that open, where it is staggered, or where its halo is not the grid's.
+        Needed where its shape alone leaves that open, where it is staggered or of one parity, or where its halo is not
+        the grid's.
 
         Parameters
         ----------
         array : numpy.ndarray or array on this rank's GPU
         **layout
-            ``components``, ``components_after``, ``staggered``, ``halo`` as of `zeros`.
+            ``components``, ``components_after``, ``staggered``, ``halo``, ``parity``, ``offsets`` as of `zeros`.
 
         Returns
         -------
@@ -190,7 +197,8 @@ class Grid(GridAllocation, GridReductions):
         Raises
         ------
         FieldError
-            If the array does not have the shape that this layout gives on this rank.
+            If the array does not have the shape that this layout gives on this rank, or is known as a field of the
+            other parity.
         DeviceError
             If it is on another device than the grid's fields.
 
@@ -213,29 +221,32 @@ class Grid(GridAllocation, GridReductions):
         """Return a view of a field without its halo: the cells this rank owns; local."""
         return field[self.layout(field).interior]
 
-    def indices(self, *, halo: bool = False) -> tuple[Any, ...]:
+    def indices(
+        self, *, halo: bool = False, parity: Literal["even", "odd"] | None = None
+    ) -> tuple[Any, ...]:
         """Return the global indices of this rank's cells, one array an axis, ready to broadcast.
 
         Parameters
         ----------
         halo : bool
             With those of the halo, which run below 0 and beyond the grid's end.
+        parity : {"even", "odd"}, optional
+            Those of a field of one parity, with the grid's halo.
 
         Returns
         -------
         tuple of ndarray
-            On the grid's device; the shape is 1 along all axes but one.
+            On the grid's device; the shape is 1 along all axes but one. With a parity, the last array has the
+            shape of the field without components.
         """
         with_halo = check_bool("halo", halo, FieldError)
-        ranges = (
-            [
-                (first, first + n)
-                for first, n in zip(self._layout.origin, self.padded_shape, strict=True)
-            ]
-            if with_halo
-            else [(s.start, s.stop) for s in self.owned]
-        )
-        return tuple(self.xp.ix_(*(self.xp.arange(start, stop) for start, stop in ranges)))
+        options: dict[str, object] = {} if parity is None else {"parity": parity}
+        layout = self._layouts.of(field_spec(options, self._layout.spec))
+        cuts = layout.stored if with_halo else layout.owned
+        *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))
+        if layout.spec.parity is not None:
+            last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
+        return (*others, last)
 
     @one_thread
     def gather(self, field: object, root: int = 0) -> Array | None:
@@ -251,7 +262,8 @@ class Grid(GridAllocation, GridReductions):
         Returns
         -------
         numpy.ndarray or None
-            The whole field on the host of rank ``root``, None on the others.
+            The whole field on the host of rank ``root``, None on the others. A field of one parity stays compact: half
+            the cells along the last grid axis.
 
         Raises
         ------
@@ -290,7 +302,7 @@ class Grid(GridAllocation, GridReductions):
             the shape; staggered arrays, and those with another halo, need `declare`. All travel together, in one
             message a neighbour.
         corners : bool, optional
-            With edges and corners; the grid's setting by default.
+            With edges and corners; the grid's setting by default. A field with ``offsets`` has none.
 
         Raises
         ------

@@ -51,7 +51,7 @@ def dataarray(
     MissingPackageError
         If xarray is not installed.
     FieldError
-        If ``dims`` does not have a name for each grid axis, or ``name`` is none.
+        If ``dims`` does not have a name for each grid axis, ``name`` is none, or the field is of one parity.
 
     Notes
     -----
@@ -64,6 +64,11 @@ def dataarray(
             "dataarray needs xarray; install it with `pip install xarray`"
         ) from error
     layout = grid.layout(field)
+    if layout.spec.parity is not None:
+        raise FieldError(
+            f"field has {layout.spec.parity} cells only, whose coordinates are no product of axes; set the cells of a "
+            "field of the whole grid from it"
+        )
     ndim = len(grid.grid_shape)
     given = as_list(("x", "y", "z", "t")[:ndim] if dims is None else dims)
     axes = [axis for axis in given or () if isinstance(axis, str)]

@@ -94,6 +94,14 @@ def halox_under_launcher(
     )
 
 
+def milc_data() -> Path:
+    """Return the folder of MILC's sample, that of HALOX_MILC_DATA or ../shared/milc; skip the test if there is none."""
+    folder = Path(os.environ.get("HALOX_MILC_DATA") or ROOT.parent / "shared" / "milc")
+    if not (folder / "lat.sample.l8").is_file():
+        pytest.skip(f"MILC's sample is not in {folder}; set HALOX_MILC_DATA to its folder")
+    return folder
+
+
 def no_shared_memory(*_: object) -> NoReturn:
     """Stand in for `halox.runtime.shared_memory.create` on a node that has too little shared memory."""
     raise OSError(errno.ENOSPC, "No space left on device")

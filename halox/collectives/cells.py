@@ -36,8 +36,16 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
     """Describe the cells of a reduction's fields, without a view, which takes longer on a GPU than a launch."""
     layouts = [find_layout(field) for field in fields]
     if layouts[-1] is not layouts[0] and layouts[-1].spec != layouts[0].spec:
+        specs = [layout.spec for layout in layouts]
+        parities = [spec.parity for spec in specs]
+        if parities[0] != parities[1]:
+            found = " and ".join(f"one of {one or 'all'} cells" for one in parities)
+            raise FieldError(
+                f"{name} needs two fields of one layout, got {found}; give two of one parity"
+            )
         raise FieldError(
             f"{name} needs two fields of one layout, got shapes {fields[0].shape} and {fields[1].shape}"
+            + (f" ({specs[0]}; {specs[1]})" if fields[0].shape == fields[1].shape else "")
         )
     return [_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 

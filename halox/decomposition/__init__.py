@@ -17,6 +17,7 @@ from halox.decomposition.normalise import (
     normalise_proc_shape,
     normalise_ranks,
 )
+from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition, WidthLimit, owned_range
 from halox.decomposition.placement import Placement, place
 from halox.decomposition.procgrid import choose_proc_shape, counted_halo
@@ -31,6 +32,7 @@ from halox.decomposition.transposes import (
 )
 
 __all__ = [
+    "PARITIES",
     "AxisPartition",
     "Box",
     "Decomposition",
@@ -39,6 +41,7 @@ __all__ = [
     "Halo",
     "Neighbour",
     "Overlap",
+    "Parity",
     "Placement",
     "Region",
     "WidthLimit",

@@ -14,6 +14,7 @@ from halox.decomposition.normalise import (
     normalise_halo,
     normalise_periodic,
 )
+from halox.decomposition.parity import check_checkerboard, check_extents_even
 from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
 from halox.decomposition.procgrid import choose_proc_shape, counted_halo
@@ -155,12 +156,14 @@ def decompose(
     blocks: Sequence[Sequence[int] | None] | None = None,
     nodes: Sequence[int] | None = None,
     placement: Placement | None = None,
+    checkerboard: bool = False,
 ) -> Decomposition:
     """Divide a grid among ranks: process grid, cuts and placement in one call.
 
     Arguments are those of `halox.Grid`; given ``nodes``, the node of each rank, ranks are placed so that
     little crosses between nodes, unless they have a ``placement`` already. Raises `DecompositionError` if an
-    argument is malformed, or if no process grid, or not the one given, fits ranks, grid and halo.
+    argument is malformed, or if no process grid, or not the one given, fits ranks, grid and halo; with ``checkerboard``
+    also if an extent is odd, or a block begins at an odd cell along the last axis.
 
     Examples
     --------
@@ -172,17 +175,22 @@ def decompose(
     wraps = normalise_periodic(periodic, len(shape))
     widths = normalise_halo(halo, len(shape))
     cuts = normalise_blocks(blocks, shape)
-    procs = choose_proc_shape(ranks, shape, widths, wraps, proc_shape, cuts)
+    units = (1,) * len(shape)
+    if checkerboard:
+        check_extents_even(shape)
+        units = (*units[:-1], 2)
+    procs = choose_proc_shape(ranks, shape, widths, wraps, proc_shape, cuts, units)
     axes = tuple(
-        AxisPartition.even(cells, parts, wrap)
+        AxisPartition.even(cells, parts, wrap, unit)
         if cut is None
         else AxisPartition.from_blocks(cut, wrap)
-        for cells, parts, wrap, cut in zip(shape, procs, wraps, cuts, strict=True)
+        for cells, parts, wrap, cut, unit in zip(shape, procs, wraps, cuts, units, strict=True)
     )
-    if placement is not None:
-        return Decomposition(axes, placement)
-    if nodes is None:
-        return Decomposition(axes, Placement.by_rank(procs))
+    divided = Decomposition(axes, Placement.by_rank(procs) if placement is None else placement)
+    if checkerboard:
+        check_checkerboard(axes)
+    if placement is not None or nodes is None:
+        return divided
     # What matters is the proportion of the faces: counted for one field of 8 bytes a cell.
     block = [max(axis.sizes) for axis in axes]
     face_bytes = [

@@ -1,20 +1,4 @@
-"""Layout of a field in each rank's array, and the boxes that an exchange moves.
-
-Along one axis a rank stores, in this order::
-
-    |  low halo  |          owned points          |   high halo   |
-    0            low                              low + points    stored
-
-A staggered field has one more point than cells. Point ``i`` belongs to the part that owns cell
-``i``, and the point past the last cell to the last part (on a periodic axis that point *is*
-point 0). Every part stores one point more than it has cells, so in all parts but that last one
-the high halo is one wider than asked, and its first point is the next part's first one::
-
-    cells            0   1   2 | 3   4   5
-    points         0   1   2   3   4   5   6
-    part 0 stores  0   1   2  (3)                 (3): a copy, part 1 owns it
-    part 1 stores              3   4   5   6      6:   owned, the axis ends here
-"""
+"""Layout of a field in each rank's array, and the boxes that an exchange moves."""
 
 from __future__ import annotations
 
@@ -22,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import zip_longest
 
+from halox.decomposition.axis_layout import AxisLayout, Interval
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
-from halox.decomposition.partition import AxisPartition
+from halox.decomposition.parity import PARITIES, Parity, check_checkerboard, parity_boxes
 from halox.errors import DecompositionError, FieldError
 from halox.tables import html_facts
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """Properties of a field beside its grid: halo, component axes, staggering.
+    """Properties of a field beside its grid: halo, component axes, staggering, parity, reach of its stencil.
 
     Parameters
     ----------
@@ -43,18 +28,26 @@ class FieldSpec:
         Extents of the array's axes before and after the grid axes.
     staggered : tuple of bool
         Per grid axis, whether the field has one more point along it; empty for none.
+    parity : {"even", "odd"}, optional
+        The cells that the field has, of a checkerboard; all cells by default.
+    offsets : tuple of int
+        Distances along the axes at which a stencil reads the field: then exchanges move what these reach, and no
+        corners. Empty for whole halos.
 
     Raises
     ------
     DecompositionError
         If a halo width is negative, ``halo`` does not hold pairs, a component axis has an extent of less
-        than one, or ``staggered`` does not have one entry per grid axis.
+        than one, ``staggered`` does not have one entry per grid axis, the field is staggered and of one parity,
+        there is no such parity, or an offset is less than one or reaches beyond the halo.
     """
 
     halo: Halo
     components_before: tuple[int, ...] = ()
     components_after: tuple[int, ...] = ()
     staggered: tuple[bool, ...] = ()
+    parity: Parity | None = None
+    offsets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Fill in ``staggered``; refuse what no field can have."""
@@ -74,16 +67,48 @@ class FieldSpec:
             raise DecompositionError(
                 f"staggered: expected one entry per grid axis ({self.ndim}), got {self.staggered}"
             )
+        if self.parity is not None:
+            if self.parity not in PARITIES:
+                raise DecompositionError(
+                    f"parity: expected one of {', '.join(PARITIES)}, or None, got {self.parity!r}"
+                )
+            if any(self.staggered):
+                raise DecompositionError(
+                    f"parity: a staggered field has points that are no cells of a checkerboard, got "
+                    f"staggered={self.staggered} with parity={self.parity!r}; give one of the two"
+                )
+        self._check_offsets()
+
+    def _check_offsets(self) -> None:
+        if min(self.offsets, default=1) < 1:
+            raise DecompositionError(
+                f"offsets: expected distances of 1 cell or more, got {self.offsets}; each holds in both directions "
+                "of every axis"
+            )
+        for axis, widths in enumerate(self.halo):
+            if any(0 < width < max(self.offsets, default=0) for width in widths):
+                raise DecompositionError(
+                    f"offsets: the stencil reaches {max(self.offsets)} cells, and the halo along axis {axis} has "
+                    f"{widths} (low, high); give a halo of {max(self.offsets)}, or of 0 on a side without"
+                )
 
     @property
     def ndim(self) -> int:
         """Number of grid axes."""
         return len(self.halo)
 
-    def box(self, starts: tuple[int, ...], subsizes: tuple[int, ...]) -> Box:
+    def box(
+        self,
+        starts: tuple[int, ...],
+        subsizes: tuple[int, ...],
+        steps: tuple[int, ...] | None = None,
+    ) -> Box:
         """Box of the grid axes, component axes in full."""
         before, after = self.components_before, self.components_after
-        return Box((0,) * len(before) + starts + (0,) * len(after), before + subsizes + after)
+        if steps is not None:
+            steps = (1,) * len(before) + steps + (1,) * len(after)
+        starts = (0,) * len(before) + starts + (0,) * len(after)
+        return Box(starts, before + subsizes + after, steps)
 
     @cached_property
     def digest(self) -> str:
@@ -92,31 +117,42 @@ class FieldSpec:
 
     def __str__(self) -> str:
         """Return the options that describe such a field."""
-        return (
+        text = (
             f"components={self.components_before}, components_after={self.components_after}, "
             f"staggered={self.staggered}, halo={self.halo}"
         )
+        if self.parity is not None:
+            text += f", parity={self.parity!r}"
+        return f"{text}, offsets={self.offsets}" if self.offsets else text
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Box of a rank's array: first index and extent along every axis of the array."""
+    """Box of a rank's array: first index, extent and step along every axis of the array.
+
+    ``steps`` is None where every step is 1, as in all fields but those of one parity.
+    """
 
     starts: tuple[int, ...]
     subsizes: tuple[int, ...]
+    steps: tuple[int, ...] | None = None
 
     @property
     def slices(self) -> tuple[slice, ...]:
         """The box as an index into the array."""
+        steps = self.steps or (1,) * len(self.starts)
         return tuple(
-            slice(start, start + size)
-            for start, size in zip(self.starts, self.subsizes, strict=True)
+            slice(start, start + (size - 1) * step + 1, step)
+            for start, size, step in zip(self.starts, self.subsizes, steps, strict=True)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Boxes exchanged with the neighbour in one direction.
+
+    A field of one parity may have several regions a direction; those that are sent match those that the neighbour
+    receives, in their order.
 
     Attributes
     ----------
@@ -137,56 +173,6 @@ class Region:
     recv: Box | None
 
 
-class _Interval(NamedTuple):
-    """Start and extent along one axis."""
-
-    start: int
-    size: int
-
-
-class _AxisLayout(NamedTuple):
-    """One grid axis of a rank's array: see the diagram in the module's docstring."""
-
-    start: int  # global index of the first owned point
-    low: int
-    points: int
-    high: int
-    shared_high: int  # high halo of a part that has one above it, as this one's lower part has
-
-    @classmethod
-    def of(
-        cls, axis: AxisPartition, part: int, halo: tuple[int, int], staggered: bool
-    ) -> _AxisLayout:
-        start, stop = axis.owned_points(part, staggered)
-        low, high = halo
-        shared_high = high + staggered
-        return cls(
-            start, low, stop - start, high if axis.closes(part) else shared_high, shared_high
-        )
-
-    @property
-    def stored(self) -> int:
-        return self.low + self.points + self.high
-
-    def sent(self) -> tuple[_Interval, ...]:
-        """Intervals sent in direction 0, +1, -1, so that the direction is the index."""
-        end = self.low + self.points
-        return (
-            _Interval(self.low, self.points),
-            _Interval(end - self.low, self.low),
-            _Interval(self.low, self.shared_high),
-        )
-
-    def received(self) -> tuple[_Interval, ...]:
-        """Intervals received from direction 0, +1, -1."""
-        end = self.low + self.points
-        return (
-            _Interval(self.low, self.points),
-            _Interval(end, self.high),
-            _Interval(0, self.low),
-        )
-
-
 @dataclass(frozen=True)
 class FieldLayout:
     """One field's array on one rank.
@@ -203,7 +189,8 @@ class FieldLayout:
     Raises
     ------
     DecompositionError
-        If ``spec`` is for another number of grid axes, or there is no such rank.
+        If ``spec`` is for another number of grid axes, or there is no such rank; for a field of one parity, if an
+        extent is odd, or a block of the last axis begins at an odd cell.
 
     Notes
     -----
@@ -219,7 +206,7 @@ class FieldLayout:
     >>> layout.owned
     (slice(0, 5, None), slice(4, 8, None))
     >>> layout.regions(corners=False)[0].recv
-    Box(starts=(0, 2, 0), subsizes=(1, 4, 3))
+    Box(starts=(0, 2, 0), subsizes=(1, 4, 3), steps=None)
     """
 
     decomposition: Decomposition
@@ -234,6 +221,8 @@ class FieldLayout:
                 f"(grid_shape={self.decomposition.grid_shape}), got {self.spec.halo}"
             )
         self.decomposition.coords_of(self.rank)
+        if self.spec.parity is not None:
+            check_checkerboard(self.decomposition.axes)
 
     def __repr__(self) -> str:
         """Return the shape of the rank's array, and the properties of its axes."""
@@ -260,13 +249,25 @@ class FieldLayout:
                 facts[name] = components
         if any(spec.staggered):
             facts["staggered"] = spec.staggered
+        if spec.parity is not None:
+            facts["parity"] = f"{spec.parity}, last axis in pairs"
+        if spec.offsets:
+            facts["offsets"] = spec.offsets
         return facts
 
     @cached_property
-    def _axes(self) -> tuple[_AxisLayout, ...]:
+    def _cells(self) -> tuple[AxisLayout, ...]:
+        """Axes of the grid, whatever the field's parity."""
         decomposition, spec = self.decomposition, self.spec
         coords = decomposition.coords_of(self.rank)
-        return tuple(map(_AxisLayout.of, decomposition.axes, coords, spec.halo, spec.staggered))
+        found = zip(decomposition.axes, coords, spec.halo, spec.staggered, strict=True)
+        return tuple(AxisLayout.of(*axis, spec.offsets) for axis in found)
+
+    @cached_property
+    def _axes(self) -> tuple[AxisLayout, ...]:
+        """Axes of the array."""
+        *others, last = self._cells
+        return (*others, last if self.spec.parity is None else last.in_pairs())
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
@@ -275,7 +276,10 @@ class FieldLayout:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Global index of the array's first point, per grid axis; negative in a low halo."""
+        """Global index of the array's first point, per grid axis; negative in a low halo.
+
+        Along the last axis of a field of one parity, this and `owned` count pairs of cells.
+        """
         return tuple(axis.start - axis.low for axis in self._axes)
 
     @cached_property
@@ -291,10 +295,19 @@ class FieldLayout:
         return tuple(slice(axis.start, axis.start + axis.points) for axis in self._axes)
 
     @property
+    def stored(self) -> tuple[slice, ...]:
+        """Global index of the array's points, halo included, per grid axis."""
+        return tuple(
+            slice(axis.start - axis.low, axis.start + axis.points + axis.high)
+            for axis in self._axes
+        )
+
+    @property
     def global_shape(self) -> tuple[int, ...]:
-        """Shape of the whole field: points of the grid, component axes in their places."""
+        """Shape of the whole field: points of the grid, in pairs along the last axis for one parity; components."""
         axes = zip(self.decomposition.axes, self.spec.staggered, strict=True)
-        return self._with_components(tuple(axis.points(staggered) for axis, staggered in axes))
+        *others, last = [axis.points(staggered) for axis, staggered in axes]
+        return self._with_components((*others, last if self.spec.parity is None else last // 2))
 
     def regions(self, corners: bool = True) -> tuple[Region, ...]:
         """Boxes that an exchange sends and receives, one ``Region`` per neighbour.
@@ -305,28 +318,27 @@ class FieldLayout:
         Parameters
         ----------
         corners : bool
-            With edges and corners, or faces only.
+            With edges and corners, or faces only; a field with ``offsets`` has faces only.
 
         Returns
         -------
         tuple of Region
-            In the order of ``Decomposition.neighbours``; also those with nothing to move.
+            In the order of ``Decomposition.neighbours``; also those with nothing to move. A field of one parity has
+            several in directions along the last axis, whose faces are irregular.
 
         Notes
         -----
         Not collective; touches no device. Meaningful only where ``check_widths`` passes.
         """
-        sent = [axis.sent() for axis in self._axes]
-        received = [axis.received() for axis in self._axes]
-        found = self.decomposition.neighbours(self.rank, corners)
+        sent = [axis.sent() for axis in self._cells]
+        received = [axis.received() for axis in self._cells]
+        found = self.decomposition.neighbours(self.rank, corners and not self.spec.offsets)
         return tuple(
-            Region(
-                at.direction,
-                at.rank,
-                self._box(sent, at.direction),
-                self._box(received, at.direction),
-            )
+            Region(at.direction, at.rank, send, receive)
             for at in found
+            for send, receive in zip_longest(
+                self._boxes(sent, at.direction), self._boxes(received, at.direction)
+            )
         )
 
     def check_widths(self) -> None:
@@ -357,15 +369,24 @@ class FieldLayout:
     def _with_components(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         return self.spec.components_before + grid + self.spec.components_after
 
-    def _box(
-        self, intervals: Sequence[tuple[_Interval, ...]], direction: tuple[int, ...]
-    ) -> Box | None:
+    def _boxes(
+        self, intervals: Sequence[tuple[Interval, ...]], direction: tuple[int, ...]
+    ) -> list[Box | None]:
+        """Return the boxes of the array that hold a box of cells; only None if it has none."""
         starts, subsizes = zip(
             *[along[side] for along, side in zip(intervals, direction, strict=True)], strict=True
         )
+        spec = self.spec
         if 0 in subsizes:
-            return None
-        return self.spec.box(starts, subsizes)
+            return [None]
+        if spec.parity is None:
+            return [spec.box(starts, subsizes)]
+        firsts = [n + axis.start - axis.low for n, axis in zip(starts, self._cells, strict=True)]
+        boxes: list[Box | None] = []
+        for corner, sizes, steps in parity_boxes(spec.parity, firsts, subsizes):
+            local = tuple(n - first for n, first in zip(corner, self.origin, strict=True))
+            boxes.append(spec.box(local, sizes, steps))
+        return boxes or [None]
 
 
 def infer_spec(

@@ -67,10 +67,14 @@ class AxisPartition:
             )
 
     @classmethod
-    def even(cls, cells: int, parts: int, periodic: bool) -> AxisPartition:
-        """Cut into parts of equal size, the first ``cells % parts`` one cell larger."""
-        _check_parts(cells, parts)
-        starts = (owned_range(cells, parts, part)[0] for part in range(parts))
+    def even(cls, cells: int, parts: int, periodic: bool, unit: int = 1) -> AxisPartition:
+        """Cut into parts of equal size, the first ``cells % parts`` one cell larger.
+
+        With a ``unit`` that divides ``cells``, it stays whole: the first parts are larger by one unit.
+        """
+        units = cells // unit
+        _check_parts(units, parts)
+        starts = (unit * owned_range(units, parts, part)[0] for part in range(parts))
         return cls(cells, (*starts, cells), periodic)
 
     @classmethod

@@ -42,14 +42,15 @@ def choose_proc_shape(
     periodic: bool | Sequence[bool] = False,
     proc_shape: int | Sequence[int | None] | None = None,
     blocks: Sequence[Sequence[int] | None] | None = None,
+    units: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
     They multiply up to ``ranks``, and every block is at least as wide as the halos that it fills. Ties go
     to fewer cells copied within a rank, then to more ranks along the outermost axes, whose faces are the
     longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are compared: fields
-    may bring halos of their own. Raises `DecompositionError`, which lists workable process grids, or
-    workable numbers of ranks, if nothing fits.
+    may bring halos of their own. ``units`` are the cells per axis that stay in one block, 1 by default. Raises
+    `DecompositionError`, which lists workable process grids, or workable numbers of ranks, if nothing fits.
 
     Examples
     --------
@@ -66,7 +67,8 @@ def choose_proc_shape(
     given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
     ranks = normalise_ranks(ranks)
     cuts = normalise_blocks(blocks, shape)
-    axes = tuple(map(_Axis, range(len(shape)), shape, widths, counted_halo(widths), wraps, cuts))
+    counted, whole = counted_halo(widths), units or (1,) * len(shape)
+    axes = tuple(map(_Axis, range(len(shape)), shape, widths, counted, wraps, cuts, whole))
 
     fewest = [1 if axis.blocks is None else len(axis.blocks) for axis in axes]
     obstacle = next(filter(None, map(_Axis.obstacle, axes, fewest)), None)
@@ -93,7 +95,7 @@ class _Load(NamedTuple):
 
 @dataclass(frozen=True)
 class _Axis:
-    """One grid axis, to be cut evenly into any number of parts, or into ``blocks``."""
+    """One grid axis, to be cut evenly into any number of parts of whole units, or into ``blocks``."""
 
     index: int
     cells: int
@@ -101,12 +103,13 @@ class _Axis:
     counted: tuple[int, int]
     periodic: bool
     blocks: tuple[int, ...] | None = None
+    unit: int = 1
 
     def cut(self, parts: int) -> AxisPartition:
         """Cut into ``parts``."""
         if self.blocks is not None:
             return AxisPartition.from_blocks(self.blocks, self.periodic)
-        return AxisPartition.even(self.cells, parts, self.periodic)
+        return AxisPartition.even(self.cells, parts, self.periodic, self.unit)
 
     def fitting(self, parts: int) -> tuple[int, int]:
         """Return the widths asked for, limited to those that ``parts`` can fill."""
@@ -125,8 +128,9 @@ class _Axis:
         cells = f"{self.cells} cell{'s' * (self.cells > 1)}"
         if self.blocks is not None and parts != len(self.blocks):
             return f"axis {self.index} is given as {len(self.blocks)} blocks, not {parts}"
-        if parts > self.cells:
-            return f"axis {self.index} has {cells}, too few for {parts} ranks"
+        if parts > self.cells // self.unit:
+            kept = f", of which {self.unit} stay together" if self.unit > 1 else ""
+            return f"axis {self.index} has {cells}{kept}, too few for {parts} ranks"
         found = self.cut(parts).width_limits()
         narrow = [
             limit
@@ -146,10 +150,10 @@ class _Axis:
 @lru_cache(maxsize=4096)
 def _fits(axis: _Axis, parts: int) -> bool:
     """Whether the axis can be cut into ``parts``."""
-    even = axis.blocks is None
-    if even and axis.cells // parts >= max(1, *axis.halo):
+    even, units = axis.blocks is None, axis.cells // axis.unit // parts
+    if even and units * axis.unit >= max(1, *axis.halo):
         return True
-    if even and parts > 1 and axis.cells // parts + 1 < max(axis.halo):
+    if even and parts > 1 and (units + 1) * axis.unit < max(axis.halo):
         return False
     return axis.obstacle(parts) is None
 

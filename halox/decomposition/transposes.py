@@ -84,6 +84,12 @@ def check_same_field(a: FieldLayout, b: FieldLayout, axes: Sequence[int]) -> Non
     order. Axis ``k`` of ``b`` is axis ``axes[k]`` of ``a``.
     """
     first, second = a.spec, b.spec
+    for name, spec in (("u", first), ("v", second)):
+        if spec.parity is not None:
+            raise FieldError(
+                f"{name} has the {spec.parity} cells of a checkerboard, which are in pairs along another axis in each "
+                "grid; give fields of all cells"
+            )
     components = [spec.components_before + spec.components_after for spec in (first, second)]
     if components[0] != components[1]:
         raise FieldError(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from operator import itemgetter
 
-from halox.datatypes import slab
-from halox.decomposition import FieldLayout
+from halox.datatypes import Datatype, slab
+from halox.decomposition import Box, FieldLayout
 from halox.errors import FieldError
 from halox.exchange.draft import Draft
 from halox.paths.base import Operation
@@ -55,9 +55,7 @@ def halo_draft(
             # Both ends order their parts by the direction in which the sender sees the receiver.
             for box, sign, parts in ((sent, 1, outgoing), (received, -1, incoming)):
                 if box is not None:
-                    datatype = slab(
-                        found.shape, found.strides, box.starts, box.subsizes, found.dtype
-                    )
+                    datatype = _datatype(found, box)
                     direction = tuple([sign * d for d in region.direction])
                     part = Part(number, datatype)
                     parts.append((_place(direction), number, region.peer, part))
@@ -73,6 +71,24 @@ def halo_draft(
         specs=tuple([str(layout.spec) for _, layout in read]),
         floats=floats,
     )
+
+
+def _datatype(found: Described, box: Box) -> Datatype:
+    """Return the cells of a box of an array, in C order.
+
+    An axis of which every second index is taken is split in two: ``i`` becomes ``(i // 2, i % 2)``.
+    """
+    if box.steps is None:
+        return slab(found.shape, found.strides, box.starts, box.subsizes, found.dtype)
+    axes = []
+    for extent, stride, start, size, step in zip(
+        found.shape, found.strides, box.starts, box.subsizes, box.steps, strict=True
+    ):
+        axes.append((-(-extent // step), stride * step, start // step, size))
+        if step > 1:
+            axes.append((step, stride, start % step, 1))
+    shape, strides, starts, subsizes = zip(*axes, strict=True)
+    return slab(shape, strides, starts, subsizes, found.dtype)
 
 
 _Place = tuple[int, tuple[int, ...], tuple[int, ...]]

@@ -117,6 +117,10 @@ class Fields:
             raise FieldError(
                 f"{wish}, and is staggered: its points are not those of the cells; give a field that is not"
             )
+        if layout.spec.parity is not None:
+            raise FieldError(
+                f"{wish}, and has {layout.spec.parity} cells only; give a field of all cells"
+            )
         return layout
 
     def _check_dtype(self, dtype: DType, name: str, *, is_real: bool) -> DType:

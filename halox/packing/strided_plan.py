@@ -234,23 +234,24 @@ def plan(
     units = np.array([row.units for row in rows], dtype=np.int64)
     chunks = -(-units // [1 if row.tile else chunk_words for row in rows])
     first_chunks = np.cumsum(chunks) - chunks
-    # Few kinds, because each is compiled: 1, 2, 3 or MAX_LEVELS levels; no words of 1 or 2 bytes alone.
+    # Few kinds, because each is compiled: 1, 2, 3 or MAX_LEVELS levels; no words of 1 or 2 bytes alone, but in tiles.
     most = max((len(row.levels) for row in rows), default=1)
     regions = np.zeros(len(rows), region_dtype(max(1, most) if most <= 3 else MAX_LEVELS))
     common = word_bytes.pop() if len(word_bytes) == 1 else 0
     for region, row, first_chunk in zip(regions, rows, first_chunks, strict=True):
         fill_region(region, row, int(first_chunk))
     total = int(chunks.sum())
+    sides = sides_of(rows)
     return Plan(
         regions=regions,
         chunks=total,
         chunk_words=chunk_words,
         threads=threads,
         blocks=total if max_blocks is None else min(total, max_blocks),
-        word_bytes=common if common > 2 else 0,
+        word_bytes=common if common > 2 or sides else 0,
         in_flight=in_flight,
         nbytes=sum(row.nbytes for row in rows),
-        tiled=sides_of(rows),
+        tiled=sides,
     )
 
 

@@ -118,7 +118,7 @@ def tiled(
     --------
     >>> matrix = Level(1000, 8, 8000), Level(1000, 8000, 8)
     >>> tiled(matrix, 8, 16)[1]
-    Tile(along_source=32, along_target=32, words=1, side=2)
+    Tile(along_source=16, along_target=16, words=1, side=2)
     """
     words, loops = 1, list(levels)
     if loops and loops[-1][1:] == (word_bytes, word_bytes):

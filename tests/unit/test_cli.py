@@ -166,7 +166,7 @@ class TestCommand:
         ("words", "text"),
         [
             (["run"], "halox run --list"),
-            (["run", "stencil3d"], "a mini-app (nas_ft, nas_mg, stencil2d) nor a file here"),
+            (["run", "stencil3d"], "a mini-app (milc, nas_ft, nas_mg, stencil2d) nor a file here"),
             (["run", "no/such/heat.py"], "'no/such/heat.py' is no file"),
             (["run", "-n", "2", "./"], "'./' is a folder"),
             (["run", "-m"], "the name of a module must follow"),
@@ -334,7 +334,10 @@ class TestScriptCommandLines:
             ("heat.py -n fine", "got 'fine'; if it is an option of the script's own, write -- in"),
             (f"heat.py --ranks={'9' * 5000}", "expected a number of ranks"),
             ("--json heat.py", "--json is for mini-apps"),
-            ("heet", "'heet' is neither a mini-app (nas_ft, nas_mg, stencil2d) nor a file here"),
+            (
+                "heet",
+                "'heet' is neither a mini-app (milc, nas_ft, nas_mg, stencil2d) nor a file here",
+            ),
         ],
     )
     def test_mistakes(self, words: str, text: str) -> None:

@@ -31,11 +31,11 @@ FEW = 64
 """Bytes of registers in memory that do no harm: compilers differ in a few."""
 
 
-def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 256):
+def strided(levels: int, word: int, in_flight: int, table: int, threads: int = 256, tiled: int = 0):
     """The parameters of a strided kernel, as ``Plan.defines`` gives them."""
-    names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_REGIONS", "MAX_THREADS")
-    values = (levels, word, in_flight, table, threads)
-    return ("strided_copy", tuple(zip(names, map(str, values), strict=True)))
+    names = ("MAX_LEVELS", "WORD_BYTES", "IN_FLIGHT", "TABLE_REGIONS", "MAX_THREADS", "TILED")
+    values = (levels, word, in_flight, table, threads, tiled)
+    return ("strided_copy", tuple(zip(names, map(str, values), strict=True))[: 6 if tiled else 5])
 
 
 KERNELS = [
@@ -44,6 +44,12 @@ KERNELS = [
     strided(3, 0, 2, 31),
     strided(5, 0, 4, 0),
     strided(5, 0, 4, 20, 1024),
+    strided(2, 4, 4, 1, tiled=4),
+    strided(3, 8, 2, 1, tiled=2),
+    strided(3, 16, 1, 6, tiled=1),
+    strided(2, 1, 4, 1, tiled=4),
+    strided(2, 2, 4, 1, tiled=6),
+    strided(3, 0, 4, 6, 1024, tiled=7),
     ("traversal", ()),
     ("workunits", ()),
     *(("strided_add", (("ELEMENT", element),)) for element in sorted(set(_ELEMENTS.values()))),
@@ -106,6 +112,8 @@ class TestKernels:
     def test_moves_16_bytes_at_once(self, name, defines, architecture):
         ptx = compiled(name, defines, f"compute_{architecture}").decode()
         wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
+        if dict(defines).get("WORD_BYTES") in ("1", "2"):
+            wide = r"\.[ub]32"  # squares of four bytes a side
         # .nc loads are those of the table; inline assembly makes addresses generic.
         assert re.search(rf"ld(\.global)?{wide}", ptx)
         assert re.search(rf"st(\.global)?{wide}", ptx)
@@ -148,7 +156,9 @@ def newest() -> int:
 OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest()))]
 
 
-@pytest.mark.parametrize("defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "defines", [peer(3, 8, 1, 12), peer(5, 0, 4, 0), (*peer(3, 16, 4, 0), ("TILED", "1"))], ids=str
+)
 class TestPeer:
     @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
@@ -184,6 +194,12 @@ class TestKindsOfSegments:
         mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
         defines = (*peer(3, 8, in_flight, table), ("KINDS", str(mask)))
         assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)
+
+    @pytest.mark.parametrize("word", [4, 8, 16])
+    def test_registers_suffice_for_tiles(self, word):
+        mask = sum(1 << kind for kind in (Kind.COPY, Kind.SEND_DIRECT, Kind.TAKE_DIRECT))
+        defines = (*peer(3, word, 4, 0), ("KINDS", str(mask)), ("TILED", str(max(1, 16 // word))))
+        assert max(spilled("peer", defines)) <= FEW
 
 
 @pytest.mark.parametrize(

@@ -157,16 +157,33 @@ __device__ __forceinline__ Tile tile_of(const Region& region, u64 source_base, u
     return tile;
 }
 
+__device__ __forceinline__ float reciprocal(u32 words)
+{
+#ifdef __CUDA_ARCH__
+    return __frcp_rn(float(words));
+#else
+    return 1.0f / float(words);
+#endif
+}
+
+// The element of a word of a row. Exact: a row has less than 2^15 words, an element at most 64, so that word + 1/2
+// divided by them is 2^-7 or more from an integer, and rounding errors are below 2^14 * 2^-22.
+__device__ __forceinline__ u32 element_of(u32 word, float inverse)
+{
+    return u32((float(word) + 0.5f) * inverse);
+}
+
 // Words one by one.
 template <class Word>
 __device__ __forceinline__ void move_tile(const Tile& tile)
 {
     Word* const memory = (Word*)tile_memory();
+    const float inverse = reciprocal(tile.words);
     const u32 words = tile.words, per_bank = sizeof(Word) < 4 ? 4 / u32(sizeof(Word)) : 1;
     const u32 pitch = sizeof(Word) < 4 ? ((tile.most_a * words + per_bank - 1) / per_bank | 1) * per_bank : (tile.most_a | 1) * words;
     u32 lanes = 1u << tile.log_a, step = blockDim.x >> tile.log_a;
     for (u32 word = threadIdx.x & (lanes - 1); word < tile.count_a * words; word += lanes) {
-        const u32 element = words == 1 ? word : word / words;
+        const u32 element = words == 1 ? word : element_of(word, inverse);
         const u64 from = tile.source + element * tile.source_a + (word - element * words) * sizeof(Word);
         for (u32 start = threadIdx.x >> tile.log_a; start < tile.count_b; start += TILE_IN_FLIGHT * step) {
             Word taken[TILE_IN_FLIGHT] = {};
@@ -183,7 +200,7 @@ __device__ __forceinline__ void move_tile(const Tile& tile)
     __syncthreads();
     lanes = 1u << tile.log_b, step = blockDim.x >> tile.log_b;
     for (u32 word = threadIdx.x & (lanes - 1); word < tile.count_b * words; word += lanes) {
-        const u32 element = words == 1 ? word : word / words, part = word - element * words;
+        const u32 element = words == 1 ? word : element_of(word, inverse), part = word - element * words;
         const u64 to = tile.target + element * tile.target_b + part * sizeof(Word);
         for (u32 start = threadIdx.x >> tile.log_b; start < tile.count_a; start += TILE_IN_FLIGHT * step) {
             Word taken[TILE_IN_FLIGHT] = {};

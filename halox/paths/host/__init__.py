@@ -67,9 +67,13 @@ class HostPath(Path):
         cells = math.prod(
             max(axis.sizes) + low + high for axis, (low, high) in zip(axes, spec.halo, strict=True)
         )
-        is_large = cells * inner * math.prod(spec.components_before) >= HUGE_PAGE_BYTES
         width = max(spec.halo[-1])
-        has_short_blocks = axes[-1].parts > 1 and 0 < width * inner < DIRECT_BYTES
+        if spec.parity is not None:
+            cells, width = cells // 2, width // 2  # what every row has of a block
+        is_large = cells * inner * math.prod(spec.components_before) >= HUGE_PAGE_BYTES
+        has_short_blocks = (
+            axes[-1].parts > 1 and width * inner < DIRECT_BYTES and any(spec.halo[-1])
+        )
         return not (is_large and has_short_blocks)
 
     def candidates(

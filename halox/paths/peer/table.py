@@ -389,6 +389,7 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
             send_chunks = chunk
     words_of = {segment.row.word_bytes for segment in ordered if segment.kind != Kind.TAKE_DIRECT}
     common = words_of.pop() if len(words_of) == 1 else 0
+    sides = sides_of(segment.row for segment in ordered)
     per_sm = _blocks_per_sm(threads, max(send_chunks, chunk - send_chunks), sms)
     send_blocks, blocks = _shape(send_chunks, chunk, per_sm * sms)
     fewer = min(per_sm, WIDE_BLOCKS_ASIDE) if threads == WIDE_THREADS else per_sm
@@ -401,9 +402,9 @@ def plan(segments: Sequence[Segment], *, sms: int) -> PeerPlan:
         aside=_shape(send_chunks, chunk, fewer * sms),
         threads=threads,
         in_flight=in_flight,
-        word_bytes=common if common > 2 else 0,
+        word_bytes=common if common > 2 or sides else 0,
         levels=levels,
-        tiled=sides_of(segment.row for segment in ordered),
+        tiled=sides,
     )
 
 

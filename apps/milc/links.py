@@ -1,0 +1,108 @@
+"""Links of the staggered operators: phases, the antiperiodic boundary, fat and long links, and their tables.
+
+MILC multiplies the staggered phases and the sign of the boundary into the links, so that the operator has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .gauge import dagger
+from .lattice import AXES, PARITIES, Lattice, directions
+
+FAT, LONG = 9 / 8, -1 / 24
+"""Coefficients of the links and of their threefold products, without smearing: errors of the order of the lattice
+spacing squared cancel (Naik 1989)."""
+
+TIME = AXES - 1
+
+
+class Table(NamedTuple):
+    """Everything that the sites of one parity are multiplied with.
+
+    Attributes
+    ----------
+    neighbours : ndarray
+        ``(sites, directions)`` of intp: see `Lattice.neighbours`.
+    conjugates : ndarray
+        ``(sites, 3, directions * 3)``: the conjugates of the matrices that act on these neighbours, side by side.
+        Backward ones are ``-U^dagger`` of the neighbour's link.
+    """
+
+    neighbours: np.ndarray
+    conjugates: np.ndarray
+
+
+def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray:
+    """Return links of a given distance times MILC's phases and the sign of the antiperiodic boundary in time.
+
+    The phases are 1 along t, ``(-1)^t`` along x, ``(-1)^(t+x)`` along y and ``(-1)^(t+x+y)`` along z. The sign is that
+    of links along t which cross the boundary: those of the last ``distance`` time slices. Not collective.
+    """
+    t, _, y, x = (
+        np.arange(part.start, part.stop).reshape([-1 if axis == own else 1 for axis in range(AXES)])
+        for own, part in enumerate(lattice.owned)
+    )
+    found = links.copy()
+    for mu, exponent in enumerate((t, t + x, t + x + y)):
+        found[..., mu, :, :] *= _sign(exponent)
+    found[..., TIME, :, :] *= _sign(t >= lattice.shape[0] - distance)
+    return found
+
+
+def of_thin(lattice: Lattice, links: np.ndarray, *, naive: bool) -> dict[int, np.ndarray]:
+    """Return the links of an operator by their distance, with phases, made of a gauge field; collective."""
+    if naive:
+        return {1: phased(lattice, links)}
+    return dict(zip((1, 3), naik(lattice, links), strict=True))
+
+
+def naik(lattice: Lattice, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return fat and long links made of thin ones, without smearing, with phases: 9/8 U and -1/24 U U U; collective."""
+    long = np.empty_like(links)
+    for mu in range(AXES):
+        one = np.ascontiguousarray(links[..., mu, :, :])
+        two = np.matmul(one, lattice.shifted(one, mu, 1))
+        long[..., mu, :, :] = np.matmul(two, lattice.shifted(one, mu, 2))
+    return phased(lattice, FAT * links), phased(lattice, LONG * long, 3)
+
+
+def tables(
+    lattice: Lattice, links: dict[int, np.ndarray], dtype: np.dtype[Any]
+) -> tuple[Table, Table]:
+    """Return the tables of the even and of the odd sites.
+
+    Parameters
+    ----------
+    lattice : Lattice
+    links : dict
+        Links with phases by their distance: 1, or 1 and 3.
+    dtype : dtype
+        complex64 or complex128.
+
+    Notes
+    -----
+    Collective. The backward links are stored beside the forward ones: twice the memory, and no neighbour's link is
+    read or exchanged later.
+    """
+    hops = directions(list(links))
+    shape = (lattice.sites, 3, len(hops), 3)
+    conjugates = [np.empty(shape, dtype) for _ in PARITIES]
+    for number, (mu, step) in enumerate(hops):
+        found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
+        if step < 0:
+            found = -dagger(lattice.shifted(found, mu, step))
+        for target, part in zip(conjugates, lattice.split(found.conj()), strict=True):
+            target[:, :, number] = part.reshape(-1, 3, 3)
+    even, odd = (
+        Table(lattice.neighbours(parity, list(links)), conjugates[parity].reshape(*shape[:2], -1))
+        for parity in PARITIES
+    )
+    return even, odd
+
+
+def _sign(exponent: np.ndarray) -> np.ndarray:
+    """Return (-1)^exponent, to be multiplied with matrices."""
+    return (1.0 - 2.0 * (exponent % 2))[..., None, None]

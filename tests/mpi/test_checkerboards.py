@@ -1,0 +1,492 @@
+"""Fields of one parity: every halo cell within reach holds the neighbour's value, nothing else moves.
+
+Held against the cells worked out one by one, against whole fields exchanged by halox, and against numpy.roll.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import DecompositionError, FieldError, HaloxError, MismatchError
+from tests.mpi.checkerboards import Case, expected, random_case
+from tests.mpi.conftest import agree
+from tests.mpi.reference import DTYPES, NUMERIC, factorisations, same_bytes
+from tests.support import ROOT, trials
+
+pytestmark = pytest.mark.geometry
+
+PAGE = ROOT / "docs" / "errors.md"
+
+SEED = int(os.environ.get("HALOX_SEED", "20261122"))
+CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
+
+
+def make_grid(case: Case, comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    return halox.Grid(
+        case.shape,
+        halo=case.halo,
+        periodic=case.periodic,
+        blocks=case.blocks(),
+        corners=case.corners,
+        checkerboard=True,
+        comm=comm,
+        **{"device": "cpu"} | options,
+    )
+
+
+def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[Any]:
+    fields = []
+    for f, array in zip(case.fields, wanted, strict=True):
+        if f.mine:
+            u = grid.xp.empty(array.shape, f.dtype)
+            grid.declare(u, **f.options())
+        else:
+            u = grid.empty(f.dtype, **f.options())
+        u[...] = grid.xp.asarray(array)
+        fields.append(u)
+    return fields
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_random_checkerboard(
+    number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each halo cell within reach has its value, no other cell has changed, and no byte more has come."""
+    if number % 2:  # as large grids are
+        monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
+    if number % 5 == 0:
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    rng = np.random.default_rng([SEED, comm.size, number])
+    case = random_case(rng, comm.size, DTYPES)
+    with make_grid(case, comm) as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        shapes = [w.before.shape for w in wanted]
+        fields = make_fields(grid, case, [w.before for w in wanted])
+        assert agree([u.shape for u in fields] == shapes, comm), (SEED, case)
+        poisoned = [not w.filled.any() or not same_bytes(w.before, w.after) for w in wanted]
+        assert agree(all(poisoned), comm), (SEED, case, poisoned)
+        plan = grid.plan(*fields)
+        received = sum(row.nbytes for row in plan.explain().rows if row.direction == "receive")
+        minimum = sum(w.moved_bytes for w in wanted)
+        assert agree(received == minimum, comm), (SEED, case, received, minimum)
+        for turn in range(3):
+            for u, w in zip(fields, wanted, strict=True):
+                u[...] = w.before
+            comm.Barrier()
+            if turn:
+                plan()
+            else:
+                grid.exchange(*fields)
+            right = [same_bytes(u, w.after) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), (SEED, case, right)
+
+
+@pytest.mark.parametrize("number", range(CASES // 2))
+def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
+    """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
+    rng = np.random.default_rng([SEED, 7, comm.size, number])
+    case = random_case(rng, comm.size, NUMERIC)
+    mine = np.random.default_rng([SEED, number, comm.rank])
+    with make_grid(case, comm) as grid:
+        wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
+        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        other = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+        u, v = make_fields(grid, case, start), make_fields(grid, case, other)
+        grid.exchange(*u)
+        grid.accumulate(*v)
+
+        def inner(a: list[np.ndarray], b: list[np.ndarray]) -> complex:
+            pairs = zip(a, b, strict=True)
+            mine = sum(complex(np.sum(x.astype("c16") * y.astype("c16"))) for x, y in pairs)
+            return comm.allreduce(mine)
+
+        assert inner(u, other) == inner(start, v), (SEED, case)
+        cleared = [bool(np.all(x[w.filled] == 0)) for x, w in zip(v, wanted, strict=True)]
+        kept = [
+            bool(np.array_equal(x[~w.filled & ~w.owned], o[~w.filled & ~w.owned]))
+            for x, o, w in zip(v, other, wanted, strict=True)
+        ]
+        assert agree(all(cleared) and all(kept), comm), (SEED, case, cleared, kept)
+
+
+LATTICES = [(16,), (6, 24), (6, 8, 12), (6, 6, 4, 12)]
+
+
+def lattice(shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    """A checkerboard of halo 3, with ranks along the last axis where they fit, else where they do."""
+    options = {"halo": 3, "periodic": True, "checkerboard": True, "device": "cpu"} | options
+    for procs in sorted(factorisations(comm.size, len(shape)), key=lambda p: p[::-1], reverse=True):
+        fits = all(n // p >= 3 for n, p in zip(shape, procs, strict=True))
+        if fits and shape[-1] // (2 * procs[-1]) >= 2:
+            return halox.Grid(shape, proc_shape=procs, comm=comm, **options)
+    return halox.Grid(tuple(n * comm.size for n in shape), comm=comm, **options)
+
+
+def split(grid: halox.Grid, whole: np.ndarray, parity: str, dtype: str, **options: Any) -> Any:
+    """The cells of one parity of a whole lattice, as a field with its halo poisoned."""
+    u = grid.full(np.nan, dtype, parity=parity, **options)
+    index = np.broadcast_arrays(*grid.indices(parity=parity))  # type: ignore[arg-type]
+    grid.interior(u)[...] = whole[(..., *index)]
+    return u
+
+
+def whole_of(grid: halox.Grid, u: Any, parity: str) -> np.ndarray | None:
+    """A gathered field on the whole lattice, with NaN at the other parity; on rank 0."""
+    compact = grid.gather(u)
+    if compact is None:
+        return None
+    before = compact.shape[: compact.ndim - len(grid.grid_shape)]
+    whole = np.full((*before, *grid.grid_shape), np.nan, compact.dtype)
+    mask = np.indices(grid.grid_shape).sum(axis=0) % 2 == (parity == "odd")
+    whole[..., mask] = compact.reshape(*before, -1)
+    return whole
+
+
+@pytest.mark.parametrize("offsets", [(1,), (3,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("shape", LATTICES, ids=str)
+def test_a_stencil_against_roll(
+    shape: tuple[int, ...], offsets: tuple[int, ...], comm: MPI.Intracomm
+) -> None:
+    """Sums over neighbours at the offsets, on each rank from its halo, and by numpy.roll of the whole lattice."""
+    with lattice(shape, comm) as grid:
+        ndim = len(shape)
+        whole = np.random.default_rng(SEED).integers(-99, 100, (2, *grid.grid_shape)).astype("f8")
+        rolled = np.zeros_like(whole)
+        for axis in range(ndim):
+            for o in offsets:
+                near = np.roll(whole, -o, axis + 1) - 3 * np.roll(whole, o, axis + 1)
+                rolled += (axis + 2) * (o + 1) * near
+        for parity in ("even", "odd"):
+            u = split(grid, whole, parity, "f8", components=2, offsets=offsets)
+            grid.exchange(u)
+            # Spread over this rank's part of the lattice, with NaN at all cells that have not come.
+            index = [
+                np.broadcast_to(x, u.shape[1:]) for x in grid.indices(parity=parity, halo=True)
+            ]
+            first = [cut.start - 4 for cut in grid.owned]
+            extents = [cut.stop - cut.start + 8 for cut in grid.owned]
+            local = np.full((2, *extents), np.nan)
+            places = [x - at for x, at in zip(index, first, strict=True)]
+            local[(slice(None), *places)] = u
+            found = np.zeros((2, *grid.rank_shape))
+            for axis in range(ndim):
+                for o in offsets:
+                    for sign, weight in ((1, 1), (-1, -3)):
+                        cut = [slice(4, n - 4) for n in extents]
+                        cut[axis] = slice(4 + sign * o, extents[axis] - 4 + sign * o)
+                        found += (axis + 2) * (o + 1) * weight * local[(slice(None), *cut)]
+            sums = sum(grid.indices())
+            targets = sums % 2 == ((parity == "odd") + offsets[0]) % 2
+            if any(o % 2 != offsets[0] % 2 for o in offsets):
+                continue  # reads both parities: the halo is covered by the other tests
+            mine = rolled[(slice(None), *grid.owned)]
+            right = np.array_equal(found[:, targets], mine[:, targets])
+            assert agree(bool(targets.any()) and right, comm)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("shape", LATTICES, ids=str)
+def test_as_a_whole_field(
+    shape: tuple[int, ...], width: int, corners: bool, comm: MPI.Intracomm
+) -> None:
+    """The same cells come as in an exchange of a field of all cells; those of both parities in one exchange."""
+    periodic = [axis % 2 == 0 for axis in range(len(shape))]
+    with lattice(shape, comm, halo=width, periodic=periodic, corners=corners) as grid:
+        whole = np.random.default_rng(SEED).random(grid.grid_shape)
+        full = grid.full(np.nan)
+        grid.interior(full)[...] = whole[grid.owned]
+        before = full.copy()
+        grid.exchange(full)
+        fields = {parity: split(grid, whole, parity, "f8") for parity in ("even", "odd")}
+        second = grid.declare(before)
+        grid.exchange(fields["odd"], second, fields["even"])
+        assert agree(bool(np.array_equal(second, full, equal_nan=True)), comm)
+        for parity, u in fields.items():
+            index = np.broadcast_arrays(*grid.indices(parity=parity, halo=True))
+            places = [x - cut.start + width for x, cut in zip(index, grid.owned, strict=True)]
+            inside = np.all(
+                [(x >= 0) & (x < n) for x, n in zip(places, full.shape, strict=True)], axis=0
+            )
+            wanted = full[tuple(x[inside] for x in places)]
+            assert agree(bool(np.array_equal(u[inside], wanted, equal_nan=True)), comm)
+            assert agree(bool(np.isnan(u[~inside]).all()), comm)
+
+
+@pytest.mark.parametrize("shape", LATTICES, ids=str)
+def test_reductions_and_gather(shape: tuple[int, ...], comm: MPI.Intracomm) -> None:
+    with lattice(shape, comm) as grid:
+        whole = np.random.default_rng(SEED).integers(-99, 100, (3, *grid.grid_shape)).astype("f8")
+        other = np.random.default_rng(SEED + 1).integers(-99, 100, whole.shape).astype("f8")
+        checked = np.indices(grid.grid_shape).sum(axis=0) % 2
+        for number, parity in enumerate(("even", "odd")):
+            cells, others = whole[:, checked == number], other[:, checked == number]
+            u, v = (split(grid, one, parity, "f8", components=3) for one in (whole, other))
+            for _ in range(2):  # the second is a prepared call
+                assert grid.sum(u) == cells.sum()
+                assert grid.dot(u, v) == (cells * others).sum()
+                assert grid.norm(u) == np.sqrt((cells**2).sum())
+                assert (grid.min(u), grid.max(u)) == (cells.min(), cells.max())
+            gathered = whole_of(grid, u, parity)
+            right = gathered is None or np.array_equal(
+                gathered, np.where(checked == number, whole, np.nan), equal_nan=True
+            )
+            assert agree(right, comm)
+
+
+def test_factories(comm: MPI.Intracomm) -> None:
+    with lattice((6, 24), comm) as grid:
+        u = grid.ones("c8", components=3, parity="odd", offsets=(3, 1, 1))
+        like = [grid.zeros_like(u), grid.ones_like(u), grid.full_like(u, 2), grid.empty_like(u)]
+        specs = {grid.layout(one).spec for one in [u, *like]}
+        (spec,) = specs
+        assert (spec.parity, spec.offsets, spec.components_before) == ("odd", (1, 3), (3,))
+        cells = 3 * np.prod(grid.grid_shape) // 2
+        assert [grid.sum(one) for one in like[:3]] == [0, cells, 2 * cells]
+        assert grid.sum(u) == cells
+        assert grid.layout(u).interior == (
+            slice(None),
+            slice(3, 3 + grid.rank_shape[0]),
+            slice(2, 2 + grid.rank_shape[1] // 2),
+        )
+
+
+def test_declared_again(comm: MPI.Intracomm) -> None:
+    """Other offsets hold from the next exchange on; a plan made before stays as it is."""
+    with lattice((6, 24), comm) as grid:
+        u = grid.zeros(parity="odd", offsets=(1, 3))
+        plan = grid.plan(u)
+        received = []
+        for offsets in (None, 1, (1, 3)):
+            grid.declare(u, parity="odd", offsets=offsets)
+            grid.exchange(u)
+            rows = [row for row in grid.explain(u).rows if row.direction == "receive"]
+            received.append(sum(row.nbytes for row in rows))
+        rows_before = [row for row in plan.explain().rows if row.direction == "receive"]
+        area = [n * m for n, m in ((grid.rank_shape[0], 6), (grid.rank_shape[1], 6))]
+        corners = 6 * 6
+        # Half the cells of the layers below and above along both axes, of 8 bytes each.
+        assert received == [4 * (sum(area) + corners), 4 * sum(area) // 3, 4 * sum(area)]
+        assert sum(row.nbytes for row in rows_before) == received[2]
+        plan()
+
+
+def test_offsets_of_a_field_of_all_cells(comm: MPI.Intracomm) -> None:
+    """Three layers of a halo of four, and no corners."""
+    with halox.Grid((8, 8 * comm.size), halo=4, periodic=True, comm=comm, device="cpu") as grid:
+        u = grid.full(-1, "i4", offsets=(1, 3))
+        grid.interior(u)[...] = 1
+        grid.exchange(u, corners=True)
+        wanted = np.full(u.shape, -1)
+        wanted[4:-4, 1:-1] = wanted[1:-1, 4:-4] = 1
+        assert agree(np.array_equal(u, wanted), comm)
+
+
+@pytest.mark.parametrize("procs", [1, 2, 3, 4, 6, 8])
+def test_checkerboard_cuts_between_pairs(procs: int, comm: MPI.Intracomm) -> None:
+    if comm.size != procs:
+        return
+    shape = (4, 6 * procs + 2)
+    options: dict[str, Any] = {"proc_shape": (1, procs), "comm": comm, "device": "cpu"}
+    with halox.Grid(shape, checkerboard=True, **options) as grid:
+        assert agree(grid.owned[1].start % 2 == 0 and grid.owned[1].stop % 2 == 0, comm)
+        sizes = comm.allgather(grid.rank_shape[1])
+        assert sum(sizes) == shape[1]
+        assert max(sizes) - min(sizes) == (0 if procs == 1 else 2)
+        assert grid.sum(grid.ones(parity="odd")) == 2 * shape[1]
+
+
+Call = Callable[[MPI.Intracomm], None]
+
+
+def with_grid(call: Callable[[halox.Grid], Any], **options: Any) -> Call:
+    def run(comm: MPI.Intracomm) -> None:
+        with lattice((6, 24), comm, **options) as grid:
+            call(grid)
+
+    return run
+
+
+def bare(*shape: int, **options: Any) -> Call:
+    def run(comm: MPI.Intracomm) -> None:
+        size = (*shape[:-1], shape[-1] * (comm.size if shape[-1] % 2 == 0 else 1))
+        options.setdefault("proc_shape", (comm.size, *(1,) * (len(shape) - 1)))
+        halox.Grid(size, comm=comm, device="cpu", **options).close()
+
+    return run
+
+
+def two(grid: halox.Grid, **options: Any) -> tuple[Any, Any]:
+    return grid.zeros(parity="even", **options), grid.zeros(parity="odd", **options)
+
+
+def on_one_rank(grid: halox.Grid) -> Any:
+    """The even field on rank 0, the odd one on the others."""
+    return two(grid)[min(grid.rank, 1)]
+
+
+def own(grid: halox.Grid, call: Callable[[halox.Grid, Any], Any]) -> None:
+    """Call with an array of the user's own, in the shape of a field of one parity."""
+    u = grid.zeros(parity="even")
+    call(grid, np.zeros(u.shape))
+
+
+def odd_blocks(comm: MPI.Intracomm) -> None:
+    """A field on a grid of blocks that begin at odd cells."""
+    blocks = [3] * (comm.size - 1) + [3 + (comm.size % 2) * 3]
+    shape = (4, sum(blocks))
+    with halox.Grid(shape, blocks=[(4,), blocks], comm=comm, device="cpu") as grid:
+        grid.zeros(parity="even")
+
+
+BAD: dict[str, tuple[Call, type[HaloxError], str]] = {
+    "an odd extent": (
+        bare(7, 6, checkerboard=True, halo=0, proc_shape=None),
+        DecompositionError,
+        r"grid_shape\[0\]: a checkerboard needs an even number of cells along every axis, got 7",
+    ),
+    "an odd extent of a grid that is no checkerboard": (
+        lambda c: halox.Grid((8 * c.size, 5), comm=c, device="cpu").zeros(parity="odd"),
+        DecompositionError,
+        r"grid_shape\[1\]: a checkerboard needs .* got 5",
+    ),
+    "blocks at odd cells >1": (odd_blocks, DecompositionError, r"blocks\[1\]: .*checkerboard=True"),
+    "a lattice too thin": (
+        bare(2, 8, checkerboard=True, halo=3, periodic=True, proc_shape=None),
+        DecompositionError,
+        r"halo.*along axis 0",
+    ),
+    "a halo too deep for the blocks": (
+        with_grid(lambda g: g.zeros(parity="even", halo=g.rank_shape[0] + 1)),
+        DecompositionError,
+        r"halo: the low halo along axis 0 asks for \d+ points",
+    ),
+    "no such parity": (
+        with_grid(lambda g: g.zeros(parity="uneven")),
+        FieldError,
+        "parity must be one of 'even', 'odd', or None for all cells, got 'uneven'",
+    ),
+    "a parity that is an array": (
+        with_grid(lambda g: g.zeros(parity=np.arange(3))),
+        FieldError,
+        "parity must be one of",
+    ),
+    "a checkerboard that is no boolean": (
+        bare(8, 8, checkerboard="yes"),
+        DecompositionError,
+        "checkerboard: expected True or False, got .yes.",
+    ),
+    "a staggered field of one parity": (
+        with_grid(lambda g: g.zeros(parity="odd", staggered=0)),
+        DecompositionError,
+        "parity: a staggered field has points that are no cells",
+    ),
+    "offsets of zero": (
+        with_grid(lambda g: g.zeros(parity="odd", offsets=(0, 1))),
+        FieldError,
+        r"offsets must be an int or ints > 0, .*, got \(0, 1\)",
+    ),
+    "no offsets": (with_grid(lambda g: g.zeros(offsets=())), FieldError, "offsets must be"),
+    "offsets beyond the halo": (
+        with_grid(lambda g: g.zeros(parity="odd", halo=2, offsets=(1, 3))),
+        DecompositionError,
+        "offsets: the stencil reaches 3 cells, and the halo along axis 0 has",
+    ),
+    "a dot of even with odd": (
+        with_grid(lambda g: g.dot(*two(g))),
+        FieldError,
+        "dot needs two fields of one layout, got one of even cells and one of odd cells",
+    ),
+    "a dot of even with all": (
+        with_grid(lambda g: g.dot(g.zeros(parity="even"), g.zeros())),
+        FieldError,
+        "got one of even cells and one of all cells",
+    ),
+    "an even field declared odd": (
+        with_grid(lambda g: g.declare(g.zeros(parity="even"), parity="odd")),
+        FieldError,
+        "array is a field of even cells, and cannot be declared one of odd cells",
+    ),
+    "an exchange of an array of either parity": (
+        with_grid(lambda g: own(g, halox.Grid.exchange)),
+        FieldError,
+        r"is that of a field of one parity, .* grid.declare\(array, parity=",
+    ),
+    "a sum of an array of either parity": (
+        with_grid(lambda g: own(g, halox.Grid.sum)),
+        FieldError,
+        "no shape tells which",
+    ),
+    "an exchange of even and odd >1": (
+        with_grid(lambda g: g.exchange(on_one_rank(g))),
+        MismatchError,
+        "field number 1 of the grid on rank 0, number 2 on rank 1",
+    ),
+    "an exchange of arrays declared even and odd >1": (
+        with_grid(
+            lambda g: g.exchange(
+                g.declare(np.zeros(two(g)[0].shape), parity=("even", "odd")[min(g.rank, 1)])
+            )
+        ),
+        MismatchError,
+        "rank 0 as .*parity='even', rank 1 as .*parity='odd'",
+    ),
+    "a sum of even and odd >1": (
+        with_grid(lambda g: g.sum(on_one_rank(g))),
+        MismatchError,
+        "parity='even'.*parity='odd'",
+    ),
+    "a gather of even and odd >1": (
+        with_grid(lambda g: g.gather(on_one_rank(g))),
+        MismatchError,
+        "parity='even'.*parity='odd'",
+    ),
+    "offsets that differ >1": (
+        with_grid(
+            lambda g: g.exchange(
+                g.declare(np.zeros(two(g)[0].shape), parity="odd", offsets=1 + 2 * (g.rank == 0))
+            )
+        ),
+        MismatchError,
+        r"offsets=\(3,\), rank 1 as .*offsets=\(1,\)",
+    ),
+    "a transpose of even cells": (
+        with_grid(lambda g: halox.Transpose(g, g).forward(g.zeros(parity="even"), g.zeros())),
+        FieldError,
+        "u has the even cells of a checkerboard",
+    ),
+    "an FFT of odd cells": (
+        with_grid(lambda g: halox.FFT(g).forward(g.zeros(parity="odd"))),
+        FieldError,
+        "has odd cells only",
+    ),
+    "a DataArray of odd cells": (
+        with_grid(lambda g: g.dataarray(g.zeros(parity="odd"))),
+        FieldError,
+        "field has odd cells only",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
+    if name.endswith(">1") and comm.size == 1:
+        return  # meaningless alone
+    call, kind, text = BAD[name]
+    with pytest.raises(kind, match=r"(?s)" + text) as caught:
+        call(comm)
+    kinds = comm.allgather(type(caught.value).__name__)
+    assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in BAD if f"| {name.removesuffix(' >1')} |" not in page]
+    assert not missing

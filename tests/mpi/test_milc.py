@@ -1,0 +1,528 @@
+"""The staggered fermions mini-app, however its lattice is divided: MILC's sample, closed forms, one rank's bits."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from apps.milc import benchmark, checks, gauge, links, options, random_fields, scidac
+from apps.milc.cg import Solution, Stop, solve
+from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
+from apps.milc.operator import Staggered
+from tests.mpi import whole_lattice
+from tests.mpi.conftest import agree
+from tests.support import milc_data
+
+SHAPE = (12, 6, 8, 8)
+"""Sites along t, z, y and x that 1 to 4, 6 and 8 ranks can divide with three sites each."""
+
+WHOLE = tuple(slice(0, n) for n in SHAPE)
+TOLERANCE = {"single": 2e-6, "double": 2e-15}
+MILC_SIZES = pytest.mark.ranks(1, 2, 4, 8)
+"""8 sites cannot be divided by three with three sites each."""
+
+SAMPLE = 8, 8, 8, 8
+PLAQUETTES = 2.6203978710714737, 2.6214473754080179
+HISTORIES = {
+    EVEN: (1.309797014e-01, 2.810117819e-02, 7.919922304e-03),
+    ODD: (1.333047318e-01, 2.839108708e-02, 8.035969987e-03),
+}
+
+
+def settings(*words: str) -> options.Settings:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    return options.settings(parser.parse_args(words))
+
+
+@cache
+def kept_links() -> np.ndarray:
+    return random_fields.random_matrices(SHAPE, WHOLE, 4, 3, random_fields.LINKS)
+
+
+def whole_links() -> np.ndarray:
+    return kept_links().copy()
+
+
+def whole_vectors() -> np.ndarray:
+    return random_fields.random_vectors(SHAPE, WHOLE, 3, random_fields.SOURCE)
+
+
+def operator_of(
+    lattice: Lattice, whole: np.ndarray, naive: bool, precision: str = "double"
+) -> Staggered:
+    """The operator of thin links that are given for the whole lattice."""
+    block = np.ascontiguousarray(whole[lattice.owned])
+    found = links.of_thin(lattice, block, naive=naive)
+    return Staggered(lattice, links.tables(lattice, found, options.DTYPES[precision]))
+
+
+def applied(operator: Staggered, whole: np.ndarray) -> np.ndarray:
+    """This rank's block of D psi, on both parities."""
+    lattice = operator.lattice
+    psi = checks.vectors(operator, np.ascontiguousarray(whole[lattice.owned]))
+    even = operator.dslash(psi[ODD], EVEN).copy()
+    return lattice.join(even, operator.dslash(psi[EVEN], ODD))
+
+
+def assembled(lattice: Lattice, block: np.ndarray) -> np.ndarray | None:
+    """The blocks of all ranks as a whole on rank 0, None elsewhere."""
+    found = lattice.grid.comm.gather((lattice.owned, block))
+    if found is None:
+        return None
+    whole = np.empty((*lattice.shape, *block.shape[4:]), block.dtype)
+    for owned, part in found:
+        whole[owned] = part
+    return whole
+
+
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest error, relative to the largest number."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(params=[False, True], ids=["improved", "naive"])
+def naive(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def lattice(naive: bool, comm: MPI.Intracomm) -> Iterator[Lattice]:
+    with Lattice(SHAPE, 1 if naive else 3, comm) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, comm: MPI.Intracomm) -> Path:
+    """One folder for all ranks."""
+    return Path(comm.bcast(str(tmp_path)))
+
+
+class TestOperator:
+    @pytest.mark.geometry
+    @pytest.mark.parametrize("precision", ["double", "single"])
+    def test_definition_and_the_bits_of_one_rank(
+        self, lattice: Lattice, naive: bool, precision: str, comm: MPI.Intracomm
+    ) -> None:
+        whole, psi = whole_links(), whole_vectors()
+        found = assembled(lattice, applied(operator_of(lattice, whole, naive, precision), psi))
+        ok = True
+        if found is not None:
+            expected = whole_lattice.dslash(psi, whole, naive=naive)
+            with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF) as alone:
+                same = applied(operator_of(alone, whole, naive, precision), psi)
+            ok = (
+                found.dtype == options.DTYPES[precision]
+                and error(found, expected) < TOLERANCE[precision]
+                and np.array_equal(found, same)
+            )
+        assert agree(ok, comm)
+
+    @pytest.mark.geometry
+    def test_gauge_covariance(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
+        whole, psi = whole_links(), whole_vectors()
+        (g,) = np.moveaxis(random_fields.random_matrices(SHAPE, WHOLE, 1, 8, 9), -3, 0)
+        turned = np.empty_like(whole)
+        for mu in range(4):
+            ahead = whole_lattice.dagger(whole_lattice.there(g, mu, 1))
+            turned[..., mu, :, :] = g @ whole[..., mu, :, :] @ ahead
+        before = applied(operator_of(lattice, whole, naive), psi)
+        after = applied(operator_of(lattice, turned, naive), whole_lattice.times(g, psi))
+        expected = whole_lattice.times(g[lattice.owned], before)
+        assert agree(error(after, expected) < 1e-14 and error(after, before) > 0.1, comm)
+        blocks = (np.ascontiguousarray(one[lattice.owned]) for one in (whole, turned))
+        found = [gauge.plaquettes(lattice, block) for block in blocks]
+        assert found[0] == pytest.approx(found[1], abs=1e-14)
+        assert found[0] == pytest.approx(whole_lattice.plaquettes(whole), abs=1e-14)
+
+    @pytest.mark.parametrize(("precision", "limit"), [("double", 1e-15), ("single", 1e-7)])
+    def test_anti_hermitian(
+        self, lattice: Lattice, naive: bool, precision: str, limit: float
+    ) -> None:
+        operator = operator_of(lattice, whole_links(), naive, precision)
+        assert checks.anti_hermiticity(operator, 4) < limit
+
+    @pytest.mark.parametrize("waves", [(0, 0, 0, 0), (1, 2, 1, 3), (3, 0, 2, 5)])
+    def test_eigenvalues_of_unit_links(
+        self, lattice: Lattice, naive: bool, waves: tuple[int, ...]
+    ) -> None:
+        unit = np.zeros((*SHAPE, 4, 3, 3), complex)
+        unit[...] = np.eye(3)
+        operator = operator_of(lattice, unit, naive)
+        expected = 0.0
+        for wave, n, shift in zip(waves, SHAPE[::-1], (0, 0, 0, 1), strict=True):
+            p = (2 * wave + shift) * np.pi / n
+            term = 2 * np.sin(p) if naive else 9 / 4 * np.sin(p) - np.sin(3 * p) / 12
+            expected -= term**2
+        block = checks.plane_wave(lattice, waves)
+        psi = checks.vectors(operator, block)
+        for parity in PARITIES:
+            twice = operator.dslash(operator.dslash(psi[parity], 1 - parity), parity)
+            wrong = np.abs(twice - expected * psi[parity]).max()
+            assert float(lattice.half.allreduce(wrong, "max")) < 1e-13
+            # So that one iteration solves it.
+            found = solve(operator, psi[parity], parity, 0.3, Stop(1e-24, 9))
+            assert found.iterations == 1
+            answer = np.abs(found.x - psi[parity] / (4 * 0.3**2 - expected)).max()
+            assert float(lattice.half.allreduce(answer, "max")) < 1e-13
+
+    def test_unit_links_of_the_app(self, lattice: Lattice, naive: bool) -> None:
+        block = gauge.gauge_field(lattice, "unit", 0)
+        assert gauge.plaquettes(lattice, block) == (3, 3)
+        assert gauge.deviation(lattice, block) == 0
+
+
+class TestConjugateGradient:
+    @pytest.mark.geometry
+    @pytest.mark.parametrize(
+        ("precision", "residual"),
+        [("double", 1e-14), pytest.param("single", 1e-9, marks=pytest.mark.ranks(1, 2, 3))],
+    )
+    def test_solution_and_the_iterations_of_one_rank(
+        self, lattice: Lattice, naive: bool, precision: str, residual: float, comm: MPI.Intracomm
+    ) -> None:
+        whole, b = whole_links(), whole_vectors()
+
+        def solved(where: Lattice) -> tuple[np.ndarray, list[Solution]]:
+            operator = operator_of(where, whole, naive, precision)
+            parts = checks.vectors(operator, np.ascontiguousarray(b[where.owned]))
+            found = [solve(operator, parts[p], p, 0.3, Stop(residual, 500)) for p in PARITIES]
+            return where.join(found[EVEN].x, found[ODD].x), found
+
+        block, found = solved(lattice)
+        for one in found:
+            assert one.iterations == len(one.history) > 10
+            assert one.history[-1] <= residual < one.history[-2]
+            assert one.residual <= residual
+        x = assembled(lattice, block)
+        ok = True
+        if x is not None:
+            with Lattice(SHAPE, lattice.depth, MPI.COMM_SELF) as alone:
+                x_alone, found_alone = solved(alone)
+            left = whole_lattice.normal(x.astype(complex), whole, 0.3, naive=naive) - b
+            ok = (
+                [one.iterations for one in found] == [one.iterations for one in found_alone]
+                and error(x, x_alone) < 10 * residual**0.5
+                and np.linalg.norm(left)
+                < (1.1 * residual**0.5 + TOLERANCE[precision]) * np.linalg.norm(b)
+            )
+        assert agree(ok, comm)
+
+    def test_a_restart_when_the_true_residual_is_larger(
+        self, lattice: Lattice, naive: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        operator = operator_of(lattice, whole_links(), naive)
+        b, _ = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+        add, calls = operator.kernels.add, []
+
+        def with_an_error(scale: float, p: Any, out: Any) -> None:
+            add(scale, p, out)
+            calls.append(scale)
+            if len(calls) == 10:  # x of an iteration, after the first residual
+                out *= 1.01
+
+        monkeypatch.setattr(operator.kernels, "add", with_an_error)
+        found = solve(operator, b, EVEN, 0.2, Stop(1e-18, 500))
+        assert found.applications == found.iterations + 3
+        assert found.residual <= 1e-18
+
+    def test_a_residual_below_the_precision(
+        self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
+    ) -> None:
+        operator = operator_of(lattice, whole_links(), naive, "single")
+        b, _ = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+        text = failure(lambda: solve(operator, b, EVEN, 0.3, Stop(1e-17, 400)), comm)
+        assert "5 restarts have not reduced it" in text
+        assert "a larger --residual or --mass, or --precision double" in text
+
+    def test_no_convergence_says_where_it_stands(
+        self, lattice: Lattice, naive: bool, comm: MPI.Intracomm
+    ) -> None:
+        operator = operator_of(lattice, whole_links(), naive)
+        _, b = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
+        assert "on odd sites has not converged after 7 iterations" in text
+        assert "1e-18 is asked for (no more iterations are allowed)" in text
+        b[...] = 0
+        zero = solve(operator, b, ODD, 0.2, Stop(1e-18, 7))
+        assert (zero.iterations, zero.residual, zero.x.any()) == (0, 0, False)
+        if comm.rank == comm.size - 1:
+            b[0, 0, 0, 0] = np.nan
+        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
+        assert "the source has numbers on odd sites that are not finite" in text
+        whole = whole_links()
+        whole[1, 2, 3, 4] = np.nan
+        operator = operator_of(lattice, whole, naive)
+        b[...] = 1
+        text = failure(lambda: solve(operator, b, ODD, 0.2, Stop(1e-18, 7)), comm)
+        assert "after 0 iterations" in text and "(p . M^dagger M p is nan)" in text
+
+
+class TestSampleOfMilc:
+    @pytest.fixture
+    def data(self) -> Path:
+        return milc_data()
+
+    def test_plaquettes(self, data: Path, comm: MPI.Intracomm) -> None:
+        with Lattice(SAMPLE, 1, comm) as lattice:
+            block = gauge.gauge_field(lattice, str(data / "lat.sample.l8"), 0)
+            assert gauge.deviation(lattice, block) < 2e-7
+            found = gauge.plaquettes(lattice, block)
+        assert found == pytest.approx(PLAQUETTES, abs=1e-13)
+
+    @pytest.mark.geometry
+    @MILC_SIZES
+    def test_residual_of_its_answer_and_its_iterations(
+        self, data: Path, comm: MPI.Intracomm
+    ) -> None:
+        with Lattice(SAMPLE, 3, comm) as lattice:
+            fat, long = (
+                scidac.read(str(data / name), lattice.grid, scidac.LINKS)
+                for name in ("fat.l8", "long.l8")
+            )
+            operator = Staggered(
+                lattice, links.tables(lattice, {1: fat, 3: long}, np.dtype(complex))
+            )
+            b, answer = (
+                checks.vectors(operator, scidac.read(str(data / name), lattice.grid, scidac.VECTOR))
+                for name in ("ksvector.src.sample.l8", "ksvector.ans.MdaggerMinv.sample.l8")
+            )
+            norm, dot = lattice.half.norm, lattice.half.dot
+            assert dot(b[EVEN], b[EVEN]).real == pytest.approx(3.398941454223e6, rel=1e-12)
+            assert dot(b[ODD], b[ODD]).real == pytest.approx(3.504609272255e6, rel=1e-12)
+            once = operator.dslash(b[EVEN], ODD)
+            assert dot(once, once).real == pytest.approx(2.295335425515e9, rel=1e-12)
+
+            left = operator.vector()
+            squares = []
+            for parity in PARITIES:
+                operator.normal(answer[parity], parity, 0.1, left)
+                left -= b[parity]
+                squares.append(dot(left, left).real)
+                found = solve(operator, b[parity], parity, 0.1, Stop(1e-18, 300))
+                assert (found.iterations, found.applications) == (60, 62)
+                assert found.history[:3] == pytest.approx(HISTORIES[parity], rel=1e-9)
+                assert 7e-19 < found.residual < 9e-19
+                left[...] = found.x - answer[parity]
+                assert norm(left) / norm(answer[parity]) < 1e-7
+            size = sum(dot(b[parity], b[parity]).real for parity in PARITIES)
+            assert (sum(squares) / size) ** 0.5 == pytest.approx(6.3e-8, rel=0.01)
+
+    def test_long_links_are_products_of_thin_ones(self, data: Path, comm: MPI.Intracomm) -> None:
+        """MILC's own coefficient, phases and boundary sign, on any number of ranks."""
+        with Lattice(SAMPLE, 1, comm) as lattice:
+            expected = scidac.read(str(data / "long.l8"), lattice.grid, scidac.LINKS)
+        with Lattice(SAMPLE, 1, MPI.COMM_SELF) as alone:
+            whole = gauge.gauge_field(alone, str(data / "lat.sample.l8"), 0)
+        product = np.empty_like(whole)
+        for mu in range(4):
+            u = whole[..., mu, :, :]
+            ahead = (whole_lattice.there(u, mu, distance) for distance in (1, 2))
+            product[..., mu, :, :] = u @ next(ahead) @ next(ahead)
+        mine = links.phased(lattice, np.ascontiguousarray(product[lattice.owned]), 3)
+        assert agree(np.abs(-0.1653413 * mine - expected).max() < 1e-7, comm)
+
+    @MILC_SIZES
+    def test_app(self, data: Path, folder: Path, comm: MPI.Intracomm) -> None:
+        words = ["--residual", "1e-18", "--solution", str(folder / "x")]
+        for option, name in (
+            ("--gauge", "lat.sample.l8"),
+            ("--fat", "fat.l8"),
+            ("--long", "long.l8"),
+            ("--source", "ksvector.src.sample.l8"),
+        ):
+            words += [option, str(data / name)]
+        found = benchmark.run_benchmark(settings(*words), comm, lambda *_: None)
+        ok = found is None or (
+            found["verified"] is True
+            and found["even"]["milc_iterations"] + found["odd"]["milc_iterations"] == 124
+            and found["plaquette_space_space"] == pytest.approx(PLAQUETTES[0], abs=1e-13)
+        )
+        assert agree(ok and (found is None) == (comm.rank != 0), comm)
+        with halox.Grid(SAMPLE, comm=comm, device="cpu") as grid:
+            x = scidac.read(str(folder / "x"), grid, scidac.VECTOR)
+            name = str(data / "ksvector.ans.MdaggerMinv.sample.l8")
+            answer = scidac.read(name, grid, scidac.VECTOR)
+        assert agree(np.abs(x - answer).max() < 1e-5 * np.abs(answer).max(), comm)
+
+
+def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
+    """Text of the error that all ranks raise alike."""
+    with pytest.raises(halox.errors.HaloxError) as caught:
+        work()
+    text = str(caught.value)
+    assert agree(text == comm.bcast(text), comm)
+    return text
+
+
+class TestFiles:
+    @pytest.mark.geometry
+    @pytest.mark.parametrize("dtype", ["c8", "c16"])
+    @pytest.mark.parametrize("site", [scidac.LINKS, scidac.VECTOR], ids=lambda site: site.name)
+    def test_written_by_any_number_of_ranks(
+        self, site: scidac.SiteType, dtype: str, folder: Path, comm: MPI.Intracomm
+    ) -> None:
+        whole = whole_links() if site is scidac.LINKS else whole_vectors()
+        whole = whole.astype(dtype)
+        with Lattice(SHAPE, 1, comm) as lattice:
+            scidac.write(
+                str(folder / "all"), whole[lattice.owned], lattice.grid, site, "random numbers"
+            )
+            found = scidac.read(str(folder / "all"), lattice.grid, site)
+            assert agree(np.array_equal(found, whole[lattice.owned]), comm)
+        if comm.rank == 0:
+            with halox.Grid(SHAPE, comm=MPI.COMM_SELF, device="cpu") as grid:
+                scidac.write(str(folder / "one"), whole, grid, site, "random numbers")
+        comm.Barrier()
+        written = (folder / "all").read_bytes()
+        assert written == (folder / "one").read_bytes()
+        assert np.ascontiguousarray(whole, np.dtype(dtype).newbyteorder(">")).tobytes() in written
+        assert sorted(path.name for path in folder.iterdir()) == ["all", "one"]
+
+    @pytest.fixture
+    def written(self, folder: Path, comm: MPI.Intracomm) -> Path:
+        if comm.rank == 0:
+            with halox.Grid(SHAPE, comm=MPI.COMM_SELF, device="cpu") as grid:
+                scidac.write(str(folder / "links"), whole_links(), grid, scidac.LINKS, "links")
+                vectors = whole_vectors().astype("c8")
+                scidac.write(str(folder / "vectors"), vectors, grid, scidac.VECTOR, "vectors")
+        comm.Barrier()
+        return folder
+
+    @pytest.mark.parametrize(
+        ("name", "change", "text"),
+        [
+            ("links", lambda b: b[:100], "is truncated: a record's header ends at byte 144"),
+            ("links", lambda b: b[:-1000], "is truncated: record 'scidac-binary-data' ends at"),
+            ("links", lambda b: b"P6 8 8\n" + b, "is not a LIME file: byte 0 begins with 50362038"),
+            ("links", lambda b: b"", "is not a LIME file: it is empty"),
+            ("links", lambda b: b[: b.index(b"<?xml") + 200], "is truncated"),
+            (
+                "links",
+                lambda b: b.replace(b"8 8 6 12 ", b"8 8 12 6 "),
+                "holds a lattice of 8 x 8 x 12 x 6 sites, and --lattice is 8 x 8 x 6 x 12",
+            ),
+            ("vectors", lambda b: b, "has 1 object(s) of 24 bytes a site (QDP_F3_ColorVector)"),
+            (
+                "links",
+                lambda b: b.replace(b"<precision>D", b"<precision>F"),
+                "has 4 object(s) of 144 bytes a site",
+            ),
+            (
+                "links",
+                lambda b: b.replace(b"<precision>D", b"<precision>H"),
+                "has numbers of precision 'H'",
+            ),
+            (
+                "links",
+                lambda b: b.replace(b"<precision>D", b"<precision>F").replace(b"144<", b" 72<"),
+                "bytes of sites, and 1327104 are expected",
+            ),
+            (
+                "links",
+                lambda b: b.replace(b"scidac-binary-data", b"scidac-binary-fata"),
+                "has no record 'scidac-binary-data', only scidac-private-file-xml, scidac-file-xml",
+            ),
+            (
+                "links",
+                lambda b: b[:200000] + bytes([b[200000] ^ 1]) + b[200001:],
+                "is damaged: its sites have the checksums",
+            ),
+        ],
+        ids=[
+            "truncated header",
+            "truncated sites",
+            "another format",
+            "empty",
+            "truncated text",
+            "another lattice",
+            "another site type",
+            "another precision",
+            "unknown precision",
+            "another length",
+            "no sites",
+            "a wrong bit",
+        ],
+    )
+    def test_files_that_are_refused(
+        self,
+        name: str,
+        change: Callable[[bytes], bytes],
+        text: str,
+        written: Path,
+        comm: MPI.Intracomm,
+    ) -> None:
+        bad = written / "bad"
+        if comm.rank == 0:
+            bad.write_bytes(change((written / name).read_bytes()))
+        comm.Barrier()
+        with Lattice(SHAPE, 1, comm) as lattice:
+            said = failure(lambda: gauge.gauge_field(lattice, str(bad), 0), comm)
+        assert said.startswith(f"{bad} ") and text in said
+
+    def test_missing_files_and_folders(self, folder: Path, comm: MPI.Intracomm) -> None:
+        missing = str(folder / "none" / "file")
+        with Lattice(SHAPE, 1, comm) as lattice:
+            said = failure(lambda: scidac.read(missing, lattice.grid, scidac.VECTOR), comm)
+            assert "cannot be read (No such file or directory)" in said
+            block = whole_vectors()[lattice.owned]
+            said = failure(
+                lambda: scidac.write(missing, block, lattice.grid, scidac.VECTOR, ""), comm
+            )
+            assert said.startswith(f"writing {missing} failed: FileNotFoundError")
+
+    def test_links_that_are_not_unitary(self, folder: Path, comm: MPI.Intracomm) -> None:
+        block = whole_links()
+        block[3, 2, 1, 0, 2, 1] *= 1.25
+        if comm.rank == 0:
+            with halox.Grid(SHAPE, comm=MPI.COMM_SELF, device="cpu") as grid:
+                scidac.write(str(folder / "bad"), block, grid, scidac.LINKS, "links")
+        comm.Barrier()
+        with Lattice(SHAPE, 1, comm) as lattice, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            gauge.gauge_field(lattice, str(folder / "bad"), 0)
+        texts = [str(one.message) for one in said]
+        assert agree(len(texts) == (comm.rank == 0), comm)
+        assert agree(all("deviate from SU(3) by up to 0.56" in text for text in texts), comm)
+
+
+class TestApp:
+    @pytest.mark.geometry
+    @pytest.mark.parametrize("precision", ["double", "single"])
+    def test_figures(self, precision: str, naive: bool, comm: MPI.Intracomm) -> None:
+        words = ["--lattice", "8", "8", "6", "12", "--precision", precision, "--gauge", "unit"]
+        words += ["--naive"] * naive
+        found = benchmark.run_benchmark(settings(*words), comm, lambda *_: None)
+        assert (found is not None) == (comm.rank == 0)
+        ok = found is None or (
+            found["verified"] is True
+            and found["lattice"] == [8, 8, 6, 12]
+            and found["ranks"] == np.prod(found["process_grid"]) == comm.size
+            and found["operator"] == ("naive" if naive else "improved")
+            and set(found["checks"]) == {"anti_hermiticity", "plaquettes", "unit_gauge_eigenvalue"}
+            and [row["part"] for row in found["rows"]]
+            == ["exchange", "dslash", "linear algebra", "sums"]
+            and sum(row["share"] for row in found["rows"]) == pytest.approx(1)
+        )
+        assert agree(ok, comm)
+
+    @pytest.mark.parametrize(
+        ("lattice", "text"),
+        [
+            ("8 7 6 12", "--lattice 8 7 6 12: every number of sites must be even"),
+            ("8 8 2 12", "every rank needs 3 site(s) along every axis, and 4 along x"),
+            ("2 8 8 8", "--lattice 2 8 8 8 on "),
+        ],
+    )
+    def test_lattices_that_are_refused(self, lattice: str, text: str, comm: MPI.Intracomm) -> None:
+        words = settings("--lattice", *lattice.split())
+        assert text in failure(lambda: benchmark.run_benchmark(words, comm, lambda *_: None), comm)

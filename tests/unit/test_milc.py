@@ -1,0 +1,301 @@
+"""The staggered fermions mini-app on one rank: layout, kernels, random fields, files, options, the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import halox
+from apps.common import on_all_ranks
+from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
+from apps.milc.host_kernels import HostKernels
+from apps.milc.lattice import PARITIES, Lattice, axis_of, directions
+from apps.milc.links import Table
+from halox.cli import main
+from tests import support
+
+SHAPE = (6, 4, 8, 10)
+WHOLE = tuple(slice(0, n) for n in SHAPE)
+
+
+@pytest.fixture(params=[1, 3])
+def lattice(request: pytest.FixtureRequest) -> Iterator[Lattice]:
+    support.require("mpi")
+    from mpi4py import MPI
+
+    with Lattice(SHAPE, request.param, MPI.COMM_SELF) as found:
+        yield found
+
+
+class TestLattice:
+    def test_parities(self, lattice: Lattice) -> None:
+        sites = np.stack(np.indices(SHAPE), -1)
+        for parity, found in zip(PARITIES, lattice.split(sites), strict=True):
+            assert found.shape == (6, 4, 8, 5, 4)
+            assert (found.sum(axis=-1) % 2 == parity).all()
+            assert len({tuple(site) for site in found.reshape(-1, 4).tolist()}) == 960
+        assert np.array_equal(lattice.join(*lattice.split(sites)), sites)
+        plain = sites[..., 0] * 1.5
+        assert np.array_equal(lattice.join(*lattice.split(plain)), plain)
+
+    def test_neighbours(self, lattice: Lattice) -> None:
+        """Their coordinates, from fields that hold these, after an exchange."""
+        sites = np.stack(np.indices(SHAPE), -1)
+        parts = lattice.split(sites)
+        distances = [1] if lattice.depth == 1 else [1, 3]
+        for parity in PARITIES:
+            field = lattice.half.full(-1, "i8", components_after=4)
+            lattice.half.interior(field)[...] = parts[1 - parity]
+            lattice.half.exchange(field)
+            found = field.reshape(-1, 4)[lattice.neighbours(parity, distances)]
+            for number, (mu, step) in enumerate(directions(distances)):
+                expected = parts[parity].reshape(-1, 4).copy()
+                axis = axis_of(mu)
+                expected[:, axis] = (expected[:, axis] + step) % SHAPE[axis]
+                assert np.array_equal(found[:, number], expected)
+
+    def test_shifted(self, lattice: Lattice) -> None:
+        block = np.random.default_rng(0).random((*SHAPE, 2))
+        for mu, distance in directions([1] if lattice.depth == 1 else [1, 3]):
+            expected = np.roll(block, -distance, axis_of(mu))
+            assert np.array_equal(lattice.shifted(block, mu, distance), expected)
+
+
+class TestKernels:
+    @pytest.mark.parametrize("dtype", ["c8", "c16"])
+    @pytest.mark.parametrize("piece", [1, 7, 1000])
+    def test_dslash(self, dtype: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host_kernels, "PIECE", piece)
+        rng = np.random.default_rng(1)
+        sites, among, count = 60, 100, 16
+
+        def random(*shape: int) -> np.ndarray:
+            return (rng.random((*shape, 2)) - 0.5).view(complex)[..., 0].astype(dtype)
+
+        table = Table(rng.integers(0, among, (sites, count)), random(sites, 3, 3 * count))
+        source, out = random(among, 3), np.full((sites, 3), np.nan, dtype)
+        HostKernels(out).dslash(table, source, out)()
+        matrices = table.conjugates.conj().reshape(sites, 3, count, 3)
+        expected = np.einsum("sadb,sdb->sa", matrices, source[table.neighbours])
+        np.testing.assert_allclose(out, expected, atol=1e-5 if dtype == "c8" else 1e-14, rtol=0)
+
+    def test_arrays_that_would_go_wrong_are_refused(self) -> None:
+        table = Table(np.zeros((4, 8), np.intp), np.zeros((4, 3, 24), "c16"))
+        good = np.zeros((4, 3), "c16")
+        for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
+            for arrays in ((good, wrong), (wrong, good)):
+                with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
+                    HostKernels(good).dslash(table, *arrays)
+
+    @pytest.mark.parametrize("dtype", ["c8", "c16"])
+    def test_linear_algebra(self, dtype: str) -> None:
+        rng = np.random.default_rng(2)
+        p, q, start = (rng.random((5, 3, 2)).view(complex)[..., 0].astype(dtype) for _ in range(3))
+        kernels = HostKernels(p)
+        out = start.copy()
+        kernels.combine(0.25, p, q, out)
+        np.testing.assert_allclose(out, 0.25 * p - q, rtol=1e-6)
+        out = start.copy()
+        kernels.add(-1.5, p, out)
+        np.testing.assert_allclose(out, start - 1.5 * p, rtol=1e-5)
+        out = start.copy()
+        kernels.scale_add(1.5, p, out)
+        np.testing.assert_allclose(out, p + 1.5 * start, rtol=1e-6)
+        kernels.copy(q, out)
+        assert np.array_equal(out, q)
+
+
+class TestRandomFields:
+    BLOCKS = (
+        (slice(1, 5), slice(2, 4), slice(0, 3), slice(2, 8)),
+        (slice(5, 6), slice(0, 1), slice(7, 8), slice(9, 10)),
+        (slice(0, 6), slice(0, 4), slice(0, 8), slice(4, 10)),
+    )
+
+    @pytest.mark.parametrize("block", BLOCKS)
+    def test_the_same_in_every_block(self, block: tuple[slice, ...]) -> None:
+        for make in (
+            lambda owned: random_fields.random_matrices(SHAPE, owned, 4, 5, 0),
+            lambda owned: random_fields.random_vectors(SHAPE, owned, 5, 1),
+        ):
+            assert np.array_equal(make(block), make(WHOLE)[block])
+
+    def test_special_unitary(self) -> None:
+        found = random_fields.random_matrices(SHAPE, WHOLE, 4, 5, 0)
+        products = found @ found.conj().swapaxes(-1, -2)
+        assert np.abs(products - np.eye(3)).max() < 1e-13
+        assert np.abs(np.linalg.det(found) - 1).max() < 1e-13
+        assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
+
+    def test_seeds_streams_and_sites_differ(self) -> None:
+        found = [
+            random_fields.uniforms(SHAPE, WHOLE, 4, seed, stream)
+            for seed, stream in ((1, 0), (1, 1), (2, 0), (2**64 - 1, 0))
+        ]
+        numbers = np.concatenate([one.ravel() for one in found])
+        assert len(np.unique(numbers)) == numbers.size
+        assert -1 <= numbers.min() < -0.99 and 0.99 < numbers.max() < 1
+        assert abs(numbers.mean()) < 0.01
+
+
+class TestLime:
+    def test_records(self, tmp_path: Path) -> None:
+        path = tmp_path / "some"
+        payloads = {"one": b"abc", "two": b"", "three": b"x" * 16}
+        parts = [
+            lime.header(name, len(p)) + p.ljust(lime.padded(len(p)), b"\0")
+            for name, p in payloads.items()
+        ]
+        path.write_bytes(b"".join(parts))
+        found = lime.records(path)
+        data = path.read_bytes()
+        assert {r.kind: data[r.offset : r.offset + r.size] for r in found} == payloads
+        # The last payload may lack its padding.
+        path.write_bytes(lime.header("one", 3) + b"abc")
+        assert lime.records(path) == [("one", 144, 3)]
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(halox.errors.HaloxError, match=r"cannot be read \(Is a directory\)"):
+            lime.records(tmp_path)
+
+    def test_checksums_and_sites_of_milc(self) -> None:
+        support.require("mpi")
+        data = support.milc_data()
+        with halox.Grid((8, 8, 8, 8), device="cpu") as grid:
+            sums = {}
+            for name, site in (("fat.l8", scidac.LINKS), ("ksvector.src.sample.l8", scidac.VECTOR)):
+                found = scidac.contents(str(data / name), grid.grid_shape, site)
+                assert found.dtype == np.dtype(">c8")
+                block = scidac.read(str(data / name), grid, site).astype(">c8")
+                assert scidac.checksums(block, grid) == found.checksums
+                sums[name] = found.checksums
+                raw = (data / name).read_bytes()[found.offset :][: block.nbytes]
+                assert block.tobytes() == raw
+        assert sums["fat.l8"] == (0x8A62F398, 0x5766B5AB)
+
+
+class TestOptions:
+    @staticmethod
+    def settings(*words: str) -> options.Settings:
+        parser = argparse.ArgumentParser()
+        options.add_arguments(parser)
+        return options.settings(parser.parse_args(words))
+
+    def test_defaults(self) -> None:
+        found = self.settings()
+        assert (found.shape, found.mass, found.naive) == ((8, 8, 8, 8), 0.1, False)
+        assert (found.gauge, found.residual, found.dtype) == ("random", 1e-18, "c16")
+        assert self.settings("--precision", "single").residual == 1e-10
+        assert self.settings("--lattice", "2", "4", "6", "8").shape == (8, 6, 4, 2)
+        assert self.settings("--fat", "f", "--long", "l").gauge is None
+        assert self.settings("--fat", "f", "--long", "l", "--gauge", "g").gauge == "g"
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("--fat f", "--fat is given without --long: the improved operator needs both"),
+            ("--long f", "--long is given without --fat"),
+            ("--fat f --long l --naive", "--naive takes thin links only"),
+            (f"--seed {2**64}", "expected a number below 2**64"),
+        ],
+    )
+    def test_options_that_do_not_fit(self, words: str, text: str) -> None:
+        with pytest.raises(halox.errors.HaloxError) as caught:
+            self.settings(*words.split())
+        assert text in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("--mass -0.1", "argument --mass: expected 0 or more, got '-0.1'"),
+            ("--mass nan", "argument --mass: expected 0 or more, got 'nan'"),
+            ("--mass heavy", "argument --mass: expected 0 or more, got 'heavy'"),
+            ("--residual 1", "argument --residual: expected a number between 0 and 1, got '1'"),
+            ("--lattice 8 8 8 0", "argument --lattice: expected at least 2, got 0"),
+            ("--lattice 8 8 8", "argument --lattice: expected 4 arguments"),
+            ("--precision half", "argument --precision: invalid choice: 'half'"),
+            ("--iterations 0", "argument --iterations: expected at least 1, got 0"),
+        ],
+    )
+    def test_wrong_words(self, words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            self.settings(*words.split())
+        assert text in capsys.readouterr().err
+
+
+class TestClosedForms:
+    def test_eigenvalues(self) -> None:
+        # Lattice 4 x 6 x 8 x 10 along x, y, z and t, wave numbers 1, 2, 3, 2.
+        shape, waves = (10, 8, 6, 4), (1, 2, 3, 2)
+        assert checks.eigenvalue(shape, waves, [1]) == pytest.approx(-13, rel=1e-14)
+        improved = checks.eigenvalue(shape, waves, [1, 3])
+        assert improved == pytest.approx(-17.032986111111114, rel=1e-14)
+
+
+def test_errors_of_one_rank_and_of_none() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    alone = SimpleNamespace(allgather=lambda text: [text])
+    assert on_all_ranks(alone, lambda: 3, "counting") == 3
+    with pytest.raises(halox.errors.HaloxError, match=r"counting failed: OSError: .* No space"):
+        on_all_ranks(alone, fail, "counting")
+    another = SimpleNamespace(allgather=lambda text: [text, "x is wrong"])
+    with pytest.raises(halox.errors.HaloxError, match=r"^x is wrong$"):
+        on_all_ranks(another, lambda: 3, "counting")
+
+
+class TestCommand:
+    def test_on_one_rank_in_this_process(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        support.require("mpi")
+        path = tmp_path / "solution"
+        words = f"run milc --lattice 4 6 4 8 --gauge unit --json --solution {path}"
+        assert main(words.split()) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert figures["verified"] is True and figures["lattice"] == [4, 6, 4, 8]
+        assert figures["even"]["residual"] <= 1e-18
+        assert [row["part"] for row in figures["rows"]][:2] == ["exchange", "dslash"]
+        applications = figures["even"]["milc_iterations"] + figures["odd"]["milc_iterations"]
+        rate = 1187 * 768 * applications / figures["time_s"] / 1e9
+        assert figures["cg_gflops"] == pytest.approx(rate)
+        with halox.Grid((8, 4, 6, 4), device="cpu") as grid:
+            assert np.abs(scidac.read(str(path), grid, scidac.VECTOR)).min() > 0
+
+    def test_a_failed_check_is_a_failing_status(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        support.require("mpi")
+        from importlib import import_module
+
+        from halox.cli import catalogue
+
+        catalogue.load("milc")
+        theirs = import_module(f"{catalogue.PACKAGE}.milc.links")
+        monkeypatch.setattr(theirs, "LONG", theirs.LONG * (1 + 1e-9))
+        words = "run milc --lattice 6 6 6 6 --gauge unit --residual 1e-6"
+        assert main(words.split()) == 1
+        assert "verified: NO" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            ("--lattice 6 6 6 5", "every number of sites must be even"),
+            ("--lattice 6 6 6 2", "every rank needs 3 site(s) along every axis"),
+            ("--gauge /none/file", "/none/file cannot be read"),
+            ("--iterations 2", "has not converged after 2 iterations"),
+        ],
+    )
+    def test_runs_that_are_refused(
+        self, words: str, text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        support.require("mpi")
+        assert main(["run", "milc", *words.split()]) == 2
+        assert text in capsys.readouterr().err

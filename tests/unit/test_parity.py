@@ -1,0 +1,103 @@
+"""Boxes of cells of one parity, against every cell looked at; grids cut between pairs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from halox.decomposition import AxisPartition, FieldLayout, FieldSpec, decompose
+from halox.decomposition.parity import parity_boxes
+from halox.errors import DecompositionError
+from tests.support import trials
+
+
+def cells_of(box, parity: str) -> list[tuple[int, ...]]:
+    steps = box.steps or (1,) * len(box.starts)
+    axes = [
+        range(start, start + step * size, step)
+        for start, size, step in zip(box.starts, box.subsizes, steps, strict=True)
+    ]
+    found = []
+    for *others, pair in product(*axes):
+        last = 2 * pair + (sum(others) + (parity == "odd")) % 2
+        found.append((*others, last))
+    return found
+
+
+@pytest.mark.parametrize("number", range(trials(200)))
+def test_boxes_hold_each_cell_once(number: int) -> None:
+    rng = np.random.default_rng([20261122, number])
+    ndim = int(rng.integers(1, 5))
+    starts = tuple(int(n) for n in rng.integers(-6, 7, size=ndim))
+    sizes = tuple(int(n) for n in rng.integers(0 if number % 7 == 0 else 1, 6, size=ndim))
+    parity = ("even", "odd")[int(rng.integers(2))]
+    boxes = list(parity_boxes(parity, starts, sizes))
+    held = [cell for box in boxes for cell in cells_of(box, parity)]
+    axes = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    wanted = [cell for cell in product(*axes) if sum(cell) % 2 == (parity == "odd")]
+    assert sorted(held) == sorted(wanted)
+    assert len(boxes) <= 1 + 2 * 2 ** max(ndim - 2, 0)
+    # A peer's box is elsewhere by even numbers of cells: the same boxes in the same order.
+    away = tuple(int(n) for n in 2 * rng.integers(-5, 6, size=ndim))
+    other = list(parity_boxes(parity, [a + b for a, b in zip(starts, away, strict=True)], sizes))
+    shift = (*away[:-1], away[-1] // 2)
+    assert [(tuple(np.subtract(b.starts, shift)), *b[1:]) for b in other] == [
+        tuple(b) for b in boxes
+    ]
+
+
+@pytest.mark.parametrize("parts", range(1, 7))
+def test_axes_are_cut_between_units(parts: int) -> None:
+    axis = AxisPartition.even(26, parts, periodic=True, unit=2)
+    assert all(bound % 2 == 0 for bound in axis.bounds)
+    assert max(axis.sizes) - min(axis.sizes) in (0, 2)
+
+
+def test_process_grid_of_a_checkerboard() -> None:
+    """Two pairs along the last axis make two blocks at most."""
+    assert decompose((64, 4), 4, checkerboard=True).rank_shape(0) == (16, 4)
+    with pytest.raises(
+        DecompositionError, match=r"axis 1 has 4 cells, of which 2 stay together, .* 4 ranks"
+    ):
+        decompose((64, 4), 4, proc_shape=(1, 4), checkerboard=True)
+    assert decompose((64, 4), 4, proc_shape=(1, 4)).rank_shape(0) == (64, 1)
+    with pytest.raises(DecompositionError, match=r"blocks\[1\]: .* part 1 begins at cell 3"):
+        decompose((4, 8), 2, blocks=[None, (3, 5)], checkerboard=True)
+
+
+def test_the_face_of_the_documentation() -> None:
+    """Three layers of a low halo: one index of all rows, one more of every second row."""
+    domain = decompose((4, 8), 1, periodic=True, checkerboard=True)
+    layout = FieldLayout(domain, 0, FieldSpec(((0, 0), (3, 3)), parity="even"))
+    assert layout.padded_shape == (4, 8)
+    low = [region for region in layout.regions() if region.direction == (0, -1)]
+    boxes = [region.recv for region in low]
+    assert [box.slices for box in boxes if box is not None] == [
+        (slice(0, 4, 1), slice(1, 2, 1)),
+        (slice(1, 4, 2), slice(0, 1, 1)),
+    ]
+
+
+def test_specs_tell_parity_and_offsets() -> None:
+    plain = FieldSpec(((3, 3),))
+    assert "parity" not in str(plain)
+    assert "offsets" not in str(plain)
+    specs = [plain, FieldSpec(plain.halo, parity="even"), FieldSpec(plain.halo, parity="odd")]
+    specs.append(FieldSpec(plain.halo, parity="odd", offsets=(1, 3)))
+    assert len({spec.digest for spec in specs}) == len(specs)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"parity": "other"}, "parity: expected one of even, odd, or None, got 'other'"),
+        ({"parity": "odd", "staggered": (True, False)}, "no cells of a checkerboard"),
+        ({"offsets": (0,)}, "offsets: expected distances of 1 cell or more"),
+        ({"offsets": (1, 3)}, "reaches 3 cells, and the halo along axis 0"),
+    ],
+)
+def test_specs_that_no_field_has(options: dict[str, object], text: str) -> None:
+    with pytest.raises(DecompositionError, match=text):
+        FieldSpec(((2, 2), (0, 0)), **options)  # type: ignore[arg-type]
