@@ -13,6 +13,7 @@ from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil, Weights, weights
 from apps.stencil2d.problem import Problem, computed
 from tests import support
 from tests.unit.cpu_kernels import compiled_once
+from tests.unit.nvrtc import by_nvrtc
 
 STENCIL_CU = Path(options.__file__).with_name("stencil.cu")
 
@@ -130,24 +131,9 @@ def test_device_kernel_as_cpp_equals_numpy(real: str, dtype: str, threads: int) 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_device_kernel_compiles(architecture: str, real: str) -> None:
-    support.require("nvrtc")
-    from cuda.bindings import nvrtc
-
-    source = STENCIL_CU.read_bytes()
-    error, program = nvrtc.nvrtcCreateProgram(source, b"stencil.cu", 0, [], [])
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS
-    flags = [
-        f"-arch={architecture}".encode(),
-        b"-std=c++17",
-        b"-fmad=false",
-        f"-DREAL={real}".encode(),
-    ]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    size = nvrtc.nvrtcGetProgramLogSize(program)[1]
-    log = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    flags = [f"-arch={architecture}", "-std=c++17", "-fmad=false", f"-DREAL={real}"]
+    _, log = by_nvrtc(STENCIL_CU.read_text(), "stencil.cu", flags)
+    assert not log
 
 
 class TestProblem:
