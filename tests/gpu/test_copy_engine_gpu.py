@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ require("gpu")
 import cupy as cp  # noqa: E402
 
 from halox.errors import DeviceError, FieldError  # noqa: E402
+from halox.packing import copy_engine  # noqa: E402
 from halox.packing.absolute import check_absolute  # noqa: E402
 from halox.packing.copy_engine import CopyEnginePacker  # noqa: E402
 from halox.packing.host import HostPacker  # noqa: E402
@@ -28,7 +28,7 @@ from halox.runtime.gpu.copies import (  # noqa: E402
 )
 from halox.runtime.gpu.memory import memory_kind, memory_range, pinned, register  # noqa: E402
 from tests.gpu import guarded  # noqa: E402
-from tests.gpu.guarded import DEVICE, GUARD, MARGIN, host_us  # noqa: E402
+from tests.gpu.guarded import DEVICE, GUARD, MARGIN  # noqa: E402
 
 BEFORE = 1 << 16
 """Bytes of every array before displacement 0, for types that reach there."""
@@ -297,24 +297,19 @@ class TestPacker:
         HostPacker(host[1024:], datatype).pack(expected)
         np.testing.assert_array_equal(packed.get(), expected)
 
-    def test_host_time_of_a_call(self):
-        """Printed; a recurring copy must not cost more than one that is prepared each time."""
+    @pytest.mark.parametrize("name", ["contiguous", "rows", "slices", "list"])
+    def test_a_recurring_copy_is_prepared_once(self, name, monkeypatch):
         stream = cp.cuda.Stream(non_blocking=True)
         source, packed = Guarded(1 << 16), Guarded(1 << 16)
-        addresses = (source.pointer + 1024, packed.pointer, stream.ptr)
-        ways = {
-            name: partial(CopyEnginePacker(TYPES[name], 1, DEVICE).pack, *addresses)
-            for name in ("contiguous", "rows", "slices", "list")
-        }
-
-        def prepared_each_time():
-            rows = PreparedMemcpy(16, 100, target_pitch=16, source_pitch=40)
-            rows.launch(packed.pointer, source.pointer, stream.ptr)
-
-        ways["prepared each time"] = prepared_each_time
-        took = {name: host_us(call) for name, call in ways.items()}
-        print("\nhost microseconds a call:", {name: round(us, 2) for name, us in took.items()})
-        assert took["rows"] < took["prepared each time"]
+        source.array[:] = 7
+        cp.cuda.get_current_stream().synchronize()
+        packer = CopyEnginePacker(TYPES[name], 1, DEVICE)
+        monkeypatch.delattr(copy_engine, "PreparedMemcpy")
+        monkeypatch.delattr(copy_engine, "PreparedBatch")
+        for _ in range(3):
+            packer.pack(source.pointer + 1024, packed.pointer, stream.ptr)
+        stream.synchronize()
+        assert (packed.get()[: packer.nbytes] == 7).all()
 
 
 class TestDriver:
