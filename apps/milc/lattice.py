@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ import halox
 
 EVEN, ODD = 0, 1
 PARITIES = (EVEN, ODD)
-NAMES = ("even", "odd")
+NAMES: tuple[Literal["even", "odd"], ...] = ("even", "odd")
 AXES = 4
 COLORS = 3
 
