@@ -57,7 +57,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
 
         stop = Stop(settings.residual, settings.iterations)
         solutions, seconds = [], []
-        timer = Timer(lattice.half.xp)
+        timer = Timer(lattice.grid.xp)
         times = dict.fromkeys(PARTS, 0.0)
         for parity in PARITIES:
             progress(f"solving on {NAMES[parity]} sites", parity, len(PARITIES))
@@ -78,8 +78,8 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             "app": "milc",
             "lattice": list(settings.shape[::-1]),
             "ranks": comm.size,
-            "process_grid": list(lattice.half.proc_shape),
-            "device": lattice.half.device,
+            "process_grid": list(lattice.grid.proc_shape),
+            "device": lattice.grid.device,
             "operator": "naive" if settings.naive else "improved",
             "precision": settings.precision,
             "mass": settings.mass,

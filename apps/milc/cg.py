@@ -57,15 +57,16 @@ def solve(
     Raises
     ------
     halox.errors.HaloxError
-        If it does not converge; on all ranks.
+        If it does not converge, or ``b`` is not on these sites; on all ranks.
 
     Notes
     -----
     Collective. The scalars are real parts of sums formed in double precision, the same on all ranks.
     """
-    kernels, dot = operator.kernels, operator.lattice.half.dot
-    found = Solution(operator.vector())
-    r, p, ap = (operator.vector() for _ in range(3))
+    kernels, dot = operator.kernels, operator.lattice.grid.dot
+    operator.lattice.check("b", b, parity)
+    found = Solution(operator.vector(parity))
+    r, p, ap = (operator.vector(parity) for _ in range(3))
     of_b = _squared(dot(b, b))
     if not math.isfinite(of_b):
         raise halox.errors.HaloxError(

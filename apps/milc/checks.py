@@ -23,7 +23,7 @@ PLAQUETTE = 1e-12
 def anti_hermiticity(operator: Staggered, seed: int) -> float:
     """Return ``|<a, D b> + <D a, b>| / (|a| |D b|)`` for random vectors; zero for an exact operator. Collective."""
     lattice = operator.lattice
-    dot, norm = lattice.half.dot, lattice.half.norm
+    dot, norm = lattice.grid.dot, lattice.grid.norm
     a, b = vectors(
         operator,
         random_fields.random_vectors(lattice.shape, lattice.owned, seed, random_fields.TEST),
@@ -43,9 +43,9 @@ def plane_wave_error(operator: Staggered, distances: Sequence[int]) -> float:
     worst = 0.0
     for parity in PARITIES:
         found = operator.dslash(operator.dslash(psi[parity], 1 - parity), parity)
-        error = operator.vector()
+        error = operator.vector(parity)
         error[...] = found - expected * psi[parity]
-        norm = lattice.half.norm
+        norm = lattice.grid.norm
         worst = max(worst, float(norm(error) / (abs(expected) * norm(psi[parity]))))
     return worst
 
@@ -90,7 +90,7 @@ def eigenvalue(shape: Sequence[int], waves: Sequence[int], distances: Sequence[i
 
 def vectors(operator: Staggered, block: np.ndarray) -> tuple[Any, Any]:
     """Return fields of the even and of the odd sites of a block ``(t, z, y, x, 3)``, in the operator's precision."""
-    fields = operator.vector(), operator.vector()
+    fields = operator.vector(EVEN), operator.vector(ODD)
     for target, values in zip(fields, operator.lattice.split(block), strict=True):
         target[...] = values
     return fields

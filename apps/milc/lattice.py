@@ -1,24 +1,22 @@
-"""The lattice on the ranks: its grids, and the layout of fields on even and on odd sites.
+"""The lattice on the ranks: its grid, and fields on even and on odd sites.
 
 All other modules of the app see fields of one parity as arrays ``(sites, numbers of a site)``, and the two parities
-only through `Lattice.split` and `Lattice.join`.
-
-The sites of one parity of a row along x are every second one, so that a field of one parity is a regular array with
-half as many cells along x. Cell ``h`` of a row holds the site ``x = 2 h + shift``, where ``shift`` is 0 or 1 by the
-parities of the field and of ``t + z + y``::
+only through `Lattice.split` and `Lattice.join`. They are fields of one parity of the library
+(``docs/checkerboards.md``): of the sites ``2 h`` and ``2 h + 1`` along x, the even one is at index ``h`` of the even
+field, and the odd one of the odd field::
 
     x            0   1   2   3   4   5   6   7
-    even row     E0  O0  E1  O1  E2  O2  E3  O3        E: even sites, shift 0; O: odd sites, shift 1
-    odd row      O0  E0  O1  E1  O2  E2  O3  E3        E: shift 1; O: shift 0
+    even row     E0  O0  E1  O1  E2  O2  E3  O3        E: even sites, O: odd sites, with their h
+    odd row      O0  E0  O1  E1  O2  E2  O3  E3
 
-A neighbour at an odd distance is of the other parity. Along t, z and y it has the same ``h``; along x its ``h``
-depends on the row: that of x + 1 is h + shift, that of x - 3 is h + shift - 2. So three sites along x are two cells.
+A neighbour at an odd distance is of the other parity.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +24,7 @@ import halox
 
 EVEN, ODD = 0, 1
 PARITIES = (EVEN, ODD)
-NAMES = ("even", "odd")
+NAMES: tuple[Literal["even", "odd"], ...] = ("even", "odd")
 AXES = 4
 COLORS = 3
 
@@ -45,9 +43,9 @@ class Lattice:
     Attributes
     ----------
     grid : halox.Grid
-        The sites of both parities.
-    half : halox.Grid
-        The cells of one parity: half as many along x, and a halo ``depth`` sites deep.
+        The sites of both parities, with a halo ``depth`` sites deep.
+    offsets : tuple of int
+        Distances of the neighbours, 1 or 1 and 3.
     shape, owned : tuple
         Sites along t, z, y and x, and the slices of them that this rank owns.
     sites : int
@@ -60,7 +58,7 @@ class Lattice:
 
     Notes
     -----
-    Collective, as are all methods but `split`, `join`, `neighbours` and the factories of fields.
+    Collective, as are all methods but `check`, `split`, `join` and `neighbours`.
     """
 
     def __init__(self, shape: Sequence[int], depth: int, comm: Any) -> None:
@@ -71,73 +69,59 @@ class Lattice:
                 f"--lattice {given}: every number of sites must be even, since neighbours across the boundary are of "
                 f"different parity; give {' '.join(str(n + n % 2) for n in reversed(shape))}"
             )
-        options: dict[str, Any] = {
-            "periodic": True,
-            "corners": False,
-            "device": "cpu",
-            "placement": False,
-        }
         try:
-            self.half = halox.Grid(
-                (nt, nz, ny, nx // 2),
-                halo=(depth, depth, depth, (depth + 1) // 2),
+            self.grid = halox.Grid(
+                shape,
+                halo=depth,
+                periodic=True,
+                corners=False,
+                checkerboard=True,
                 comm=comm,
-                **options,
+                device="cpu",
+                placement=False,
             )
         except halox.errors.DecompositionError as error:
             raise halox.errors.DecompositionError(
                 f"--lattice {given} on {comm.size} rank(s): every rank needs {depth} site(s) along every axis, and "
-                f"{depth + 1} along x; give more sites or fewer ranks (as a grid of t, z, y and half of x: {error})"
+                f"{depth + 1} along x; give more sites or fewer ranks (as a grid of t, z, y and x: {error})"
             ) from error
-        blocks = _blocks(self.half)
-        blocks[3] = [2 * n for n in blocks[3]]
-        self.grid = halox.Grid(
-            shape,
-            halo=1,
-            proc_shape=self.half.proc_shape,
-            blocks=blocks,
-            comm=comm,
-            **options,
-        )
         self.depth = depth
+        self.offsets = tuple(range(1, depth + 1, 2))
         self.shape, self.owned = self.grid.grid_shape, self.grid.owned
         self.volume: int = nt * nz * ny * nx
-        self.sites: int = int(np.prod(self.half.rank_shape))
-        # The row's parity; starts along x are even.
-        t, z, y, _ = self.half.indices()
-        self._row: np.ndarray = (t + z + y) & 1
+        self.sites: int = math.prod(self.grid.rank_shape) // 2
 
     # Fields
 
-    def vectors(self, dtype: np.dtype[Any], *, halo: bool = False) -> Any:
+    def vectors(self, dtype: np.dtype[Any], parity: int, *, halo: bool = False) -> Any:
         """Return a field of zeros of a colour vector per site of one parity, without halo or with it."""
-        width: dict[str, Any] = {} if halo else {"halo": 0}
-        return self.half.zeros(dtype, components_after=COLORS, **width)
+        width: dict[str, Any] = {"offsets": self.offsets} if halo else {"halo": 0}
+        return self.grid.zeros(dtype, components_after=COLORS, parity=NAMES[parity], **width)
+
+    def check(self, name: str, field: Any, parity: int) -> None:
+        """Raise `halox.errors.FieldError` unless a field is on the sites of a parity."""
+        found = self.grid.layout(field).spec.parity
+        if found != NAMES[parity]:
+            raise halox.errors.FieldError(
+                f"{name} is on {found or 'all'} sites, and must be on {NAMES[parity]} ones; give a field of that "
+                "parity, or ask for the other one"
+            )
 
     def split(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the even and the odd sites of a block ``(t, z, y, x, ...)``, each ``(t, z, y, x / 2, ...)``."""
-        first, second = (self._pairs(block)[..., shift, :] for shift in (0, 1))
-        row = self._row[..., None]
-        shape = (*self.half.rank_shape, *block.shape[AXES:])
-        return (
-            np.where(row == EVEN, first, second).reshape(shape),
-            np.where(row == EVEN, second, first).reshape(shape),
-        )
+        return block[self._places(EVEN)], block[self._places(ODD)]
 
     def join(self, even: np.ndarray, odd: np.ndarray) -> np.ndarray:
         """Return the block ``(t, z, y, x, ...)`` of even and odd sites: the inverse of `split`."""
-        after = even.shape[AXES:]
-        block = np.empty((*self.grid.rank_shape, *after), even.dtype)
-        pairs = self._pairs(block)
-        flat = [values.reshape(*values.shape[:AXES], -1) for values in (even, odd)]
-        row = self._row[..., None]
-        pairs[..., 0, :] = np.where(row == EVEN, flat[0], flat[1])
-        pairs[..., 1, :] = np.where(row == EVEN, flat[1], flat[0])
+        block = np.empty((*self.grid.rank_shape, *even.shape[AXES:]), even.dtype)
+        block[self._places(EVEN)] = even
+        block[self._places(ODD)] = odd
         return block
 
-    def _pairs(self, block: np.ndarray) -> np.ndarray:
-        """Return a view ``(t, z, y, x / 2, 2, numbers)`` of a contiguous block."""
-        return block.reshape(*self.half.rank_shape, 2, -1)
+    def _places(self, parity: int) -> tuple[np.ndarray, ...]:
+        """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)``."""
+        sites = self.grid.indices(parity=NAMES[parity])
+        return tuple(along - part.start for along, part in zip(sites, self.owned, strict=True))
 
     # Neighbours
 
@@ -156,17 +140,16 @@ class Lattice:
             ``(sites, directions)`` of intp: sites of the flattened field. The order of the directions is that of
             `directions`.
         """
-        padded = self.half.padded_shape
-        starts = [low for low, _ in self.half.halo]
-        cells = np.ix_(
-            *(np.arange(n) + start for n, start in zip(self.half.rank_shape, starts, strict=True))
-        )
-        shift = self._row ^ parity
-        found = np.empty((*self.half.rank_shape, 2 * AXES * len(distances)), np.intp)
+        sites = self.grid.indices(parity=NAMES[parity])
+        *outer, x = self.grid.indices(halo=True, parity=NAMES[1 - parity])
+        # Of the other parity's field: its first site, and its shape without components; in pairs along x.
+        origin, padded = [int(along.flat[0]) for along in (*outer, x // 2)], x.shape
+        found = np.empty((*sites[-1].shape, 2 * AXES * len(distances)), np.intp)
         for number, (mu, step) in enumerate(directions(distances)):
-            place = list(cells)
-            # Along x: from 2 h + shift to 2 h' + (1 - shift).
-            place[axis_of(mu)] = place[axis_of(mu)] + (step if mu else (step + 2 * shift - 1) // 2)
+            place = list(sites)
+            place[axis_of(mu)] = place[axis_of(mu)] + step
+            place[-1] = place[-1] // 2
+            place = [along - first for along, first in zip(place, origin, strict=True)]
             found[..., number] = np.ravel_multi_index(np.broadcast_arrays(*place), padded)
         return found.reshape(self.sites, -1)
 
@@ -189,9 +172,8 @@ class Lattice:
     # Life
 
     def close(self) -> None:
-        """Close the grids."""
+        """Close the grid."""
         self.grid.close()
-        self.half.close()
 
     def __enter__(self) -> Lattice:
         """Return the lattice."""
@@ -223,12 +205,3 @@ def directions(distances: Sequence[int]) -> list[tuple[int, int]]:
     [(0, 1), (0, -1), (1, 1), (1, -1), (2, 1), (2, -1), (3, 1), (3, -1)]
     """
     return [(mu, sign * hop) for hop in distances for mu in range(AXES) for sign in (1, -1)]
-
-
-def _blocks(grid: halox.Grid) -> list[list[int]]:
-    """Return the cells of every part along every axis; collective."""
-    everyone = grid.comm.allgather([(part.start, part.stop) for part in grid.owned])
-    return [
-        [stop - start for start, stop in sorted({parts[axis] for parts in everyone})]
-        for axis in range(AXES)
-    ]

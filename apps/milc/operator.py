@@ -36,26 +36,26 @@ class Staggered:
 
     Notes
     -----
-    Collective, as are all methods but `vector`.
+    Collective, as are all methods. Vectors are fields of `vector`; one on sites of the other parity is an error.
     """
 
     def __init__(self, lattice: Lattice, tables: tuple[Table, Table]) -> None:
         self.lattice = lattice
         self.dtype: np.dtype[Any] = tables[0].conjugates.dtype
         # With halo, by the parity of their sites; and results by that of theirs.
-        self._sources = [lattice.vectors(self.dtype, halo=True) for _ in PARITIES]
-        self._interiors = [lattice.half.interior(source) for source in self._sources]
-        self._exchanges = [lattice.half.plan(source) for source in self._sources]
-        self._results = [self.vector() for _ in PARITIES]
+        self._sources = [lattice.vectors(self.dtype, parity, halo=True) for parity in PARITIES]
+        self._interiors = [lattice.grid.interior(source) for source in self._sources]
+        self._exchanges = [lattice.grid.plan(source) for source in self._sources]
+        self._results = [self.vector(parity) for parity in PARITIES]
         self.kernels = HostKernels(self._results[0])
         self._dslash = [
             self.kernels.dslash(tables[parity], self._sources[1 - parity], self._results[parity])
             for parity in PARITIES
         ]
 
-    def vector(self) -> Any:
+    def vector(self, parity: int) -> Any:
         """Return a vector of zeros on the sites of one parity."""
-        return self.lattice.vectors(self.dtype)
+        return self.lattice.vectors(self.dtype, parity)
 
     def dslash(self, source: Any, parity: int, lap: Lap = no_lap) -> Any:
         """Return ``D source`` on the sites of ``parity``; ``source`` is on the others.
@@ -63,6 +63,7 @@ class Staggered:
         The array is the operator's, and keeps its values until the next call.
         """
         other = 1 - parity
+        self.lattice.check("source", source, other)
         self.kernels.copy(source, self._interiors[other])
         lap("linear algebra")
         self._exchanges[other]()
@@ -73,6 +74,7 @@ class Staggered:
 
     def normal(self, source: Any, parity: int, mass: float, out: Any, lap: Lap = no_lap) -> None:
         """Compute ``out = (4 m^2 - D^2) source`` on the sites of ``parity``."""
+        self.lattice.check("out", out, parity)
         between = self.dslash(source, 1 - parity, lap)
         self.kernels.combine(4 * mass**2, source, self.dslash(between, parity, lap), out)
         lap("linear algebra")

@@ -168,12 +168,49 @@ class TestOperator:
         for parity in PARITIES:
             twice = operator.dslash(operator.dslash(psi[parity], 1 - parity), parity)
             wrong = np.abs(twice - expected * psi[parity]).max()
-            assert float(lattice.half.allreduce(wrong, "max")) < 1e-13
+            assert float(lattice.grid.allreduce(wrong, "max")) < 1e-13
             # So that one iteration solves it.
             found = solve(operator, psi[parity], parity, 0.3, Stop(1e-24, 9))
             assert found.iterations == 1
             answer = np.abs(found.x - psi[parity] / (4 * 0.3**2 - expected)).max()
-            assert float(lattice.half.allreduce(answer, "max")) < 1e-13
+            assert float(lattice.grid.allreduce(answer, "max")) < 1e-13
+
+    @pytest.mark.geometry
+    def test_bytes_are_the_fewest(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
+        """Those of the sites outside the block that are at a distance of 1 or 3 from some site in it."""
+        sites = np.indices(lattice.grid.rank_shape).sum(axis=0)
+        sites += sum(part.start for part in lattice.owned)
+        for parity in PARITIES:
+            outside = np.zeros([n + 6 for n in sites.shape], bool)
+            inside = tuple(slice(3, 3 + n) for n in sites.shape)
+            for axis in range(4):
+                for distance in (-1, 1) if naive else (-3, -1, 1, 3):
+                    there = list(inside)
+                    there[axis] = slice(3 + distance, 3 + distance + sites.shape[axis])
+                    outside[tuple(there)] |= sites % 2 != parity
+            outside[inside] = False
+            field = lattice.vectors(np.dtype(complex), parity, halo=True)
+            rows = lattice.grid.explain(field).rows
+            received = sum(row.nbytes for row in rows if row.direction == "receive")
+            assert agree(received == 48 * outside.sum() > 0, comm)
+
+    def test_mixed_up_parities(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
+        operator = operator_of(lattice, whole_links(), naive)
+        even, odd = checks.vectors(operator, np.ascontiguousarray(whole_vectors()[lattice.owned]))
+        stop = Stop(1e-10, 9)
+        for wrong, text in (
+            (
+                lambda: operator.dslash(even, EVEN),
+                "source is on even sites, and must be on odd ones",
+            ),
+            (lambda: operator.dslash(odd, ODD), "source is on odd sites, and must be on even ones"),
+            (lambda: operator.normal(odd, EVEN, 0.1, even), "source is on odd sites"),
+            (lambda: operator.normal(odd, ODD, 0.1, even), "out is on even sites"),
+            (lambda: solve(operator, odd, EVEN, 0.1, stop), "b is on odd sites"),
+            (lambda: lattice.grid.dot(even, odd), "one of even cells and one of odd cells"),
+            (lambda: operator.dslash(odd.copy(), EVEN), "grid.declare(array, parity=..., ...)"),
+        ):
+            assert text in failure(wrong, comm)
 
     def test_unit_links_of_the_app(self, lattice: Lattice, naive: bool) -> None:
         block = gauge.gauge_field(lattice, "unit", 0)
@@ -296,15 +333,15 @@ class TestSampleOfMilc:
                 checks.vectors(operator, scidac.read(str(data / name), lattice.grid, scidac.VECTOR))
                 for name in ("ksvector.src.sample.l8", "ksvector.ans.MdaggerMinv.sample.l8")
             )
-            norm, dot = lattice.half.norm, lattice.half.dot
+            norm, dot = lattice.grid.norm, lattice.grid.dot
             assert dot(b[EVEN], b[EVEN]).real == pytest.approx(3.398941454223e6, rel=1e-12)
             assert dot(b[ODD], b[ODD]).real == pytest.approx(3.504609272255e6, rel=1e-12)
             once = operator.dslash(b[EVEN], ODD)
             assert dot(once, once).real == pytest.approx(2.295335425515e9, rel=1e-12)
 
-            left = operator.vector()
             squares = []
             for parity in PARITIES:
+                left = operator.vector(parity)
                 operator.normal(answer[parity], parity, 0.1, left)
                 left -= b[parity]
                 squares.append(dot(left, left).real)

@@ -15,7 +15,7 @@ import halox
 from apps.common import on_all_ranks
 from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
 from apps.milc.host_kernels import HostKernels
-from apps.milc.lattice import PARITIES, Lattice, axis_of, directions
+from apps.milc.lattice import NAMES, PARITIES, Lattice, axis_of, directions
 from apps.milc.links import Table
 from halox.cli import main
 from tests import support
@@ -50,9 +50,11 @@ class TestLattice:
         parts = lattice.split(sites)
         distances = [1] if lattice.depth == 1 else [1, 3]
         for parity in PARITIES:
-            field = lattice.half.full(-1, "i8", components_after=4)
-            lattice.half.interior(field)[...] = parts[1 - parity]
-            lattice.half.exchange(field)
+            field = lattice.grid.full(
+                -1, "i8", components_after=4, parity=NAMES[1 - parity], offsets=lattice.offsets
+            )
+            lattice.grid.interior(field)[...] = parts[1 - parity]
+            lattice.grid.exchange(field)
             found = field.reshape(-1, 4)[lattice.neighbours(parity, distances)]
             for number, (mu, step) in enumerate(directions(distances)):
                 expected = parts[parity].reshape(-1, 4).copy()
