@@ -55,7 +55,11 @@ def halo_draft(
             # Both ends order their parts by the direction in which the sender sees the receiver.
             for box, sign, parts in ((sent, 1, outgoing), (received, -1, incoming)):
                 if box is not None:
-                    datatype = _datatype(found, box)
+                    datatype = (
+                        slab(found.shape, found.strides, box.starts, box.subsizes, found.dtype)
+                        if box.steps is None
+                        else _stepped(found, box, box.steps)
+                    )
                     direction = tuple([sign * d for d in region.direction])
                     part = Part(number, datatype)
                     parts.append((_place(direction), number, region.peer, part))
@@ -73,16 +77,14 @@ def halo_draft(
     )
 
 
-def _datatype(found: Described, box: Box) -> Datatype:
-    """Return the cells of a box of an array, in C order.
+def _stepped(found: Described, box: Box, steps: Sequence[int]) -> Datatype:
+    """Return the cells of a box of an array that are steps apart, in C order.
 
     An axis of which every second index is taken is split in two: ``i`` becomes ``(i // 2, i % 2)``.
     """
-    if box.steps is None:
-        return slab(found.shape, found.strides, box.starts, box.subsizes, found.dtype)
     axes = []
     for extent, stride, start, size, step in zip(
-        found.shape, found.strides, box.starts, box.subsizes, box.steps, strict=True
+        found.shape, found.strides, box.starts, box.subsizes, steps, strict=True
     ):
         axes.append((-(-extent // step), stride * step, start // step, size))
         if step > 1:

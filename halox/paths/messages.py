@@ -73,7 +73,7 @@ class Message:
     @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the packed message, the alignment of its parts included."""
-        return sum([rounded_up(part.nbytes, ALIGNMENT) for part in self.parts])
+        return self.offsets[-1] + rounded_up(self.parts[-1].nbytes, ALIGNMENT) if self.parts else 0
 
     @cached_property
     def is_strided(self) -> bool:

@@ -82,7 +82,7 @@ def test_every_method_on_one_rank_is_right(case: TransposeCase, comm: MPI.Intrac
 
 def fitting(comm: MPI.Intracomm) -> TransposeCase:
     division = "whole" if comm.size == 1 else "slabs"
-    return TransposeCase((6, 7, 8), (2, 1, 0), "f8", division=division)
+    return TransposeCase((12, 9, 10), (2, 1, 0), "f8", division=division)
 
 
 @pytest.mark.parametrize("name", [COPY, "turned"])

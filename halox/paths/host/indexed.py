@@ -54,7 +54,7 @@ def words_of(places: Sequence[Located]) -> Words:
     size, first = 16, places[0][3]
     for _, shape, dtype, offset, strides in places:
         size = gcd(size, dtype.itemsize, offset - first)
-        size = gcd(size, *(stride for n, stride in zip(shape, strides, strict=True) if n > 1))
+        size = gcd(size, *[stride for n, stride in zip(shape, strides, strict=True) if n > 1])
     return Words(WORDS[size], first % size)
 
 
@@ -62,7 +62,7 @@ def pays(places: Sequence[Located], calls: int) -> bool:
     """Whether so many calls that index all words are faster than one for each place; all must be of one array."""
     if not places or len({number for number, *_ in places}) > 1:
         return False
-    nbytes = sum(dtype.itemsize * prod(shape) for _, shape, dtype, _, _ in places)
+    nbytes = sum([dtype.itemsize * prod(shape) for _, shape, dtype, _, _ in places])
     size = words_of(places).dtype.itemsize
     return nbytes // size <= WORDS_A_CALL * (len(places) - calls)
 

@@ -120,8 +120,8 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
-        sent = places_of(part for m in job.sends for part in m.parts)
-        received = places_of((part for m in job.receives for part in m.parts), values=adds)
+        sent = places_of([part for m in job.sends for part in m.parts])
+        received = places_of([part for m in job.receives for part in m.parts], values=adds)
         if sent is None or received is None:
             self._views = _Views([], [], [])
             self._calls = _irregular(job, buffers)
@@ -142,7 +142,10 @@ class HostChannel(Channel):
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
         self._is_large = any(
-            view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES for view in packed
+            [
+                view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
+                for view in packed
+            ]
         )
         self.bind(self.views([array.memory for array in arrays]))
 
