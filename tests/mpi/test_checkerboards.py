@@ -24,7 +24,7 @@ from tests.support import trials
 pytestmark = pytest.mark.geometry
 
 SEED = int(os.environ.get("HALOX_SEED", "20261122"))
-CASES = int(os.environ.get("HALOX_GRIDS", trials(60)))
+CASES = int(os.environ.get("HALOX_GRIDS", trials(32)))
 
 
 def make_grid(case: Case, comm: MPI.Intracomm, **options: Any) -> halox.Grid:
