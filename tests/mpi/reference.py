@@ -6,10 +6,13 @@ Every value tells its global point, component and field, so that a cell in the w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from tests.mpi.conftest import agree
 
 RECORD = np.dtype([("a", "f8"), ("b", "i2"), ("c", "u1")], align=True)
 DTYPES = ["f8", "f4", "f2", "c8", "c16", "i1", "u2", "i4", "i8", "?", "M8[s]", "S3", "g", RECORD]
@@ -199,3 +202,34 @@ def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     if a.dtype.itemsize == 16 and a.dtype.kind == "f":  # 6 of its bytes are padding
         return bool(np.array_equal(a, b, equal_nan=True))
     return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+def check_adjoint(
+    grid: Any,
+    wanted: Sequence[Any],
+    make: Callable[[list[np.ndarray]], list[Any]],
+    rng: np.random.Generator,
+    told: tuple[Any, ...],
+) -> None:
+    """Assert <E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, for small integers from ``rng``.
+
+    ``wanted`` has ``before``, ``filled`` and ``owned`` of each field, ``make`` makes fields of values.
+    """
+    start = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+    other = [rng.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
+    u, v = make(start), make(other)
+    grid.exchange(*u)
+    grid.accumulate(*v)
+
+    def inner(a: list[Any], b: list[Any]) -> complex:
+        pairs = zip(a, b, strict=True)
+        mine = sum(complex(np.sum(x.astype("c16") * y.astype("c16"))) for x, y in pairs)
+        return complex(grid.comm.allreduce(mine))
+
+    assert inner(u, other) == inner(start, v), told
+    cleared = [bool(np.all(x[w.filled] == 0)) for x, w in zip(v, wanted, strict=True)]
+    kept = [
+        bool(np.array_equal(x[~w.filled & ~w.owned], o[~w.filled & ~w.owned]))
+        for x, o, w in zip(v, other, wanted, strict=True)
+    ]
+    assert agree(all(cleared) and all(kept), grid.comm), (*told, cleared, kept)

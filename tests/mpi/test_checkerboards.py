@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from halox.errors import DecompositionError, FieldError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
 from tests.mpi.checkerboards import Case, expected, random_case
 from tests.mpi.conftest import agree
-from tests.mpi.reference import DTYPES, NUMERIC, factorisations, same_bytes
+from tests.mpi.reference import DTYPES, NUMERIC, check_adjoint, factorisations, same_bytes
 from tests.support import trials
 
 pytestmark = pytest.mark.geometry
@@ -95,24 +96,7 @@ def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
     mine = np.random.default_rng([SEED, number, comm.rank])
     with make_grid(case, comm) as grid:
         wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        other = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        u, v = make_fields(grid, case, start), make_fields(grid, case, other)
-        grid.exchange(*u)
-        grid.accumulate(*v)
-
-        def inner(a: list[np.ndarray], b: list[np.ndarray]) -> complex:
-            pairs = zip(a, b, strict=True)
-            mine = sum(complex(np.sum(x.astype("c16") * y.astype("c16"))) for x, y in pairs)
-            return comm.allreduce(mine)
-
-        assert inner(u, other) == inner(start, v), (SEED, case)
-        cleared = [bool(np.all(x[w.filled] == 0)) for x, w in zip(v, wanted, strict=True)]
-        kept = [
-            bool(np.array_equal(x[~w.filled & ~w.owned], o[~w.filled & ~w.owned]))
-            for x, o, w in zip(v, other, wanted, strict=True)
-        ]
-        assert agree(all(cleared) and all(kept), comm), (SEED, case, cleared, kept)
+        check_adjoint(grid, wanted, partial(make_fields, grid, case), mine, (SEED, case))
 
 
 LATTICES = [(16,), (6, 24), (6, 8, 12), (6, 6, 4, 12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.mpi.reference import (
     NUMERIC,
     Case,
     Field,
+    check_adjoint,
     expected,
     random_case,
     same_bytes,
@@ -94,24 +96,7 @@ def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
     mine = np.random.default_rng([SEED, number, comm.rank])
     with make_grid(case, comm) as grid:
         wanted = [expected(case, f, grid.coords, k) for k, f in enumerate(case.fields)]
-        start = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        other = [mine.integers(-9, 10, w.before.shape).astype(w.before.dtype) for w in wanted]
-        u, v = make_fields(grid, case, start), make_fields(grid, case, other)
-        grid.exchange(*u)
-        grid.accumulate(*v)
-
-        def inner(a: list[np.ndarray], b: list[np.ndarray]) -> complex:
-            pairs = zip(a, b, strict=True)
-            mine = sum(complex(np.sum(x.astype("c16") * y.astype("c16"))) for x, y in pairs)
-            return comm.allreduce(mine)
-
-        assert inner(u, other) == inner(start, v), (SEED, case)
-        cleared = [bool(np.all(x[w.filled] == 0)) for x, w in zip(v, wanted, strict=True)]
-        kept = [
-            bool(np.array_equal(x[~w.filled & ~w.owned], o[~w.filled & ~w.owned]))
-            for x, o, w in zip(v, other, wanted, strict=True)
-        ]
-        assert agree(all(cleared) and all(kept), comm), (SEED, case, cleared, kept)
+        check_adjoint(grid, wanted, partial(make_fields, grid, case), mine, (SEED, case))
 
 
 @pytest.mark.parametrize("number", range(CASES // 4))
