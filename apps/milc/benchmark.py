@@ -17,6 +17,7 @@ from .cg import ConjugateGradient, Solution, Stop
 from .gauge import Plaquettes, gauge_field, plaquettes
 from .lattice import NAMES, PARITIES, Lattice
 from .links import of_thin, tables
+from .memory import check_memory
 from .operator import PARTS, Staggered
 from .options import Settings
 
@@ -54,6 +55,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
     depth = 1 if settings.naive else 3
     with Lattice(settings.shape, depth, comm, settings.device) as lattice, ExitStack() as stack:
         stream = run_stream(lattice.grid, stack, graph=settings.graph)
+        memory = check_memory(lattice, settings)
         progress("reading or making links", 0, 1)
         operator, inner, found = make_operators(settings, lattice)
         sources = checks.vectors(operator, _source(settings, lattice))
@@ -84,6 +86,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             "graph": settings.graph,
             "operator": "naive" if settings.naive else "improved",
             "precision": settings.precision,
+            "memory_gib": memory / 2**30,
             "mass": settings.mass,
             **({} if found is None else _plaquette_figures(found)),
             **{NAMES[parity]: _solution_figures(solutions[parity]) for parity in PARITIES},
