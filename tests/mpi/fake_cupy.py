@@ -117,7 +117,7 @@ class FakeArena:
         return self.mapped[segment]
 
     def handles(self, places: Any) -> dict[Any, bytes]:
-        return {(p.arena, p.segment): self._files[p.segment].encode() for p in places}
+        return {p.segment: self._files[p.segment[1]].encode() for p in places}
 
     def open(self, handles: Any) -> None:
         for segment, handle in handles.items():
