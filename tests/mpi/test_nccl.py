@@ -29,6 +29,12 @@ require("cxx")
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
+@pytest.fixture
+def comm() -> MPI.Intracomm:
+    """A communicator of its own, since NCCL is kept with it."""
+    return MPI.COMM_WORLD.Dup()
+
+
 @pytest.fixture(params=["one node", "a node each"])
 def nodes(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -230,7 +236,8 @@ def test_contiguous_messages_are_not_packed(
 @one_node
 def test_not_looked_for_within_a_node(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     with box(comm) as grid:
-        rows = [row for row in grid.explain(array(grid.padded_shape)).rows if row.peer != comm.rank]  # type: ignore[union-attr]
+        report: Any = grid.plan(array(grid.padded_shape), path="staged").explain()
+        rows = [row for row in report.rows if row.peer != comm.rank]
         assert rows and all("looks for NCCL only where" in row.why_not["nccl"] for row in rows)
 
 
@@ -255,14 +262,17 @@ def test_reasons(
         with box(comm) as grid:
             u = array(grid.padded_shape)
             with pytest.raises(PathError, match=WHYS[what]) as raised:
-                grid.exchange(u, path="nccl")
+                grid.plan(u, path="nccl")
             said = comm.allgather(str(raised.value).partition(";")[0][-60:])
             assert len(set(said)) == 1, said
             wanted = fill(grid, u, 3)
-            grid.exchange(u)
+            # Within a node nobody looks for NCCL unasked, and the peer path is not played here.
+            unasked = {} if nodes == "a node each" else {"path": "staged"}
+            plan = grid.plan(u, **unasked)
+            plan()
             assert agree(np.array_equal(u.values, wanted), comm)
-            if nodes == "a node each":
-                rows = [row for row in grid.explain(u).rows if row.peer != comm.rank]  # type: ignore[union-attr]
+            if not unasked:
+                rows = [row for row in plan.explain().rows if row.peer != comm.rank]
                 assert all(WHYS[what] in row.why_not["nccl"] for row in rows)
     streams._query.cache_clear()
 
@@ -274,7 +284,7 @@ def test_a_communicator_that_cannot_be_made(
     """A wait within NCCL ends on all ranks, also where one of them alone waits."""
     _, nccl = gpu
     nccl.blocks = threading.Event()
-    with box(comm.Dup()) as grid:
+    with box(comm) as grid:
         u = array(grid.padded_shape)
         with short_waits(), pytest.raises(ExchangeTimeoutError, match="ncclCommInitRank"):
             grid.exchange(u)
@@ -321,9 +331,8 @@ def test_a_stalled_rank(
 def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     """It is made at the first plan that needs it, and serves later grids on the same ranks."""
     _, nccl = gpu
-    shared = comm.Dup()
     for _ in range(3):
-        with box(shared) as grid:
+        with box(comm) as grid:
             for shape in ((), (2,)):
                 grid.exchange(array((*grid.padded_shape, *shape)))
     assert nccl.made == 1 and not nccl.aborted
@@ -344,3 +353,33 @@ def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.
     assert agree(bool((found == left).all()), comm)
 
 
+
+
+@apart
+@pytest.mark.ranks(2)
+def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Under one tag they are one send; each is received as what it was sent as."""
+    _, nccl = gpu
+    n, other = 4, 1 - comm.rank
+    sides = [(axis, end) for axis in range(3) for end in (0, 1)]
+
+    def face(axis: int, at: int) -> Any:
+        starts = [at if a == axis else 1 for a in range(3)]
+        extents = [1 if a == axis else n for a in range(3)]
+        return dt.subarray((n + 2,) * 3, extents, starts, "f8")
+
+    u = array((n + 2,) * 3)
+    before = np.arange(u.size).reshape(u.shape) + 1000.0 * comm.rank
+    theirs = np.arange(u.size).reshape(u.shape) + 1000.0 * other
+    u.values[...] = before
+    sends = [Send(u, face(axis, n if end else 1), other) for axis, end in sides]
+    receives = [Recv(u, face(axis, 0 if end else n + 1), other) for axis, end in sides]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        exchange()
+    wanted, inner = before.copy(), slice(1, n + 1)
+    for axis, end in sides:
+        to, of = [inner] * 3, [inner] * 3
+        to[axis], of[axis] = (slice(0, 1), slice(n, n + 1)) if end else (slice(n + 1, None), slice(1, 2))  # type: ignore[call-overload]
+        wanted[tuple(to)] = theirs[tuple(of)]
+    assert agree(np.array_equal(u.values, wanted), comm)
+    assert len(nccl.groups[-1]) == 2
