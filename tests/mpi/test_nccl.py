@@ -353,8 +353,6 @@ def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.
     assert agree(bool((found == left).all()), comm)
 
 
-
-
 @apart
 @pytest.mark.ranks(2)
 def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
@@ -379,7 +377,9 @@ def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracom
     wanted, inner = before.copy(), slice(1, n + 1)
     for axis, end in sides:
         to, of = [inner] * 3, [inner] * 3
-        to[axis], of[axis] = (slice(0, 1), slice(n, n + 1)) if end else (slice(n + 1, None), slice(1, 2))  # type: ignore[call-overload]
+        to[axis], of[axis] = (
+            (slice(0, 1), slice(n, n + 1)) if end else (slice(n + 1, None), slice(1, 2))
+        )  # type: ignore[call-overload]
         wanted[tuple(to)] = theirs[tuple(of)]
     assert agree(np.array_equal(u.values, wanted), comm)
     assert len(nccl.groups[-1]) == 2
