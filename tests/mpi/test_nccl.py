@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import ExchangeTimeoutError, HaloxError, PathError, StateError
+from halox.errors import ExchangeTimeoutError, PathError, StateError
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -238,7 +238,7 @@ def test_not_looked_for_within_a_node(gpu: tuple[Machine, FakeNccl], comm: MPI.I
     with box(comm) as grid:
         report: Any = grid.plan(array(grid.padded_shape), path="staged").explain()
         rows = [row for row in report.rows if row.peer != comm.rank]
-        assert rows and all("looks for NCCL only where" in row.why_not["nccl"] for row in rows)
+        assert rows and all("looks for NCCL only if" in row.why_not["nccl"] for row in rows)
 
 
 WHYS = {

@@ -142,7 +142,7 @@ def named(found: Any) -> set[str]:
 PEER = {"peer/staging", "peer/ll", "peer/direct"}
 NO_MPI = "no MPI library was asked"
 IN_HOST = "it is for NumPy arrays, and these are on a GPU"
-NO_NCCL = {"nccl": "looks for NCCL only where some ranks cannot map"}
+NO_NCCL = {"nccl": "looks for NCCL only if some ranks cannot map"}
 APART = "ranks 0 and 1 are on different nodes"
 
 # What the ends, the GPUs and the operation are; the ways there are; and why not, of all other paths.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PART_BYTES = 1 << 16
 """Least mean bytes of the parts of a message that go each by itself: a send costs a microsecond or two."""
 
-NOT_LOOKED_FOR = "halox looks for NCCL only where some ranks cannot map one another's GPU memory, or where the path is asked for"
+NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another's GPU memory, or if it is asked for"
 
 _Runs: TypeAlias = tuple[bool, ...]
 """For each part of a message whether it is one run of bytes at this end."""
