@@ -54,6 +54,9 @@ SHARED = Link(2.0, 80.0)
 """Synchronisation of a node's ranks in shared memory, and the bytes they read and write there; measured on two."""
 
 
+NCCL_GATHERED_BYTES = 1 << 18
+"""Bytes that a rank may receive by NCCL before arrays are cut: a second and third group cost some 20 us."""
+
 NCCL = Link(10.0, 20.0)
 """NCCL between nodes; a step is a group of sends and receives."""
 
@@ -142,7 +145,9 @@ def predict_device_us(
     if nodes == 1:
         return within + through_host
     if by_nccl:
-        return within + 3 * NCCL.step_us + 2 * NCCL.us(1, nbytes)
+        far = (nodes - 1) * nbytes
+        steps, moved = (1, far) if far <= NCCL_GATHERED_BYTES else (3, 2 * nbytes)
+        return (within if each > 1 else 0.0) + steps * NCCL.step_us + NCCL.us(1, moved)
     return within + through_host + _leaders_us(nbytes, ranks, nodes)
 
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.device import nccl_reduction
-from halox.errors import FieldError, StateError
+from halox.errors import FieldError, MismatchError, StateError
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -71,7 +71,7 @@ def test_combined_in_the_order_of_the_nodes(
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nccl_reduction, "GATHERED_BYTES", 8 if is_cut else 1 << 20)
+    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if is_cut else 1 << 20)
     values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
     right = wanted(op, node, values)
     with halox.Allreduce(comm, elements, dtype, op, device="gpu") as reduce:
@@ -115,3 +115,20 @@ def test_a_bad_array_on_all_ranks(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
             reduce(Array(np.zeros(4)))
         found = reduce(Array(np.full(5, 2.0)))
         assert agree(bool((found.get() == 2 * comm.size).all()), comm)
+
+
+def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Nobody waits for it: the others' next call raises, and then all go on."""
+    good, last = Array(np.ones(5)), comm.rank == comm.size - 1
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        for _ in range(2):
+            if last:
+                with pytest.raises(FieldError, match=r"array: got shape \(4,\)"):
+                    reduce(Array(np.zeros(4)))
+                comm.Barrier()
+            else:
+                reduce(good)
+                comm.Barrier()  # the note has been sent
+                with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
+                    reduce(good)
+            assert agree(bool((reduce(good).get() == comm.size).all()), comm)

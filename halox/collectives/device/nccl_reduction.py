@@ -15,23 +15,27 @@ for each node::
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from halox.collectives.algorithms import NCCL_GATHERED_BYTES
 from halox.collectives.device.tree_reduction import DeviceMoves
-from halox.errors import ExchangeTimeoutError
+from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.world import World
 from halox.values import rounded_up
 
-GATHERED_BYTES = 1 << 18
-"""Bytes that a rank may receive before arrays are cut: a second and third group cost some 20 us."""
-
 _ALIGNMENT = 512
+_NOTE_TAG = 5
 _MOST_GROUPS = 64
 
 
@@ -128,6 +132,32 @@ class WithinNode(Protocol):
         """Release what it holds; collective over the node."""
 
 
+class _Notes:
+    """Notes by MPI that a rank has cancelled a call, for ranks of other nodes; of all reductions on a communicator.
+
+    ``made`` counts the reductions, alike on all ranks, and ``found`` has for each the calls that ranks have cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.found: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._sent: list[tuple[Any, Any]] = []
+
+    def send(self, world: World, number: int, call: int) -> None:
+        """Tell the ranks of other nodes; does not wait."""
+        self._sent = [(request, note) for request, note in self._sent if not request.Test()]
+        note = np.array([number, call], "i8")
+        for rank in set(range(world.size)) - set(world.node_ranks):
+            self._sent.append((world.comm.Isend(note, rank, _NOTE_TAG), note))
+
+    def look(self, world: World) -> None:
+        """Receive what has come; does not wait."""
+        status, note = world.mpi.Status(), np.zeros(2, "i8")
+        while world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG, status):
+            world.comm.Recv(note, status.Get_source(), _NOTE_TAG)
+            self.found[int(note[0])][int(note[1])] = status.Get_source()
+
+
 class NcclAcrossNodes:
     """``hierarchical`` with NCCL in the middle; see the module. Collective to make.
 
@@ -152,7 +182,7 @@ class NcclAcrossNodes:
         self._item = dtype.itemsize
         nodes = len(set(world.nodes))
         nbytes = elements * self._item
-        is_cut = nbytes * (nodes - 1) > GATHERED_BYTES and elements >= world.size
+        is_cut = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
         start, stop = plan.piece
@@ -170,16 +200,44 @@ class NcclAcrossNodes:
         self._watch = ranks.watch(sorted(targets | sources), world.limit_s)
         self._groups: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
+        self._world = world
+        self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
+        self._number = self._notes.made = self._notes.made + 1
+        self._call, self._cancelled = 0, set[int]()
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine; a rank's error is raised there, and by the ranks of its node at their next call."""
-        if error is not None:
-            if self._within is not None:
-                self._within.reduce(0, 0, stream, error)
-            raise error
+        """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
         if self._ranks.failed:
             raise ExchangeTimeoutError(self._ranks.failed)
+        if error is not None:
+            self._cancel(stream, error)
+            raise error
+        self._check_notes()
         self._order.follow(stream)
+        self._put(source, target, stream)
+
+    def _check_notes(self) -> None:
+        """Raise if a rank of another node has cancelled a call."""
+        self._notes.look(self._world)
+        found = self._notes.found.pop(self._number, {})
+        ranks = [rank for call, rank in found.items() if call not in self._cancelled]
+        if ranks:
+            raise MismatchError(
+                f"rank {ranks[0]} has cancelled a reduction, because its array did not fit; the result of the "
+                "last call, or the one before, is not valid"
+            )
+
+    def _cancel(self, stream: Stream, error: Exception) -> None:
+        """Take part in a call without an array, so that the other ranks do not wait for this one, and tell them."""
+        self._cancelled.add(self._call)
+        self._notes.send(self._world, self._number, self._call)
+        self._order.follow(stream)
+        if self._within is not None:
+            with suppress(HaloxError):
+                self._within.reduce(0, 0, stream, error)
+        self._transfer(self._own, self._own, stream.ptr)
+
+    def _put(self, source: int, target: int, stream: Stream) -> None:
         pointer, value = stream.ptr, source
         if self._within is not None:
             value = self._own
@@ -187,6 +245,11 @@ class NcclAcrossNodes:
         elif source == target:
             value = self._own
             self._whole.copy(value, source, pointer)
+        self._transfer(value, target, pointer)
+
+    def _transfer(self, value: int, target: int, pointer: int) -> None:
+        """Swap and combine the nodes' values."""
+        self._call += 1
         first, *others = self._groups_of(value, target)
         watch = self._watch
         if watch is not None:
