@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MAKING = "the making of an NCCL communicator"
 _LOOKS = 8
 _MOST_PAUSE_S = 0.5
+_LOOK_S = 1e-3
 _SCRATCH_BYTES = 512
 
 
@@ -247,7 +248,10 @@ def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str
             ended.set()
 
     threading.Thread(target=run, daemon=True).start()
-    world.waiter().until(ended.is_set, lambda: f"rank {world.rank} has waited {waits}")
+    # A wait that lets the thread have the interpreter.
+    world.waiter().until(
+        lambda: ended.wait(_LOOK_S), lambda: f"rank {world.rank} has waited {waits}"
+    )
     if errors:
         raise errors[0]
     return found[0]

@@ -34,7 +34,7 @@ def refuse_capture(stream: Stream | int, path: str) -> None:
         raise StateError(
             f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            'its own (path="peer" or HALOX_PATH=peer)'
+            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
         )
 
 
