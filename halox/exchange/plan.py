@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
-from halox.runtime.arrays import Described, memory_at, owner, share_memory, span
+from halox.runtime.arrays import Described, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard
 
 # The first is false: a call looks at the state and at the guard's user alike.
@@ -100,8 +101,8 @@ class Plan:
         self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
-        # Of each array: the bytes before its first element, and all.
-        self._spans: list[tuple[int, int]] = []
+        # Of each array: the number of bytes before its first element, and the type of all.
+        self._spans: list[tuple[int, type[ctypes.Array[ctypes.c_char]]]] = []
         self.bound: Bound | None = None
         self.floats = False
         self._report = report
@@ -161,15 +162,13 @@ class Plan:
         if described[0].device is not None:
             pointers = [found.pointer for found in described]
             return [channel.views(pointers) for channel in self._movable]
-        spans = self._spans
-        if not spans:
+        if not self._spans:
             for found in described:
                 before, behind = span(found.shape, found.strides, found.dtype.itemsize)
-                spans.append((before, before + behind))
-        memories = [
-            memory_at(found.pointer - before, nbytes)
-            for found, (before, nbytes) in zip(described, spans, strict=True)
-        ]
+                self._spans.append((before, ctypes.c_char * (before + behind)))
+        memories = []
+        for found, (before, kind) in zip(described, self._spans, strict=True):
+            memories.append(memoryview(kind.from_address(found.pointer - before)))
         return [channel.views(memories) for channel in self._movable]
 
     def start(self) -> None:

@@ -63,7 +63,7 @@ Form: TypeAlias = tuple[tuple[int, ...], Any]
 """Shape and dtype of an array, component axes in front."""
 
 Step: TypeAlias = tuple[Op, int, int]
-"""What is done, from which slot into which."""
+"""An operation, the slot it reads, and the slot it writes."""
 
 
 class Pipeline:

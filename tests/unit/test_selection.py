@@ -23,13 +23,13 @@ from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import Window
 from halox.paths.messages import Message, Part
 from halox.paths.peer import PeerInfo
-from halox.runtime.arena import Place
-from halox.runtime.device_arena import DevicePlace
+from halox.runtime.arena import SegmentKey
+from halox.runtime.place import Place
 from halox.runtime.topology import Topology
 
 
 def window(block: int) -> Window:
-    return Window((Place(0, 0),), (StridedBlocks(0, (8,), (2 * block,), block),))
+    return Window((Place(SegmentKey(0, 0)),), (StridedBlocks(0, (8,), (2 * block,), block),))
 
 
 def end(
@@ -116,7 +116,7 @@ FACE = StridedBlocks(0, (16, 16), (2048, 64), 8)
 
 def on_gpu(rank: int, **said: Any) -> EndpointInfo:
     """An end in memory that peers may map: 256 runs of 8 bytes."""
-    place = DevicePlace(f"arena {rank}", 0)
+    place = Place((f"arena {rank}", 0))
     plain: dict[str, Any] = {
         "word_bytes": 8,
         "places": (place,),
