@@ -25,6 +25,8 @@ require("gpu")
 
 import cupy  # noqa: E402
 
+from tests.gpu.ranks.stepping import Stepper  # noqa: E402
+
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 
@@ -154,3 +156,38 @@ def test_allreduce_across_nodes(
             out.fill(0)
             graph.launch(stream)
             assert agree(same(out.get(), wanted), comm)
+
+
+@pytest.mark.ranks(4)
+def test_nodes_of_two_in_one_graph(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peer kernels within a node, NCCL between, and a reduction over all ranks, replayed as one graph."""
+    monkeypatch.setenv("HALOX_NODE", f"pair {comm.rank // 2}")
+    with halox.Grid(
+        (8, 8, 32), halo=1, periodic=True, proc_shape=(1, 1, 4), comm=comm, device="gpu"
+    ) as grid:
+        why = _why(grid)
+        if why is not None:
+            pytest.skip(why)
+        stepper = Stepper(grid)
+        plan = grid.plan(stepper.u)
+        taken = {row.path for row in plan.explain().rows if row.peer != comm.rank}
+        if "peer" not in taken:
+            pytest.skip(f"no peer access: {taken}")
+        assert taken == {"peer", "nccl"}
+        value, total = cupy.full(3, comm.rank + 1.0), cupy.zeros(3)
+        with (
+            halox.Allreduce(comm, 3, "f8", device="gpu") as reduce,
+            cupy.cuda.Stream(non_blocking=True) as stream,
+        ):
+            assert (reduce.algorithm, reduce.captures) == ("hierarchical", True)
+            cupy.cuda.runtime.deviceSynchronize()
+            stream.begin_capture()
+            stepper.advance()
+            plan()
+            stepper.check()
+            reduce(value, total)
+            graph = stream.end_capture()
+            for _ in range(200):
+                graph.launch(stream)
+            stream.synchronize()
+            assert agree(stepper.found() == (200, 0) and bool((total == 10).all()), comm)
