@@ -301,10 +301,11 @@ class Build:
         """Return the result of a path's `Path.describe` at the other end of a message."""
         return self.routes[message.key][1].paths.get(path.name)
 
-    def link(self, path: Path) -> NodeLink | None:
+    def link(self, path: Path, words: int = 0) -> NodeLink | None:
         """Make the shared block of a path's messages; where there is too little memory, turn to their fallbacks.
 
-        None where this rank has no messages for it. The path's channels free it.
+        ``words`` are numbers that this rank has for its peers in it. None where this rank has no messages for it. The
+        path's channels free it.
 
         Collective over the ranks of the node.
         """
@@ -313,7 +314,7 @@ class Build:
         near = self.messages_near(path)
         packed = [m for m in near if m.direction == "send" and self._protocol(path, m).is_packed]
         peers = sorted({m.peer for m in near})
-        link = NodeLink(self.world, self.context.arena, packed, peers)
+        link = NodeLink(self.world, self.context.arena, packed, peers, words)
         if link.failed:
             for message in near:
                 name, _, protocol = str(self._protocol(path, message).fallback).partition("/")
