@@ -12,6 +12,7 @@ from halox.paths.host import HostPath
 from halox.paths.ipc import IpcPath
 from halox.paths.local import LocalPath
 from halox.paths.peer import PeerPath
+from halox.paths.scatter_gather import ScatterGatherPath
 from halox.paths.staged import StagedPath
 
 PATHS: dict[str, Path] = {}
@@ -28,6 +29,7 @@ register(LocalPath())
 register(StagedPath())
 register(CudaAwarePath())
 register(HostPath())
+register(ScatterGatherPath())
 
 
 def canonical(name: str) -> str:

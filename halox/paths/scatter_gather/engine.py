@@ -16,7 +16,7 @@ After Suresh et al. 2022, section IV. The life of a transfer::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -126,10 +126,20 @@ class Engine(ABC):
     name : str
         Also of the protocol, as in ``path="scatter_gather/process_vm"``.
     limits : Limits
+    needs_registration : bool
+        Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address.
     """
 
     name: ClassVar[str]
     limits: Limits
+    needs_registration = True
+
+    def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
+        """Return a peer's key for other arrays of the same layouts, each some bytes further on than the known one.
+
+        Only of engines that need no registration, whose keys are addresses and no more.
+        """
+        raise NotImplementedError
 
     def address(self) -> Any:
         """Return what peers must know of this rank to reach it; can be pickled."""

@@ -27,8 +27,15 @@ LayoutKey = tuple[bytes, tuple[int, ...], int]
 """Identity of a block list, addresses of its arrays, and chunk size: what a list of keys is mapped to."""
 
 
+MOST_LISTS = 256
+"""Lists that no plan uses and are kept all the same, and as many of each peer's at addresses of later arrays."""
+
+
 class KeyPool:
-    """Keys of an engine that are not in use; those of `Limits.pool` are made at a time, before they are needed."""
+    """Keys of an engine that are not in use; `Limits.pool` are made at a time, before they are needed.
+
+    None are kept of an engine whose pool is 0, as its keys cost nothing.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -60,7 +67,12 @@ class KeyPool:
 
     def put_back(self, keys: Sequence[Key]) -> None:
         """Return keys that are not in use any more."""
-        self._free += keys
+        if self._engine.limits.pool:
+            self._free += keys
+            return
+        self._made -= len(keys)
+        for key in keys:
+            self._engine.destroy_key(key)
 
     def close(self) -> None:
         """Destroy all keys, which must have been put back."""
@@ -195,6 +207,7 @@ class Keys:
         self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
         self._remote: dict[tuple[int, LayoutKey], Offer] = {}
         self._dropped: dict[int, list[LayoutKey]] = {}
+        self._moved: dict[tuple[int, LayoutKey], tuple[RemoteKey, ...]] = {}
 
     def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
         """Return the keys of a message over some memory, one for each of its arrays, until `release`.
@@ -202,9 +215,7 @@ class Keys:
         They are those of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
         """
         bases = tuple([one.base for one in memory])
-        regions = tuple(
-            [self.registrations.find(one.address, one.nbytes, one.owner) for one in memory]
-        )
+        regions = tuple(map(self._region, memory))
         key = blocks.identity, bases, chunk_bytes
         found = self._local.pop(key, None)
         if found is not None and (found.regions != regions or (found.slides and found.users)):
@@ -214,7 +225,16 @@ class Keys:
             found = self._mapped(key, blocks.windows(chunk_bytes, regions, bases), regions)
         self._local[key] = found
         found.users += 1
+        if len(self._local) > MOST_LISTS:
+            unused = next((other for other in self._local.values() if not other.users), None)
+            if unused is not None:
+                self._drop(unused)
         return found
+
+    def _region(self, one: Memory) -> Region:
+        if self.engine.needs_registration:
+            return self.registrations.find(one.address, one.nbytes, one.owner)
+        return Region(one.address, one.nbytes, 0)
 
     def _mapped(
         self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]
@@ -295,10 +315,23 @@ class Keys:
             )
         return known.keys
 
+    def moved(self, rank: int, offer: Offer, bases: tuple[int, ...]) -> tuple[RemoteKey, ...]:
+        """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
+        layout, known, chunk_bytes = offer.key
+        place = rank, (layout, bases, chunk_bytes)
+        found = self._moved.pop(place, None)
+        if found is None:
+            shifts = [new - old for new, old in zip(bases, known, strict=True)]
+            found = tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
+            if len(self._moved) >= MOST_LISTS:
+                del self._moved[next(iter(self._moved))]
+        self._moved[place] = found
+        return found
+
     def close(self) -> None:
         """Release everything, when no peer reaches this rank any more."""
         for found in [*self._local.values()]:
             self._drop(found)
         self.pool.close()
         self.registrations.close()
-        self._remote, self._dropped = {}, {}
+        self._remote, self._dropped, self._moved = {}, {}, {}

@@ -122,7 +122,7 @@ class MessageBlocks:
         at = np.append(np.searchsorted(starts, cuts), starts.size)
         lkeys = np.array([region.lkey for region in regions], np.int64)[array_of]
         return [
-            Window(addresses[low:high], lengths[low:high], lkeys[low:high])
+            Window(addresses[low:high], lengths[low:high], lkeys[low:high], array_of[low:high])
             for low, high in zip(at[:-1].tolist(), at[1:].tolist(), strict=True)
         ]
 
@@ -135,11 +135,14 @@ class Window(NamedTuple):
     addresses, lengths : ndarray of int64, shape (n_blocks,)
     lkeys : ndarray of int64, shape (n_blocks,)
         For each block the ``lkey`` of the region in which it is.
+    array_of : ndarray of int64, shape (n_blocks,)
+        For each block the number of its array among the message's.
     """
 
     addresses: Int64Array
     lengths: Int64Array
     lkeys: Int64Array
+    array_of: Int64Array
 
     @property
     def nbytes(self) -> int:
