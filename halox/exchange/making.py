@@ -282,11 +282,13 @@ def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carrie
     Returned with whether some channel of any rank needs the host, and whether all can work on other arrays.
     """
     world = build.world
-    used = {route.path for route, _ in build.routes.values()} if error is None else ()
-    near = {name: bool(build.messages_near(PATHS[name])) for name in used}
-    said = world.gather(near, _MAKING, error)
-    build.near = [[name for name, is_near in one.items() if is_near] for one in said]
-    anywhere = set().union(*said)
+    routes = [route for route, _ in build.routes.values()] if error is None else []
+    used = {(route.path, route.protocol) for route in routes}
+    near = {path for path, _ in used if build.messages_near(PATHS[path])}
+    said = world.gather((used, near), _MAKING, error)
+    build.near = [near for _, near in said]
+    build.protocols_used = set().union(*(used for used, _ in said))
+    anywhere = {path for path, _ in build.protocols_used}
     agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
 
     def build_all() -> tuple[list[Carried], tuple[bool, bool]]:

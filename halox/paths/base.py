@@ -276,6 +276,8 @@ class Build:
         Keys of messages that the channel of a path carries to which they were not routed.
     near : sequence of collection of str
         For each rank, the paths on which it has messages that need the node's shared memory; set before `link`.
+    protocols_used : set of (str, str)
+        Paths and protocols on which any rank has messages.
     """
 
     def __init__(
@@ -291,6 +293,7 @@ class Build:
         self.routes = dict(routes)
         self.taken: set[Key] = set()
         self.near: list[Collection[str]] = []
+        self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
         """Return the messages that go a path, by any of some protocols, or by any at all."""

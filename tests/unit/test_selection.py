@@ -261,7 +261,9 @@ def test_what_is_possible(name: str) -> None:
     possible, impossible = candidates(*situation(name))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
-    why_not = why_not | {"host": IN_HOST}
+    adds = POSSIBLE[name][0].get("operation") == "add"
+    copied = "accumulate needs a copy" if adds else why_not.get("ipc", "allocate one by the grid")
+    why_not = why_not | {"host": IN_HOST, "scatter_gather": copied}
     assert set(impossible) == set(why_not)
     assert {one.path for one in possible}.isdisjoint(impossible)
     for path, text in why_not.items():
@@ -415,7 +417,7 @@ def test_the_shipped_constants_prefer_the_gpu() -> None:
 
 # Names
 
-NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cuda_aware, host"
+NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cuda_aware, host, scatter_gather"
 
 
 @pytest.mark.parametrize(

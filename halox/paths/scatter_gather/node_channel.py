@@ -15,30 +15,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from halox.errors import PathError
 from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
 from halox.paths.scatter_gather.engine import Direction, Transfer
-from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
-from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import address_of
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 _MOST_AIMED = 64
-_OPPOSITE: dict[str, str] = {"send": "receive", "receive": "send"}
 
 Bases = tuple[int, ...]
 """Addresses of the first elements of a rank's arrays."""
-
-Offers = Mapping[tuple[str, int], tuple[tuple[int, ...], Offer]]
-"""For each message (direction, tag) the numbers of its arrays, and the keys for them."""
-
-
-Proposals = Mapping[tuple[str, int], Proposal]
-"""For each message (direction, tag) the chunk sizes that suit one end."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +96,11 @@ class NodeChannel(InPlaceChannel):
         self._spans = [len(array.memory) for array in job.arrays]
         self._home: Bases = tuple([array.pointer for array in job.arrays])
         self._bases = self._home
-        self._blocks = {m.key: MessageBlocks.of(m) for m in job.messages}
         self._job = job
-        self._chunks: dict[Key, int] = {}
         self._shares: list[Share] = []
-        self._offered: list[KeyList] = []
-        self._theirs: dict[int, Offers] = {}
+        self._agreement = Agreement(
+            keys, job.messages, lambda blocks: self._memory(blocks, self._home), link.world.rank
+        )
         self._peer_words: list[memoryview] = []
         self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
         self._aim: tuple[Bases, ...] = ()
@@ -117,47 +108,14 @@ class NodeChannel(InPlaceChannel):
 
     def proposals(self) -> dict[int, Proposals]:
         """Return for each peer the chunk sizes that suit this rank."""
-        limits = self._keys.engine.limits
-        found: dict[int, dict[tuple[str, int], Proposal]] = {}
-        for m in self.messages:
-            proposal = propose(self._blocks[m.key], limits)
-            found.setdefault(m.peer, {})[m.direction, m.tag] = proposal
-        self._proposed = found
-        return dict(found)
-
-    def _agree(self, theirs: Mapping[int, Proposals]) -> None:
-        """Derive the chunk sizes from both ends' proposals; `PathError` if there is none for a message."""
-        for m in self.messages:
-            own = self._proposed[m.peer][m.direction, m.tag]
-            other = theirs[m.peer][_OPPOSITE[m.direction], m.tag]
-            sender, receiver = (own, other) if m.direction == "send" else (other, own)
-            chunk = agreed_chunk(sender, receiver, m.nbytes)
-            if chunk is None:
-                raise PathError(
-                    f"the ends of the {m.direction} between ranks {self._world.rank} and {m.peer} agree on no chunk "
-                    f"size: {m.block_count} blocks in {m.nbytes} bytes here; leave the choice of the path to halox"
-                )
-            self._chunks[m.key] = chunk
-        self._shares = shares_of(self._job, self._blocks, self._chunks)
+        return self._agreement.proposals()
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
         """Return for each peer the keys of all messages with it, in windows that suit both ends."""
-        self._agree(theirs)
-        found: dict[int, dict[tuple[str, int], tuple[tuple[int, ...], Offer]]] = {}
-        for message in self.messages:
-            blocks, chunk = self._blocks[message.key], self._chunks[message.key]
-            own = self._keys.local(blocks, chunk, self._memory(blocks, self._home))
-            if own.slides:
-                raise PathError(
-                    f"the {self._keys.engine.name} engine has too few keys for a message of {len(own.windows)} windows"
-                )
-            self._offered.append(own)
-            offer = self._keys.offer(own, message.peer)
-            found.setdefault(message.peer, {})[message.direction, message.tag] = (
-                blocks.arrays,
-                offer,
-            )
-        return dict(found)
+        agreement = self._agreement
+        agreement.map(theirs)
+        self._shares = shares_of(self._job, agreement.blocks, agreement.chunks)
+        return agreement.offers(self.messages)
 
     def _memory(self, blocks: MessageBlocks, bases: Bases) -> list[Memory]:
         return [
@@ -165,13 +123,9 @@ class NodeChannel(InPlaceChannel):
             for n in blocks.arrays
         ]
 
-    def open(self, theirs: dict[int, Offers]) -> None:
-        """Prepare the transfers between the arrays of the plan."""
-        self._theirs = theirs
-        self._their_offers = [
-            theirs[s.message.peer][_OPPOSITE[s.message.direction], s.message.tag]
-            for s in self._shares
-        ]
+    def open(self, theirs: Mapping[int, Offers]) -> None:
+        """Take the keys of the peers."""
+        self._their_offers = [theirs[s.message.peer][opposite(s.message)] for s in self._shares]
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
@@ -236,10 +190,11 @@ class NodeChannel(InPlaceChannel):
     def close(self) -> None:
         """Leave an exchange that is under way, and let go of the keys."""
         super().close()
-        lists = [*self._offered, *(one for _, used in self._aimed.values() for one in used)]
-        self._offered, self._aimed, self._transfers, self._aim = [], {}, [], ()
-        for one in lists:
-            self._keys.release(one)
+        for _, used in self._aimed.values():
+            for one in used:
+                self._keys.release(one)
+        self._aimed, self._transfers, self._aim = {}, [], ()
+        self._agreement.release()
 
 
 def make_node_channel(
