@@ -15,13 +15,14 @@ from mpi4py import MPI
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.packing.copy_boxes import Blocks
 from halox.paths.base import Job
-from halox.paths.scatter_gather import copy_engine
+from halox.paths.scatter_gather import copy_channel, copy_engine
 from halox.paths.scatter_gather.copy_channel import make_copy_channel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
+from halox.runtime.gpu.pools import Pool
 from halox.runtime.leftovers import Leftovers
 from tests.mpi.conftest import agree
-from tests.mpi.fake_gpu import AREA, Work, waits
+from tests.mpi.fake_gpu import AREA, FakeEvent, FakeStream, Work, waits
 from tests.mpi.limits import short_waits
 from tests.mpi.test_ipc import EPOCHS, Rig, Wire, chain, judged, ring
 from tests.mpi.test_typed import TYPES
@@ -34,9 +35,16 @@ class CopyRig(Rig):
 
     def __init__(self, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, *args: Any) -> None:
         monkeypatch.setattr(copy_engine, "PreparedCopies", self.prepared)
+        monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(self.side_stream))
         self.keys: Keys | None = None
         self.mapped = 0
         super().__init__(comm, monkeypatch, *args)
+
+    def side_stream(self, device: int) -> Any:
+        """A stream that nobody else uses; streams of the driver last."""
+        self.gpu.streams.append(FakeStream(self.gpu, 100 + len(self.gpu.streams)))
+        before, after = FakeEvent(self.gpu), FakeEvent(self.gpu)
+        return SimpleNamespace(stream=self.gpu.streams[-1], before=before, after=after)
 
     def map(self, key: Any, window: Any) -> None:
         self.mapped += 1
@@ -154,32 +162,34 @@ def test_two_plans_are_finished_in_any_order(
 ) -> None:
     """Each rank finishes them in an order of its own; whoever waits moves what the others wait for."""
     with short_waits(20):
-        made = rig([*mixed(comm.size), *ring("put", comm.size)[:0]])
-        other = CopyRigOn(made)
-        channels = [made.channel, other]
-        made.poison()
+        made = rig(mixed(comm.size))
+        links = [made.link]
+        plans = [(made.channel, made.sources, made.targets, made.held)]
+        made.sources = {w: made._arrays(w.sent, w.way != "get") for w in made.out}
+        made.targets = {w: made._arrays(w.received, w.way != "put") for w in made.into}
+        made.held = {w: [a.copy() for a in held] for w, held in made.held.items()}
+        plans.append((made.make(), made.sources, made.targets, made.held))
+        links.append(made.link)
+
+        def each(call: Callable[..., None], *args: Any) -> None:
+            for _, made.sources, made.targets, made.held in plans:
+                call(*args)
+
+        each(made.poison)
         for epoch in range(EPOCHS):
             made.gpu.epoch = epoch
-            made.fill(epoch)
-            for channel in channels:
+            each(made.fill, epoch)
+            for channel, *_ in plans:
                 channel.start()
                 made.pause()
-            order = channels if (epoch + comm.rank) % 2 else channels[::-1]
-            for channel in order:
+            for channel, *_ in plans if (epoch + comm.rank) % 2 else plans[::-1]:
                 channel.finish()
-            made.expect(epoch)
+            each(made.expect, epoch)
         judged(made.logs(), comm)
-        other.close()
+        plans[1][0].close()
         comm.Barrier()
-        other.free()
-
-
-def CopyRigOn(made: CopyRig) -> Any:
-    """A second channel of the same messages."""
-    link = made.link
-    second = made.make()
-    made.link = link
-    return second
+        plans[1][0].free()
+        made.link = links[0]
 
 
 def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:

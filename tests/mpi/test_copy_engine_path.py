@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,9 +16,11 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import PathError
+from halox.paths.scatter_gather import copy_channel
 from halox.runtime import context
 from halox.runtime.device_arena import DevicePlace
 from halox.runtime.gpu import streams
+from halox.runtime.gpu.pools import Pool
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, FakeArena, Machine, pinned
 from tests.support import require
@@ -65,7 +68,11 @@ def machine(
     request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """A GPU a rank, shared by all ranks; yields the driver, which counts its calls."""
-    Machine(comm.rank, shared=True).install(monkeypatch)
+    gpu = Machine(comm.rank, shared=True)
+    gpu.install(monkeypatch)
+    event = SimpleNamespace(ptr=0)
+    side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
+    monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
     monkeypatch.setattr(context, "DeviceArena", MappedArena)
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)

@@ -9,6 +9,9 @@ events::
     get  A: ready | flag |                                       wait for B's flag | stream waits for moved
          B:       | flag | stream waits for ready | copy <- A's array | moved | flag
 
+Copies run on the current stream; those of an exchange that is started and finished run on a stream of their own, behind
+what the current one held at the start, so that they go on beside the work in between.
+
 An event is recorded again only when all who wait for it have been seen to: "ready" in the next exchange, after this
 one has ended with the flags of those that reach this rank's arrays, and "moved" after the next flags of those whose
 arrays it reaches, which they raise when they have ended this one. So one event of each kind is enough.
@@ -31,6 +34,7 @@ from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import Described, span
 from halox.runtime.device_arena import Allocation
 from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
@@ -89,6 +93,8 @@ class CopyChannel(InPlaceChannel):
         self._numbers = events.take(2)
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
+        self._side = SIDE_STREAMS.take(engine.device)
+        self._is_aside = False
         self._transfers: list[Transfer] = []
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
@@ -147,19 +153,34 @@ class CopyChannel(InPlaceChannel):
         """Refuse a stream that is being captured, and one behind a last one that is."""
         self._streams.check()
 
+    def start(self) -> None:
+        """Let the peers reach this rank's arrays, behind what the stream holds; copies will not wait for more."""
+        before = self._side.before.ptr
+        self._record(before, self._streams.enter())
+        self._wait(self._side.stream.ptr, before)
+        self._stream, self._is_aside = self._side.stream.ptr, True
+        super().start()
+
     def run(self) -> None:
         """Let the peers reach this rank's arrays, behind what the stream holds."""
-        self._stream = stream = self._streams.enter()
+        if not self._is_aside:
+            self._stream = self._streams.enter()
         if self._touching:
-            self._record(self._ready_event, stream)
+            self._record(self._ready_event, self._stream)
         super().run()
 
     def finish(self) -> None:
-        """Put the copies on the current stream, and let it wait for the peers'."""
-        self._stream = stream = self._streams.enter()
+        """Put the copies on their stream, and let the current one wait for them and for the peers'."""
+        if not self._is_aside:
+            self._stream = self._streams.enter()
         super().finish()
         for event in self._wait_moved:
-            self._wait(stream, event)
+            self._wait(self._stream, event)
+        if self._is_aside:
+            self._is_aside = False
+            after = self._side.after.ptr
+            self._record(after, self._stream)
+            self._wait(self._streams.enter(), after)
 
     def _move(self) -> None:
         if not self._transfers:
@@ -180,7 +201,7 @@ class CopyChannel(InPlaceChannel):
         """Leave an exchange that is under way, and wait until the stream has done with the memory."""
         super().close()
         if self.has_ended:
-            self.has_ended = self._streams.end(self._world.waiter())
+            self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
         self._agreement.release()
 
     def free(self) -> None:
@@ -188,6 +209,8 @@ class CopyChannel(InPlaceChannel):
         super().free()
         self._events.release(self._numbers)
         self._numbers = []
+        if self.has_ended:
+            SIDE_STREAMS.release(self._engine.device, self._side)
 
 
 def _is_mover(message: Message, direction: Direction) -> bool:

@@ -27,6 +27,7 @@ class CopyEngine(Engine):
 
     def __init__(self, arena: DeviceArena) -> None:
         self._arena = arena
+        self.device = arena.device
 
     def register(self, address: int, nbytes: int, generation: int) -> Region:
         """Return the region of memory that peers can map, with the number of its segment; or of any other."""

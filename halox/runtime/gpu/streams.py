@@ -81,18 +81,17 @@ class CallStreams:
         if self._order.last is not None:
             refuse_capture(self._order.last, self._path)
 
-    def end(self, waiter: Waiter) -> bool:
-        """Wait until the stream of the last call has ended; return False if it does not within ``HALOX_TIMEOUT``.
+    def end(self, waiter: Waiter, *others: Stream) -> bool:
+        """Wait until the stream of the last call, and others, have ended; False if not within ``HALOX_TIMEOUT``.
 
         A stream that does not end in time, as when a kernel of the caller's runs on, has not ended later either.
         """
-        stream = self._order.last
-        if stream is None:
-            return True
-        try:
-            waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")
-        except ExchangeTimeoutError:
-            return False
+        last = self._order.last
+        for stream in others if last is None else (last, *others):
+            try:
+                waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")  # noqa: B023
+            except ExchangeTimeoutError:
+                return False
         return True
 
 
