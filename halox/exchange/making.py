@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
@@ -177,7 +177,8 @@ def _prepared(
 def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
     """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
     selection, costs = SelectionContext(said[0].operation), Costs.default()
-    if any(one.on_gpu for one in said):
+    on_gpu = any(one.on_gpu for one in said)
+    if on_gpu:
         topology = context.find_gpus()
         named = (said[0].wish or "").partition("/")[0]
         surveys = {
@@ -187,6 +188,13 @@ def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
             said[0].operation, topology, context.why_no_device_pointers(), surveys
         )
         costs = context.once(costs_of)
+    named = (said[0].wish or "").partition("/")[0]
+    surveys = {
+        name: path.survey(context, is_named=name == named)
+        for name, path in PATHS.items()
+        if on_gpu or path.memory == "host"
+    }
+    selection = replace(selection, surveys=surveys)
     return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
 
 
@@ -280,11 +288,13 @@ def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carrie
     Returned with whether some channel of any rank needs the host, and whether all can work on other arrays.
     """
     world = build.world
-    used = {route.path for route, _ in build.routes.values()} if error is None else ()
-    near = {name: bool(build.messages_near(PATHS[name])) for name in used}
-    said = world.gather(near, _MAKING, error)
-    build.near = [[name for name, is_near in one.items() if is_near] for one in said]
-    anywhere = set().union(*said)
+    routes = [route for route, _ in build.routes.values()] if error is None else []
+    used = {(route.path, route.protocol) for route in routes}
+    near = {path for path, _ in used if build.messages_near(PATHS[path])}
+    said = world.gather((used, near), _MAKING, error)
+    build.near = [near for _, near in said]
+    build.protocols_used = set().union(*(used for used, _ in said))
+    anywhere = {path for path, _ in build.protocols_used}
     agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
 
     def build_all() -> tuple[list[Carried], tuple[bool, bool]]:

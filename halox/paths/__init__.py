@@ -13,6 +13,7 @@ from halox.paths.ipc import IpcPath
 from halox.paths.local import LocalPath
 from halox.paths.nccl import NcclPath
 from halox.paths.peer import PeerPath
+from halox.paths.scatter_gather import ScatterGatherPath
 from halox.paths.staged import StagedPath
 
 PATHS: dict[str, Path] = {}
@@ -30,6 +31,7 @@ register(LocalPath())
 register(StagedPath())
 register(CudaAwarePath())
 register(HostPath())
+register(ScatterGatherPath())
 
 
 def canonical(name: str) -> str:

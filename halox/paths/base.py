@@ -3,7 +3,7 @@
 A path answers six questions, and nothing outside `halox.paths` asks for it by name:
 
 1. `Path.name`, `Path.protocols`: its names, shipped cost constants, and how ``halox tune`` probes each protocol.
-2. `Path.survey`: what it must know of all ranks' GPUs (collective; most paths need nothing).
+2. `Path.survey`: what it must know of all ranks (collective; most paths need nothing).
 3. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
 4. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
 5. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
@@ -238,11 +238,15 @@ class SelectionContext:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path and protocol by which a message can travel, and the reason why that is possible or good."""
+    """A path and protocol by which a message can travel, and the reason why that is possible or good.
+
+    Those that are ``preferred`` are taken before all others, whatever the cost model expects.
+    """
 
     path: str
     protocol: str
     reason: str
+    preferred: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -272,6 +276,8 @@ class Build:
         Keys of messages that the channel of a path carries to which they were not routed.
     near : sequence of collection of str
         For each rank, the paths on which it has messages that need the node's shared memory; set before `link`.
+    protocols_used : set of (str, str)
+        Paths and protocols on which any rank has messages.
     """
 
     def __init__(
@@ -287,6 +293,7 @@ class Build:
         self.routes = dict(routes)
         self.taken: set[Key] = set()
         self.near: list[Collection[str]] = []
+        self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
         """Return the messages that go a path, by any of some protocols, or by any at all."""
@@ -305,10 +312,11 @@ class Build:
         """Return the result of a path's `Path.describe` at the other end of a message."""
         return self.routes[message.key][1].paths.get(path.name)
 
-    def link(self, path: Path) -> NodeLink | None:
+    def link(self, path: Path, words: int = 0) -> NodeLink | None:
         """Make the shared block of a path's messages; where there is too little memory, turn to their fallbacks.
 
-        None where this rank has no messages for it. The path's channels free it.
+        ``words`` are numbers that this rank has for its peers in it. None where this rank has no messages for it. The
+        path's channels free it.
 
         Collective over the ranks of the node.
         """
@@ -317,7 +325,7 @@ class Build:
         near = self.messages_near(path)
         packed = [m for m in near if m.direction == "send" and self._protocol(path, m).is_packed]
         peers = sorted({m.peer for m in near})
-        link = NodeLink(self.world, self.context.arena, packed, peers)
+        link = NodeLink(self.world, self.context.arena, packed, peers, words)
         if link.failed:
             for message in near:
                 name, _, protocol = str(self._protocol(path, message).fallback).partition("/")
@@ -376,9 +384,10 @@ class Path(ABC):
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
 
     def survey(self, context: Context, *, is_named: bool) -> Any:
-        """Find out what `candidates` must know of the ranks' GPUs, alike on all ranks; collective.
+        """Find out what `candidates` must know of all ranks, alike on all of them; collective.
 
-        ``is_named`` says whether the path was asked for. Called for each plan of arrays on GPUs.
+        ``is_named`` says whether the path was asked for. Called for each plan; of arrays on the host only for paths
+        that are made for those.
         """
         return None
 
@@ -420,9 +429,9 @@ class Path(ABC):
         """Return the protocol of a name, today's or an earlier one; None if there is none."""
         return next((p for p in self.protocols if name in (p.name, p.former)), None)
 
-    def offer(self, protocol: str, reason: str) -> Candidate:
+    def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
-        return Candidate(self.name, protocol, reason)
+        return Candidate(self.name, protocol, reason, preferred=preferred)
 
 
 def why_not_gpus(

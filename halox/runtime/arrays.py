@@ -213,6 +213,11 @@ def borrow(array: object) -> HostArray:
     return HostArray(memory, pointer - low + before, pointer)
 
 
+def address_of(memory: memoryview) -> int:
+    """Return the address of writable bytes of the host, 0 where there are none."""
+    return 0 if not len(memory) else ctypes.addressof(_Byte.from_buffer(memory))
+
+
 def memory_at(address: int, nbytes: int) -> memoryview:
     """Return bytes of the host by their address."""
     return memoryview((_Byte * nbytes).from_address(address))

@@ -320,7 +320,9 @@ def test_what_is_possible(name: str) -> None:
     possible, impossible = candidates(*situation(name))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
-    why_not = {"host": IN_HOST, **NO_NCCL, **why_not}
+    adds = POSSIBLE[name][0].get("operation") == "add"
+    copied = "accumulate needs a copy" if adds else why_not.get("ipc", "allocate one by the grid")
+    why_not = {"host": IN_HOST, "scatter_gather": copied, **NO_NCCL, **why_not}
     for path in {one.path for one in possible} & set(NO_NCCL):
         del why_not[path]
     assert set(impossible) == set(why_not)
@@ -480,7 +482,7 @@ def test_the_shipped_constants_prefer_the_gpu() -> None:
 
 # Names
 
-NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, staged, cuda_aware, host"
+NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, staged, cuda_aware, host, scatter_gather"
 
 
 @pytest.mark.parametrize(
@@ -547,5 +549,6 @@ def test_every_way_that_is_chosen_has_a_name() -> None:
         for name, path in PATHS.items()
         if path.is_tuned and not path.to_self
         for protocol in path.protocols
+        if protocol.is_tuned
     }
     assert shipped == named
