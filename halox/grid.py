@@ -137,6 +137,7 @@ class Grid(GridAllocation, GridReductions):
     ) -> None:
         self._world = world = World(comm, "making a grid")
         self._context = Context(world)
+        self._plan_number = 0
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
             division = divide(
@@ -433,6 +434,7 @@ class Grid(GridAllocation, GridReductions):
         """Make a plan on this grid's ranks that ends with the grid; `Transpose` makes its own by this too."""
         self._world.check_open()
         self._plans.sweep()
+        self._plan_number += 1
         path = self._path if path is None else path
         plan = make_plan(self._context, draft, keep=keep, path=path, call=call)
         self._all_plans.add(plan)
