@@ -179,7 +179,13 @@ def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
     selection, costs = SelectionContext(said[0].operation), Costs.default()
     if any(one.on_gpu for one in said):
         topology = context.find_gpus()
-        selection = SelectionContext(said[0].operation, topology, context.why_no_device_pointers())
+        named = (said[0].wish or "").partition("/")[0]
+        surveys = {
+            name: path.survey(context, is_named=name == named) for name, path in PATHS.items()
+        }
+        selection = SelectionContext(
+            said[0].operation, topology, context.why_no_device_pointers(), surveys
+        )
         costs = context.once(costs_of)
     return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
 

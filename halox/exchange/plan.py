@@ -64,7 +64,8 @@ class Plan:
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
-    Several plans may be under way at once; every rank may start and finish them in an order of its own. But `finish`
+    Several plans may be under way at once; every rank may start and finish them in an order of its own (on the nccl
+    path all ranks must start them in the same order). But `finish`
     may wait for the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says
     "direct"): between `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such
     as a reduction or a message of the caller's own.
@@ -74,7 +75,7 @@ class Plan:
 
     On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
     later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
-    On the peer and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
+    On the peer, nccl and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
     plan before the capture, make as many exchanges on all ranks, and never replay on two streams at once. On the
     other paths the host takes part, and a capture is refused before anything is put on the stream.
     """

@@ -1,12 +1,13 @@
 """The contract of a data path: one object, registered once in `halox.paths`.
 
-A path answers five questions, and nothing outside `halox.paths` asks for it by name:
+A path answers six questions, and nothing outside `halox.paths` asks for it by name:
 
 1. `Path.name`, `Path.protocols`: its names, shipped cost constants, and how ``halox tune`` probes each protocol.
-2. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
-3. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
-4. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
-5. `Path.channels`: the `Channel` of its messages in one plan, started and finished in every exchange.
+2. `Path.survey`: what it must know of all ranks' GPUs (collective; most paths need nothing).
+3. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
+4. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
+5. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
+6. `Path.channels`: the `Channel` of its messages in one plan, started and finished in every exchange.
 """
 
 from __future__ import annotations
@@ -225,11 +226,14 @@ class SelectionContext:
         The GPUs of all ranks; None if no rank has one.
     no_device_pointers : str or None
         Why MPI cannot be given device pointers; None if it can.
+    surveys : mapping of str to object
+        By path, the result of its `Path.survey`.
     """
 
     operation: Operation = "copy"
     topology: Topology | None = None
     no_device_pointers: str | None = "no MPI library was asked"
+    surveys: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -370,6 +374,13 @@ class Path(ABC):
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
+
+    def survey(self, context: Context, *, is_named: bool) -> Any:
+        """Find out what `candidates` must know of the ranks' GPUs, alike on all ranks; collective.
+
+        ``is_named`` says whether the path was asked for. Called for each plan of arrays on GPUs.
+        """
+        return None
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
