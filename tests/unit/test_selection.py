@@ -484,5 +484,6 @@ def test_every_way_that_is_chosen_has_a_name() -> None:
         for name, path in PATHS.items()
         if path.is_tuned and not path.to_self
         for protocol in path.protocols
+        if protocol.is_tuned
     }
     assert shipped == named
