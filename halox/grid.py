@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
@@ -177,7 +179,7 @@ class Grid(GridAllocation, GridReductions):
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
-        self.xp: Any = array_module(self.device_id)
+        self.xp: ModuleType = array_module(self.device_id)
         self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields
@@ -290,10 +292,18 @@ class Grid(GridAllocation, GridReductions):
         return gather(self._world, field, self.layout, root)
 
     def dataarray(self, field: object, **options: Any) -> Any:
-        """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
+        """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
         return dataarray(self, field, **options)
+
+    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
+        """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
+        self._world.begin("from_dataarray")
+        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
+        return labelled.from_dataarray(
+            self._world, self, array, layout_of=self._layouts.of, make=self._add, dims=dims
+        )
 
     # Exchanges
 

@@ -11,6 +11,7 @@ from halox.paths.cuda_aware import CudaAwarePath
 from halox.paths.host import HostPath
 from halox.paths.ipc import IpcPath
 from halox.paths.local import LocalPath
+from halox.paths.nccl import NcclPath
 from halox.paths.peer import PeerPath
 from halox.paths.scatter_gather import ScatterGatherPath
 from halox.paths.staged import StagedPath
@@ -24,6 +25,7 @@ def register(path: Path) -> None:
 
 
 register(PeerPath())
+register(NcclPath())
 register(IpcPath())
 register(LocalPath())
 register(StagedPath())

@@ -177,10 +177,10 @@ def contiguous_places(
     Where the receiver has places a message may be put there, where the sender has, it may be got from there; not in
     accumulations.
     """
-    found = located(message, arrays, arena.locate)
-    if found is None or any(layout.counts for layout in found.layouts):
+    if any(part.strided is None or part.strided.counts for part in message.parts):
         return None
-    return tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
+    found = located(message, arrays, arena.locate)
+    return found and tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
 
 
 def one_way_cutter(

@@ -46,8 +46,8 @@ class MappedArena(FakeArena):
         self.arenas[self.name] = self
 
     def handles(self, places: Any) -> dict[Any, bytes]:
-        files = {(p.arena, p.segment): self.arenas[p.arena]._files for p in places}
-        return {place: names[place[1]].encode() for place, names in files.items()}
+        segments = {place.segment for place in places}
+        return {(name, n): self.arenas[name]._files[n].encode() for name, n in segments}
 
     def array(self, shape: Any, dtype: Any) -> Array:
         nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)

@@ -533,7 +533,9 @@ def test_contiguous_places(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None
 
     whole_field, end = TYPES["contiguous"], dt.indexed([5], [100], "f8")
     found = places(inside, whole_field, end)
-    assert [p.offset for p in found] == [0, 800] and {p.arena for p in found} == {str(comm.rank)}
+    assert [p.offset for p in found] == [0, 800] and {p.segment[0] for p in found} == {
+        str(comm.rank)
+    }
     assert places(outside, whole_field) is None
     assert places(inside, whole_field, TYPES["vector"]) is None
     assert places(inside, dt.contiguous(ELEMENTS + 1, "f8")) is None

@@ -19,7 +19,7 @@ from halox.paths.base import Job
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import NodeLink
-from halox.runtime.arena import Place
+from halox.runtime.arena import HostPlace
 from halox.runtime.arrays import WORDS, HostArray, common_word
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class Window(NamedTuple):
     """Parts of a message at one end: their places in shared memory, None unless all are there, and their layouts."""
 
-    places: tuple[Place, ...] | None
+    places: tuple[HostPlace, ...] | None
     layouts: tuple[StridedBlocks, ...]
 
 
 def window_of(
-    message: Message, arrays: Sequence[Addressed], locate: Callable[[int, int], Place | None]
+    message: Message, arrays: Sequence[Addressed], locate: Callable[[int, int], HostPlace | None]
 ) -> Window | None:
     """Return the layouts of a message's parts and their places, as found; None unless all are single strided items."""
     layouts = [part.strided for part in message.parts if part.count == 1]
@@ -92,7 +92,7 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
     return to, out_of
 
 
-def _array_at(context: Context, place: Place) -> HostArray:
+def _array_at(context: Context, place: HostPlace) -> HostArray:
     """Return the memory of another rank's array; the address is this rank's."""
     segment = context.segment_of(place)
     return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)

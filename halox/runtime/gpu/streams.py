@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
 from halox.errors import ExchangeTimeoutError, StateError
+from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
 
@@ -33,7 +35,7 @@ def refuse_capture(stream: Stream | int, path: str) -> None:
         raise StateError(
             f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            'its own (path="peer" or HALOX_PATH=peer)'
+            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
         )
 
 
@@ -127,3 +129,20 @@ class StreamOrder:
         self.last = self._captured = None
         for stream in streams:
             stream.synchronize()
+
+
+def write_word(pointer: int, value: int, nbytes: int) -> Callable[[int], None]:
+    """Return a call that puts on a stream, given by its address, a store of 4 or 8 bytes to memory that the GPU maps.
+
+    No kernel is launched for it, and it can be captured.
+    """
+    cu = driver.bindings()
+    store = cu.cuStreamWriteValue32 if nbytes == 4 else cu.cuStreamWriteValue64
+    flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+
+    def write(stream: int) -> None:
+        (code,) = store(stream, pointer, value, flags)
+        if code:
+            raise driver.failure(store, code)
+
+    return write
