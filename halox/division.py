@@ -32,6 +32,7 @@ class Division:
     device_id: int | None
     corners: bool
     path: str | None
+    leave_sms: bool
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -87,6 +88,7 @@ def divide(
     placement: bool | Placement,
     path: str | None,
     checkerboard: bool,
+    leave_sms: bool,
 ) -> Division:
     """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
 
@@ -114,7 +116,8 @@ def divide(
         layout.check_widths()
         wished_path(path)
         gpu = choose_device(device, world.turn)
-        return Division(decomposition, layout, gpu, fill_corners, path)
+        leaves_sms = check_bool("leave_sms", leave_sms, DecompositionError)
+        return Division(decomposition, layout, gpu, fill_corners, path, leaves_sms)
 
     found: Division = world.guarded(build, _MAKING)
     decomposition = found.decomposition
@@ -128,6 +131,7 @@ def divide(
         "device": found.device,
         "placement": decomposition.placement.coords,
         "path": path,
+        "leave_sms": found.leave_sms,
     }
     world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
     return found

@@ -176,6 +176,10 @@ class Protocol:
         Whether it is measured on a grid's own field, whose memory other ranks can map.
     former : str or None
         Earlier name, still accepted.
+    memory : {"host", "gpu"} or None
+        The arrays for which it is made, if not those of its path.
+    is_tuned : bool
+        Whether ``halox tune`` measures it, if it does its path.
     """
 
     name: str
@@ -186,6 +190,8 @@ class Protocol:
     reach: Literal["self", "node", "nodes"] = "node"
     in_field: bool = False
     former: str | None = None
+    memory: Literal["host", "gpu"] | None = None
+    is_tuned: bool = True
 
 
 @dataclass(frozen=True)
@@ -228,12 +234,15 @@ class SelectionContext:
         Why MPI cannot be given device pointers; None if it can.
     surveys : mapping of str to object
         By path, the result of its `Path.survey`.
+    leave_sms : bool
+        Whether protocols that leave a GPU's multiprocessors alone are preferred.
     """
 
     operation: Operation = "copy"
     topology: Topology | None = None
     no_device_pointers: str | None = "no MPI library was asked"
     surveys: Mapping[str, Any] = field(default_factory=dict)
+    leave_sms: bool = False
 
 
 @dataclass(frozen=True)
@@ -424,6 +433,10 @@ class Path(ABC):
 
         Local; an error here is raised on all ranks.
         """
+
+    def moves(self, memory: Literal["host", "gpu"]) -> bool:
+        """Whether a protocol is made for arrays of a kind."""
+        return any((one.memory or self.memory) == memory for one in self.protocols)
 
     def protocol(self, name: str) -> Protocol | None:
         """Return the protocol of a name, today's or an earlier one; None if there is none."""

@@ -15,7 +15,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import PathError
+from halox.errors import DecompositionError, MismatchError, PathError
 from halox.paths.scatter_gather import copy_channel
 from halox.runtime import context
 from halox.runtime.device_arena import DevicePlace
@@ -46,8 +46,8 @@ class MappedArena(FakeArena):
         self.arenas[self.name] = self
 
     def handles(self, places: Any) -> dict[Any, bytes]:
-        files = {(p.arena, p.segment): self.arenas[p.arena]._files for p in places}
-        return {place: names[place[1]].encode() for place, names in files.items()}
+        segments = {place.segment for place in places}
+        return {(name, n): self.arenas[name]._files[n].encode() for name, n in segments}
 
     def array(self, shape: Any, dtype: Any) -> Array:
         nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
@@ -155,6 +155,30 @@ def test_which_end_is_mapped(mappable: str, machine: Any, comm: MPI.Intracomm) -
                 assert agree(bool(right), comm)
     grid.close()
     other.close()
+
+
+@pytest.mark.parametrize("n", [6, 128])
+def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracomm) -> None:
+    """Rows of a kilobyte are left to copy engines, shorter ones to kernels; a path asked for is taken."""
+    options: Any = {"periodic": True, "proc_shape": (comm.size, 1), "device": "gpu"}
+    with halox.Grid((4 * comm.size, n), comm=comm.Dup(), leave_sms=True, **options) as grid:
+        u = grid.zeros("f8")
+        wanted = {"scatter_gather"} if n == 128 else {"ipc"}
+        for path, found in ((None, wanted), ("ipc", {"ipc"})):
+            rows = grid.plan(u, path=path).explain().rows
+            assert {row.path for row in rows if row.peer != comm.rank} == found
+        u.values[...] = comm.rank
+        grid.exchange(u)
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        assert agree(bool((u.values[0] == low).all() and (u.values[-1] == high).all()), comm)
+
+
+def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:
+    options: Any = {"comm": comm, "device": "gpu"}
+    with pytest.raises(MismatchError, match="leave_sms"):
+        halox.Grid((4 * comm.size,), leave_sms=comm.rank == 1, **options)
+    with pytest.raises(DecompositionError, match="leave_sms: expected True or False"):
+        halox.Grid((4 * comm.size,), leave_sms="yes", **options)
 
 
 def test_it_adds_nothing(machine: Any, comm: MPI.Intracomm) -> None:

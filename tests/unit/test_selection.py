@@ -320,6 +320,7 @@ def test_what_is_possible(name: str) -> None:
     possible, impossible = candidates(*situation(name))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
+    # Of the reasons against `ipc` that a message has.
     adds = POSSIBLE[name][0].get("operation") == "add"
     copied = "accumulate needs a copy" if adds else why_not.get("ipc", "allocate one by the grid")
     why_not = {"host": IN_HOST, "scatter_gather": copied, **NO_NCCL, **why_not}

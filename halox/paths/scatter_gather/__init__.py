@@ -44,6 +44,10 @@ kernel some 0.2 us, and each of its pages as much."""
 MESSAGE_BYTES = 64 << 10
 """Messages of NumPy arrays at least this large."""
 
+ROW_BYTES = 128
+"""Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
+takes them as long as some hundred bytes, however short it is."""
+
 Agreed = tuple[NodeChannel | None, CopyChannel | None]
 
 
@@ -64,7 +68,8 @@ class ScatterGatherPath(Path):
 
     name = "scatter_gather"
     protocols = (
-        Protocol(ProcessVm.name, fallback="host/mpi"),
+        # It competes with those of the host path, which follow fixed rules, and so does it.
+        Protocol(ProcessVm.name, fallback="host/mpi", memory="host", is_tuned=False),
         # As ipc/put, but that every row of a box costs a copy engine as much as some hundred bytes.
         Protocol(
             CopyEngine.name,
@@ -75,8 +80,6 @@ class ScatterGatherPath(Path):
         ),
     )
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
-    memory = "host"
-    is_tuned = False
 
     def survey(self, context: Context, *, is_named: bool) -> Attachments | None:
         """Find out between which ranks of a node the kernel copies; once a communicator."""
@@ -133,13 +136,15 @@ class ScatterGatherPath(Path):
         why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
         if why is not None:
             return why
+        block = min(sender.block_bytes, receiver.block_bytes)
         if self.name in receiver.paths:
             said = "copied by the driver into the receiver's array, no kernel"
         elif self.name in sender.paths:
             said = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
-        return [self.offer(CopyEngine.name, said)]
+        preferred = selection.leave_sms and block >= ROW_BYTES
+        return [self.offer(CopyEngine.name, said, preferred=preferred)]
 
     def negotiate(self, build: Build) -> Agreed:
         """Swap keys with the peers, engine by engine."""

@@ -14,8 +14,7 @@ from halox.packing.copy_engine import MOST_RUNS
 from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Region, RemoteKey
 from halox.paths.scatter_gather.windows import Window
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
-
-_NO_SEGMENT = 0
+from halox.runtime.place import Place
 
 
 class CopyEngine(Engine):
@@ -30,11 +29,9 @@ class CopyEngine(Engine):
         self.device = arena.device
 
     def register(self, address: int, nbytes: int, generation: int) -> Region:
-        """Return the region of memory that peers can map, with the number of its segment; or of any other."""
+        """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
         place = self._arena.locate(address, address + nbytes)
-        return Region(
-            address, nbytes, _NO_SEGMENT if place is None else place.segment[1] + 1, handle=place
-        )
+        return Region(address, nbytes, 0, handle=None if place is None else place.segment)
 
     def make_key(self) -> Key:
         """Return a key, which costs nothing."""
@@ -58,11 +55,10 @@ class CopyEngine(Engine):
             high = int((window.addresses[mine] + window.lengths[mine]).max())
             place = self._arena.locate(low, high)
             assert place is not None, "keys of memory that no peer can map are not exported"
-            segment = place.segment
-            if segment not in segments:
-                segments[segment] = len(places)
-                places.append(DevicePlace(segment))
-            index[array] = segments[segment]
+            if place.segment not in segments:
+                segments[place.segment] = len(places)
+                places.append(Place(place.segment))
+            index[array] = segments[place.segment]
             origin[array] = low - place.offset
         blocks = window.addresses - origin[window.array_of], window.lengths, index[window.array_of]
         return RemoteKey(nbytes=window.nbytes, blocks=(tuple(places), *blocks))

@@ -166,6 +166,26 @@ def test_capture_is_refused(comm: MPI.Intracomm) -> None:
         assert agree(int(wrong) == 0 and float(counter[0]) == 1, comm)
 
 
+def test_multiprocessors_are_left_alone(comm: MPI.Intracomm) -> None:
+    """Long rows are left to copy engines while a kernel of the caller's runs on another stream."""
+    procs, shape = (comm.size, 1, 1), (16 * comm.size, 32, 128)
+    options: Any = {"periodic": (True, False, False), "proc_shape": procs, "device": "gpu"}
+    with halox.Grid(shape, halo=(1, 0, 0), comm=comm, leave_sms=True, **options) as grid:
+        u, work = grid.zeros("f8"), cupy.zeros(1 << 22)
+        plan = grid.plan(u)
+        rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+        assert rows and {row.path for row in rows} == {"scatter_gather"}, plan.explain()
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        wrong = cupy.zeros((), "i8")
+        for step in range(20):
+            grid.interior(u)[...] = 100 * step + comm.rank
+            plan.start()
+            work += 1
+            plan.finish()
+            wrong += (u[0] != 100 * step + low).sum() + (u[-1] != 100 * step + high).sum()
+        assert agree(int(wrong) == 0 and bool((work == 20).all()), comm), int(wrong)
+
+
 def test_fields_that_come_and_go(comm: MPI.Intracomm) -> None:
     """Memory is freed and used again, by fields of other layouts: keys of earlier ones are never used for them."""
     with WAY.box(comm, n=24) as grid:
