@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from halox.decomposition import (
     Decomposition,
@@ -78,9 +78,9 @@ def divide(
     world: World,
     grid_shape: int | Sequence[int],
     *,
-    halo: Any,
-    periodic: Any,
-    proc_shape: Any,
+    halo: object,
+    periodic: bool | Sequence[bool],
+    proc_shape: int | Sequence[int | None] | None,
     blocks: Sequence[Sequence[int] | None] | None,
     corners: bool,
     device: str,

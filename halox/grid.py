@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
@@ -173,7 +174,7 @@ class Grid(GridAllocation, GridReductions):
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
-        self.xp: Any = array_module(self.device_id)
+        self.xp: ModuleType = array_module(self.device_id)
         self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields

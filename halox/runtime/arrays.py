@@ -8,7 +8,6 @@ from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
@@ -258,16 +257,3 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
     for origin, strided in layouts:
         common = gcd(common, origin + strided.offset, strided.block_bytes, *strided.strides)
     return common
-
-
-def strided_view(
-    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: DType
-) -> Array:
-    """View strided blocks in bytes, from index ``origin`` on, as an array of shape ``counts + (elements,)``."""
-    return np.ndarray(
-        (*strided.counts, strided.block_bytes // dtype.itemsize),
-        dtype,
-        buffer=memory.data,
-        offset=origin + strided.offset,
-        strides=(*strided.strides, dtype.itemsize),
-    )
