@@ -105,6 +105,7 @@ class NcclRanks:
         self._nccl: Nccl = load_nccl()
 
         def make() -> int:
+            assert first is not None
             made: int = _within_limit(
                 world,
                 device,
