@@ -91,7 +91,9 @@ class Lattice:
         self.components_first = self.grid.device == "gpu"
         self.host = self.grid
         if self.components_first:
-            self.host = halox.Grid(shape, device="cpu", proc_shape=self.grid.proc_shape, **options)
+            # HALOX_PATH may name a path of GPUs, which this grid does not have.
+            options |= {"device": "cpu", "path": "host", "proc_shape": self.grid.proc_shape}
+            self.host = halox.Grid(shape, **options)
         self.depth = depth
         self.offsets = tuple(range(1, depth + 1, 2))
         self.shape, self.owned = self.grid.grid_shape, self.grid.owned
