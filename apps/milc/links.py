@@ -46,15 +46,26 @@ def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray
     The phases are 1 along t, ``(-1)^t`` along x, ``(-1)^(t+x)`` along y and ``(-1)^(t+x+y)`` along z. The sign is that
     of links along t which cross the boundary: those of the last ``distance`` time slices. Not collective.
     """
+    found = links.copy()
+    for mu in range(AXES):
+        found[..., mu, :, :] *= signs(lattice, mu, distance)[..., None, None]
+    return found
+
+
+def signs(lattice: Lattice, mu: int, step: int) -> np.ndarray:
+    """Return phase times boundary sign of the link from each site to that ``step`` further along mu, or from there.
+
+    The array can be broadcast to ``(t, z, y, x)``.
+    """
     t, _, y, x = (
         np.arange(part.start, part.stop).reshape([-1 if axis == own else 1 for axis in range(AXES)])
         for own, part in enumerate(lattice.owned)
     )
-    found = links.copy()
-    for mu, exponent in enumerate((t, t + x, t + x + y)):
-        found[..., mu, :, :] *= _sign(exponent)
-    found[..., TIME, :, :] *= _sign(t >= lattice.shape[0] - distance)
-    return found
+    if mu == TIME:
+        there = t + step
+        return np.where((there < 0) | (there >= lattice.shape[0]), -1.0, 1.0)
+    exponent: np.ndarray = (t, t + x, t + x + y)[mu]
+    return 1.0 - 2.0 * (exponent % 2)
 
 
 def of_thin(lattice: Lattice, links: np.ndarray, *, naive: bool) -> dict[int, np.ndarray]:
@@ -117,8 +128,3 @@ def tables(
             for parity in PARITIES
         )
     return even, odd
-
-
-def _sign(exponent: np.ndarray) -> np.ndarray:
-    """Return (-1)^exponent, to be multiplied with matrices."""
-    return (1.0 - 2.0 * (exponent % 2))[..., None, None]
