@@ -5,6 +5,7 @@ MILC multiplies the staggered phases and the sign of the boundary into the links
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,28 +104,51 @@ def tables(
     Collective. The backward links are stored beside the forward ones: twice the memory, and no neighbour's link is
     read or exchanged later.
     """
-    hops = directions(list(links))
+
+    def matrices(mu: int, step: int) -> np.ndarray:
+        found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
+        return found if step > 0 else -dagger(lattice.shifted(found, mu, step))
+
+    return tables_of(lattice, list(links), matrices, dtype)
+
+
+def tables_of(
+    lattice: Lattice,
+    distances: Sequence[int],
+    matrices: Callable[[int, int], Any],
+    dtype: np.dtype[Any],
+) -> tuple[Table, Table]:
+    """Return the tables of the even and of the odd sites, of the matrices for each neighbour.
+
+    Parameters
+    ----------
+    lattice : Lattice
+    distances : sequence of int
+        Of the neighbours: 1, or 1 and 3.
+    matrices : callable
+        ``matrices(mu, step)`` is the block ``(t, z, y, x, 3, 3)`` that acts on the neighbours ``step`` further along
+        mu, of NumPy or where the lattice's vectors are.
+    dtype : dtype
+        complex64 or complex128.
+    """
+    hops = directions(distances)
     if lattice.components_first:
         shape: tuple[int, ...] = (len(hops), 3, 3, lattice.sites)
     else:
         shape = (lattice.sites, 3, len(hops), 3)
     made = [lattice.grid.xp.empty(shape, dtype) for _ in PARITIES]
-    for number, (mu, step) in enumerate(hops):
-        found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
-        if step < 0:
-            found = -dagger(lattice.shifted(found, mu, step))
-        for target, part in zip(made, lattice.split(found), strict=True):
+    for number, hop in enumerate(hops):
+        for target, part in zip(made, lattice.split(matrices(*hop)), strict=True):
             part = part.reshape(-1, 3, 3)
             if lattice.components_first:
-                part = np.ascontiguousarray(np.moveaxis(part, 0, -1), dtype)
-                target[number] = lattice.grid.xp.asarray(part)
+                target[number] = lattice.on_device(np.moveaxis(part, 0, -1), dtype)
             else:
                 np.conjugate(part, out=target[:, :, number], casting="same_kind")
     if lattice.components_first:
         even, odd = map(Table, made)
     else:
         even, odd = (
-            Table(made[parity].reshape(*shape[:2], -1), lattice.neighbours(parity, list(links)))
+            Table(made[parity].reshape(*shape[:2], -1), lattice.neighbours(parity, distances))
             for parity in PARITIES
         )
     return even, odd

@@ -72,7 +72,8 @@ def random_matrices(
     They are distributed by Haar's measure: see `special_unitary`.
     """
     numbers = uniforms(shape, owned, 12 * count, seed, stream)
-    return special_unitary(numbers.reshape(*numbers.shape[:-1], count, 12))
+    found: np.ndarray = special_unitary(numbers.reshape(*numbers.shape[:-1], count, 12))
+    return found
 
 
 def special_unitary(numbers: Any) -> Any:

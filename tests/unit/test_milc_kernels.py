@@ -165,7 +165,7 @@ class TestConjugateGradient:
         x, numbers = found.x.copy(), gradient._state.copy()
         device.calls.clear()
         for _ in range(3):
-            for step in gradient._iteration:
+            for step in gradient.iteration:
                 step.call()
         assert device.calls == ["dslash", "normal", "reduce", "update"] * 3
         assert np.array_equal(found.x, x) and np.array_equal(gradient._state, numbers)
