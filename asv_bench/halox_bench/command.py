@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from halox_bench.allreduce import command as allreduce
 from halox_bench.exchange import command as exchange
+from halox_bench.milc import command as milc
 from halox_bench.pack import command as pack
 from halox_bench.pingpong import command as pingpong
 from halox_bench.transpose import command as transpose
@@ -14,6 +15,7 @@ from halox_bench.transpose import command as transpose
 KINDS = {
     **{"pack": pack, "exchange": exchange, "pingpong": pingpong, "allreduce": allreduce},
     "transpose": transpose,
+    "milc": milc,
 }
 """Each a module with ``ABOUT``, ``add_arguments(parser)`` and ``run(args, words)``."""
 

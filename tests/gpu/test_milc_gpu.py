@@ -113,7 +113,7 @@ class TestConjugateGradient:
         text = r"after 11 iterations.*\(no more iterations are allowed\)"
         with pytest.raises(Exception, match=text):
             gradient.solve(b)
-        for table in operator._tables:
+        for table in operator.tables:
             table.matrices[...] = np.nan
         with pytest.raises(Exception, match=r"after 0 iterations.*\(p \. M\^dagger M p is nan\)"):
             gradient.solve(b)

@@ -176,14 +176,14 @@ class TestConjugateGradient:
             text = r"after 2 iterations.*\(no more iterations are allowed\)"
             with pytest.raises(halox.errors.HaloxError, match=text):
                 self.solved(operator, EVEN, Stop(1e-9, 2))
-            for table in operator._tables:
+            for table in operator.tables:
                 table.matrices[...] = np.nan
             text = r"after 0 iterations.*\(p \. M\^dagger M p is nan\)"
             with pytest.raises(halox.errors.HaloxError, match=text):
                 self.solved(operator, EVEN, Stop(1e-9, 9))
             b = vectors(operator, 5)[EVEN]
             b[...] = 0
-            for table in operator._tables:
+            for table in operator.tables:
                 table.matrices[...] = 0
             zero = ConjugateGradient(operator, EVEN, MASS, Stop(1e-9, 9)).solve(b)
             assert (zero.iterations, zero.residual, zero.x.any()) == (0, 0, False)
