@@ -46,7 +46,7 @@ def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarr
             )
         )
         to[...] = at
-    for at, to, n in zip(*map(np.ndarray.tolist, rest), strict=True):
+    for at, to, n in zip(*map(np.ndarray.tolist, rest[:3]), strict=True):
         target[to : to + n] = source[at : at + n]
 
 
