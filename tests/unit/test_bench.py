@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,14 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         class Wrong(HostPacker):
-            def pack(self, out: np.ndarray) -> None:
-                super().pack(out)
-                out[-1] ^= 1
+            def packing(self, out: np.ndarray) -> Callable[[], object]:
+                call = super().packing(out)
+
+                def wrong() -> None:
+                    call()
+                    out[-1] ^= 1
+
+                return wrong
 
         monkeypatch.setattr(on_host, "HostPacker", Wrong)
         assert bench("pack --device cpu --patterns FFT2/256 --repeats 2") == 1
@@ -127,9 +133,14 @@ class TestCommand:
 
     def test_bytes_written_beside_are_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Wrong(HostPacker):
-            def unpack(self, packed: np.ndarray) -> None:
-                super().unpack(packed)
-                self._memory[self.view.shape[-1] * self.view.itemsize] ^= 1
+            def unpacking(self, packed: np.ndarray) -> Callable[[], object]:
+                call = super().unpacking(packed)
+
+                def wrong() -> None:
+                    call()
+                    self._memory[self.view.shape[-1] * self.view.itemsize] ^= 1
+
+                return wrong
 
         monkeypatch.setattr(on_host, "HostPacker", Wrong)
         options = Options(directions=("unpack",), repeats=1, baselines=False)

@@ -82,7 +82,7 @@ def _methods(
 
     def host() -> Callable[[], Any]:
         packer = HostPacker(slab[start:], datatype, case.count)
-        return lambda: packer.unpack(packed) if unpack else packer.pack(packed)
+        return packer.unpacking(packed) if unpack else packer.packing(packed)
 
     def by_hand() -> Callable[[], Any]:
         arrays = [

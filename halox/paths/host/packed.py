@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -256,8 +255,8 @@ def _packed(
 
 def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
     """Return for each slot the calls that pack messages, and those that unpack them."""
-    unpack = "add" if job.operation == "add" else "unpack"
-    packs = _by_slot(job, job.sends, buffers.outgoing, "pack")
+    unpack = "adding" if job.operation == "add" else "unpacking"
+    packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
     unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
     cleared = clearing(job)
     return [(first + cleared, then) for first, then in zip(packs, unpacks, strict=True)]
@@ -266,11 +265,11 @@ def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls
 def _by_slot(
     job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
 ) -> list[_Calls]:
-    """Return for each slot, with its row of buffers, the calls of a method of the parts' packers."""
+    """Return for each slot, with its row of buffers, the calls that a method of the parts' packers prepares."""
     packers = [[packer_of(job, part) for part in message.parts] for message in messages]
     return [
         [
-            partial(getattr(packer, method), buffer[offset : offset + packer.nbytes])
+            getattr(packer, method)(buffer[offset : offset + packer.nbytes])
             for message, of_parts, buffer in zip(messages, packers, row, strict=True)
             for packer, offset in zip(of_parts, message.offsets, strict=True)
         ]
@@ -280,10 +279,7 @@ def _by_slot(
 
 def clearing(job: Job) -> _Calls:
     """Return calls that set the job's ``cleared`` parts to zero."""
-    return [
-        partial(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8))
-        for part in job.cleared
-    ]
+    return [packer_of(job, part).unpacking(np.zeros(part.nbytes, np.uint8)) for part in job.cleared]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:
