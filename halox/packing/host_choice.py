@@ -148,7 +148,7 @@ def listed_pays(blocks: BlockList, word: int, measured: Speeds) -> bool:
     # Blocks of one length, one step apart, are one loop of MPI's.
     changed = np.diff(blocks.offsets, 2) != 0
     loops = 1 + int(np.count_nonzero(changed | (np.diff(blocks.lengths[1:]) != 0)))
-    mpi_ns = loops * measured.listed + (n - loops) * measured.regular
+    mpi_ns = loops * measured.listed + (n - loops) * min(measured.regular, measured.listed)
     if not is_long:
         mpi_ns += max(nbytes - SHORT_BLOCK * n, 0) / _BYTES_A_NS
     return mpi_ns < _MARGIN * numpy_ns
