@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
@@ -285,10 +286,18 @@ class Grid(GridAllocation, GridReductions):
         return gather(self._world, field, self.layout, root)
 
     def dataarray(self, field: object, **options: Any) -> Any:
-        """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
+        """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
         return dataarray(self, field, **options)
+
+    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
+        """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
+        self._world.begin("from_dataarray")
+        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
+        return labelled.from_dataarray(
+            self._world, self, array, layout_of=self._layouts.of, make=self._add, dims=dims
+        )
 
     # Exchanges
 

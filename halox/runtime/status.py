@@ -37,6 +37,7 @@ CALLS = (
     "empty",
     "gather",
     "scatter",
+    "from_dataarray",
     "exchange",
     "accumulate",
     "plan",
