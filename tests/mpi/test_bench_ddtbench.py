@@ -63,9 +63,9 @@ def test_wrong_bytes_are_seen(pattern: str, comm: Any, monkeypatch: pytest.Monke
     bench = DdtBench(comm, "host", OPTIONS)
     move: Callable[..., Any] = baselines.Packed._go
 
-    def beside(self: Any, leg: int) -> None:
-        move(self, leg)
-        if isinstance(self, baselines.MpiPacked) and comm.rank == 1 and leg == 1:
+    def beside(self: Any, direction: int) -> None:
+        move(self, direction)
+        if isinstance(self, baselines.MpiPacked) and comm.rank == 1 and direction == 1:
             self._array[-1] ^= 1
 
     monkeypatch.setattr(baselines.Packed, "_go", beside)

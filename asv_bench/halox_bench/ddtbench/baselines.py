@@ -14,7 +14,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.world import load_mpi
 from halox_bench.common.byhand import packed_buffer, prepare
 from halox_bench.common.layouts import ByHand, Bytes
-from halox_bench.ddtbench.cases import DdtCase, Leg
+from halox_bench.ddtbench.cases import DdtCase, Direction
 from halox_bench.pingpong.baselines import Trip
 
 MPI_PACK = "MPI_Pack + mpi4py"
@@ -34,7 +34,7 @@ def address_of(array: Any) -> int:
     return int(pointer)
 
 
-class _Legs(Trip):
+class _BothWays(Trip):
     """Both directions of a case."""
 
     def there(self) -> None:
@@ -44,22 +44,24 @@ class _Legs(Trip):
         self._go(1)
 
     @abstractmethod
-    def _go(self, leg: int) -> None: ...
+    def _go(self, direction: int) -> None: ...
 
 
-class MpiTypes(_Legs):
+class MpiTypes(_BothWays):
     """Send and Recv with the derived types, or Alltoallw; on device memory where the MPI takes it."""
 
     def __init__(self, comm: Any, case: DdtCase, array: Any) -> None:
         mpi = load_mpi()
         buffer = mpi.buffer.fromaddress(address_of(array), case.slab_bytes)
         self._types: list[Any] = []
-        self._legs = [self._leg(comm, buffer, leg) for leg in case.legs(comm.rank)]
+        self._directions = [
+            self._direction(comm, buffer, direction) for direction in case.directions(comm.rank)
+        ]
 
-    def _leg(self, comm: Any, buffer: Any, leg: Leg) -> Call:
+    def _direction(self, comm: Any, buffer: Any, direction: Direction) -> Call:
         sends, receives = (
             {peer: one.to_mpi() for peer, one in messages.items()}
-            for messages in (leg.sends, leg.receives)
+            for messages in (direction.sends, direction.receives)
         )
         self._types += [*sends.values(), *receives.values()]
         if sends and receives:
@@ -70,15 +72,15 @@ class MpiTypes(_Legs):
         move, message = (comm.Send if sends else comm.Recv), [buffer, 1, made]
         return lambda: move(message, peer, _TAG)
 
-    def _go(self, leg: int) -> None:
-        self._legs[leg]()
+    def _go(self, direction: int) -> None:
+        self._directions[direction]()
 
     def close(self) -> None:
         for made in self._types:
             made.Free()
 
 
-class Packed(_Legs):
+class Packed(_BothWays):
     """Packs, communicates packed bytes, unpacks.
 
     Parameters
@@ -88,7 +90,7 @@ class Packed(_Legs):
 
     Notes
     -----
-    A subclass prepares in ``packs`` and ``unpacks`` one call a leg, None where there is nothing to do.
+    A subclass prepares in ``packs`` and ``unpacks`` one call a direction, None where there is nothing to do.
     """
 
     packs: list[Call | None]
@@ -96,21 +98,21 @@ class Packed(_Legs):
 
     def __init__(self, comm: Any, case: DdtCase, buffers: Any) -> None:
         self._comm, self._buffers = comm, buffers
-        self._moves = [self._move(leg) for leg in case.legs(comm.rank)]
+        self._moves = [self._move(direction) for direction in case.directions(comm.rank)]
 
-    def _move(self, leg: Leg) -> Call:
+    def _move(self, direction: Direction) -> Call:
         comm, (out, into) = self._comm, self._buffers
-        if leg.sends and leg.receives:
+        if direction.sends and direction.receives:
             return lambda: comm.Alltoall(out, into)
-        if leg.sends:
-            return lambda: comm.Send(out, *leg.sends, _TAG)
-        return lambda: comm.Recv(into, *leg.receives, _TAG)
+        if direction.sends:
+            return lambda: comm.Send(out, *direction.sends, _TAG)
+        return lambda: comm.Recv(into, *direction.receives, _TAG)
 
-    def _go(self, leg: int) -> None:
-        pack, unpack = self.packs[leg], self.unpacks[leg]
+    def _go(self, direction: int) -> None:
+        pack, unpack = self.packs[direction], self.unpacks[direction]
         if pack is not None:
             pack()
-        self._moves[leg]()
+        self._moves[direction]()
         if unpack is not None:
             unpack()
 
@@ -131,10 +133,16 @@ class Packed(_Legs):
 def _each(
     case: DdtCase, rank: int, make: Callable[[ByHand, bool], Call]
 ) -> tuple[list[Call | None], list[Call | None]]:
-    """Return the calls that pack and those that unpack each leg, made by layout and whether to unpack."""
-    legs = case.legs(rank)
-    packs = [None if leg.packed is None else make(leg.packed, False) for leg in legs]
-    unpacks = [None if leg.unpacked is None else make(leg.unpacked, True) for leg in legs]
+    """Return the calls that pack and those that unpack each direction, made by layout and whether to unpack."""
+    directions = case.directions(rank)
+    packs = [
+        None if direction.packed is None else make(direction.packed, False)
+        for direction in directions
+    ]
+    unpacks = [
+        None if direction.unpacked is None else make(direction.unpacked, True)
+        for direction in directions
+    ]
     return packs, unpacks
 
 
@@ -164,9 +172,9 @@ class _Typed(Packed):
     def __init__(self, comm: Any, case: DdtCase, array: Any, buffers: Any) -> None:
         super().__init__(comm, case, buffers)
         self._array = array
-        legs = case.legs(comm.rank)
-        self.packs = [self._calls(leg.sends, unpack=False) for leg in legs]
-        self.unpacks = [self._calls(leg.receives, unpack=True) for leg in legs]
+        directions = case.directions(comm.rank)
+        self.packs = [self._calls(direction.sends, unpack=False) for direction in directions]
+        self.unpacks = [self._calls(direction.receives, unpack=True) for direction in directions]
 
     def _calls(self, messages: dict[int, Any], *, unpack: bool) -> Call | None:
         calls, at = [], 0
@@ -262,7 +270,7 @@ class Kernels(Packed):
 
 
 class Reference(Packed):
-    """As many contiguous bytes of host memory: no layout at all."""
+    """Contiguous bytes of host memory, without any layout."""
 
     def __init__(self, comm: Any, case: DdtCase) -> None:
         super().__init__(comm, case, _host_buffers(case))

@@ -36,7 +36,7 @@ class Side(NamedTuple):
     by_hand: ByHand
 
 
-class Leg(NamedTuple):
+class Direction(NamedTuple):
     """Part of one rank in one direction: the messages, by the peer, and all of them together by hand.
 
     ``sends`` and ``receives`` are in the order of the peers.
@@ -62,7 +62,7 @@ class DdtCase:
         Bytes that a rank sends in one direction.
     block_bytes : int
         Mean contiguous run on the send side.
-    legs : callable
+    directions : callable
         Given a rank, returns its part on the way there and on the way back.
     """
 
@@ -72,7 +72,7 @@ class DdtCase:
     offsets: tuple[int, ...]
     nbytes: int
     block_bytes: int
-    legs: Callable[[int], tuple[Leg, Leg]]
+    directions: Callable[[int], tuple[Direction, Direction]]
 
     @property
     def name(self) -> str:
@@ -152,15 +152,15 @@ def _ping_pong(paired: tuple[Case, Side]) -> DdtCase:
     case, received = paired
     sent = _side(case)
 
-    def legs(rank: int) -> tuple[Leg, Leg]:
-        sending = Leg({1 - rank: sent.datatype}, {}, sent.by_hand, None)
-        receiving = Leg({}, {1 - rank: received.datatype}, None, received.by_hand)
+    def directions(rank: int) -> tuple[Direction, Direction]:
+        sending = Direction({1 - rank: sent.datatype}, {}, sent.by_hand, None)
+        receiving = Direction({}, {1 - rank: received.datatype}, None, received.by_hand)
         return (sending, receiving) if rank == 0 else (receiving, sending)
 
     blocks = sent.datatype.blocks().n_blocks
     mean = case.payload // blocks
     what = case.pattern, case.size, case.arrays, case.offsets, case.payload, mean
-    return DdtCase(*what, legs)
+    return DdtCase(*what, directions)
 
 
 def _fft(case: Case) -> DdtCase:
@@ -174,15 +174,15 @@ def _fft(case: Case) -> DdtCase:
     column = dt.resized(dt.vector(rows, 1, n, element), 0, 16)
     turned = dt.contiguous(rows, column)
 
-    def leg(source: int, target: int) -> Leg:
+    def direction(source: int, target: int) -> Direction:
         sends = {p: _at(block, two.offsets[source] + 16 * rows * p) for p in peers}
         receives = {p: _at(turned, two.offsets[target] + 16 * rows * p) for p in peers}
         packed = Box(16 * rows, (RANKS, rows), (16 * rows, 16 * n), array=source)
         unpacked = Box(16, (RANKS, rows, rows), (16 * rows, 16, 16 * n), array=target)
-        return Leg(sends, receives, Boxes((packed,)), Boxes((unpacked,)))
+        return Direction(sends, receives, Boxes((packed,)), Boxes((unpacked,)))
 
     what = case.pattern, case.size, two.arrays, two.offsets, matrix, 16 * rows
-    return DdtCase(*what, lambda rank: (leg(0, 1), leg(1, 0)))
+    return DdtCase(*what, lambda rank: (direction(0, 1), direction(1, 0)))
 
 
 _RECEIVES: dict[str, Callable[[Case], tuple[Case, Side]]] = {

@@ -30,7 +30,7 @@ from halox_bench.ranks.methods import Baseline, Method, Methods
 from halox_bench.ranks.rows import STREAM
 
 _CHECKS = 2
-_LEGS = ("there", "back")
+_DIRECTIONS = ("there", "back")
 
 
 class DdtBench(PingPongBench):
@@ -54,14 +54,16 @@ class DdtOracle:
     def __init__(self, case: DdtCase, rank: int, xp: Any = np) -> None:
         self._rank, self._xp = rank, xp
         self._words = -(-case.slab_bytes // WORD)
-        self._legs = [self._messages(case, leg) for leg in range(len(_LEGS))]
+        self._directions = [
+            self._messages(case, direction) for direction in range(len(_DIRECTIONS))
+        ]
 
-    def _messages(self, case: DdtCase, leg: int) -> list[tuple[int, int, Any, Any]]:
+    def _messages(self, case: DdtCase, direction: int) -> list[tuple[int, int, Any, Any]]:
         """Return source, target and the numbers of their words for each message of a direction."""
         found = []
-        legs = [case.legs(rank)[leg] for rank in range(RANKS)]
+        directions = [case.directions(rank)[direction] for rank in range(RANKS)]
         for source, target in np.ndindex(RANKS, RANKS):
-            here, there = legs[target], legs[source]
+            here, there = directions[target], directions[source]
             if target not in there.sends or there.packed is None or here.unpacked is None:
                 continue
             sent = np.split(places(case, there.packed), len(there.sends))
@@ -82,13 +84,13 @@ class DdtOracle:
     def _words_of(self, array: Any) -> Any:
         return array.view(np.uint32)
 
-    def wrong(self, array: Any, step: int, legs: tuple[int, ...]) -> int:
+    def wrong(self, array: Any, step: int, directions: tuple[int, ...]) -> int:
         """Count the words of this rank's slab that are not as some directions leave them."""
         slabs = [self.filled(rank, step) for rank in range(RANKS)]
-        for leg in legs:
+        for direction in directions:
             moved = [
                 (target, here, slabs[source][there])
-                for source, target, there, here in self._legs[leg]
+                for source, target, there, here in self._directions[direction]
             ]
             for target, here, values in moved:
                 slabs[target][here] = values
@@ -148,13 +150,13 @@ class DdtTrips(Methods[DdtRow]):
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan both directions by a path."""
-        slab, legs = self.arrays, self._case.legs(self.comm.rank)
+        slab, directions = self.arrays, self._case.directions(self.comm.rank)
         messages = [
             (
-                [Send(slab, made, peer) for peer, made in leg.sends.items()],
-                [Recv(slab, made, peer) for peer, made in leg.receives.items()],
+                [Send(slab, made, peer) for peer, made in direction.sends.items()],
+                [Recv(slab, made, peer) for peer, made in direction.receives.items()],
             )
-            for leg in legs
+            for direction in directions
         ]
         trip = Exchanges(self.comm, messages, chosen)
         return Method(kind, name, trip, trip.close, True, slab, {"path": trip.taken})
@@ -171,8 +173,12 @@ class DdtTrips(Methods[DdtRow]):
 
             def types() -> Baseline:
                 self.bench.need_gpu_aware()
-                legs = self._case.legs(0)
-                every = [m for leg in legs for m in (*leg.sends.values(), *leg.receives.values())]
+                directions = self._case.directions(0)
+                every = [
+                    m
+                    for direction in directions
+                    for m in (*direction.sends.values(), *direction.receives.values())
+                ]
                 most = max(map(run_count, every))
                 if most > MOST_BLOCKS:
                     raise PathError(f"left out: {most:,} blocks, which MPI may copy one by one")
@@ -198,11 +204,11 @@ class DdtTrips(Methods[DdtRow]):
         for step in range(_CHECKS):
             if call is trip and isinstance(trip, Trip):
                 wrong = 0
-                for leg, go in enumerate((trip.there, trip.back)):
-                    self._oracle.fill(array, 2 * step + leg)
+                for direction, go in enumerate((trip.there, trip.back)):
+                    self._oracle.fill(array, 2 * step + direction)
                     go()
                     self.stage.synchronize()
-                    wrong += self._oracle.wrong(array, 2 * step + leg, (leg,))
+                    wrong += self._oracle.wrong(array, 2 * step + direction, (direction,))
             else:
                 self._oracle.fill(array, step)
                 call()
