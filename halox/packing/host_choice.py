@@ -25,7 +25,7 @@ _WIDE_BLOCK = 96
 # A copy by NumPy takes some 300 ns beside its blocks, as MPI's does.
 _FEW_BLOCKS = 8
 # Nanoseconds of a copy through an index or by slices from which on the choice matters; of one slice copy.
-_LEAST_NS = 600.0
+_LEAST_NS = 300.0
 _SLICE_NS = 100.0
 _BYTES_A_NS = 16
 # Unpacking through an index takes up to twice the time of packing, by MPI about the same.

@@ -51,7 +51,9 @@ class Strided:
 
 def _copying(move: Move) -> Call:
     moves = blocked([move])
-    return partial(np.copyto, *moves[0]) if len(moves) == 1 else partial(copy_all, moves)
+    if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to begin
+        return partial(setitem, moves[0][0], ..., moves[0][1])
+    return partial(copy_all, moves)
 
 
 class Sliced:

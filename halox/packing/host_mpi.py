@@ -132,6 +132,8 @@ class MpiType:
     handle : mpi4py.MPI.Datatype
     is_alive : bool
         Whether the handle may be used.
+    calls : WeakSet
+        Calls that use it.
     """
 
     def __init__(self, mpi: Any, layout: StridedBlocks | BlockList, word: int, span: int) -> None:
@@ -142,14 +144,17 @@ class MpiType:
         self.handle: Any = flat.Create_resized(0, span).Commit()
         flat.Free()
         self.is_alive = True
+        self.calls: weakref.WeakSet[_Prepared] = weakref.WeakSet()
         self._free = weakref.finalize(self, _free, mpi, self.handle)
         self._free.atexit = False
         _watch_finalize(mpi)
         _living.add(self)
 
     def free(self) -> None:
-        """Free the handle; harmless when repeated."""
+        """Free the handle; harmless when repeated. Calls that were prepared with it go on by other means."""
         self.is_alive = False
+        for call in list(self.calls):
+            call.switch()
         self._free()
 
 
@@ -179,6 +184,16 @@ def _listed(words: Any, word: int, blocks: BlockList) -> Any:
     return words.Create_hindexed(lengths, starts)
 
 
+class _Prepared(partial[object]):
+    """A call of MPI, without a function of Python's around it, that becomes another call when MPI is finalized."""
+
+    other: Callable[[], Call]
+
+    def switch(self) -> None:
+        """Prepare the other call and make it from now on."""
+        self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
+
+
 class ByMpi:
     """Copies by MPI; by another copier once MPI has been finalized."""
 
@@ -188,21 +203,17 @@ class ByMpi:
 
     def packing(self, out: Bytes) -> Call:
         """Return the call that packs into a buffer."""
-        buffer = self._type.mpi.buffer
-        move = partial(self._type.handle.Pack, buffer(self._memory), buffer(out), 0, self._comm)
-        return partial(_call, self._type, move, lambda: self._other().packing(out))
+        made, buffer = self._type.handle, self._type.mpi.buffer
+        call = _Prepared(made.Pack, buffer(self._memory), buffer(out), 0, self._comm)
+        return self._kept(call, lambda: self._other().packing(out))
 
     def unpacking(self, packed: Bytes) -> Call:
         """Return the call that unpacks a buffer."""
-        buffer = self._type.mpi.buffer
-        move = partial(
-            self._type.handle.Unpack, buffer(packed), 0, buffer(self._memory), self._comm
-        )
-        return partial(_call, self._type, move, lambda: self._other().unpacking(packed))
+        made, buffer = self._type.handle, self._type.mpi.buffer
+        call = _Prepared(made.Unpack, buffer(packed), 0, buffer(self._memory), self._comm)
+        return self._kept(call, lambda: self._other().unpacking(packed))
 
-
-def _call(datatype: MpiType, move: Call, other: Callable[[], Call]) -> None:
-    if datatype.is_alive:
-        move()
-    else:
-        other()()
+    def _kept(self, call: _Prepared, other: Callable[[], Call]) -> Call:
+        call.other = other
+        self._type.calls.add(call)
+        return call

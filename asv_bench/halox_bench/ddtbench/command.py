@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from halox.cli.progress import TerminalProgress
 from halox_bench.common import options
 from halox_bench.common.options import add_list
-from halox_bench.ddtbench import plots
+from halox_bench.common.targets import shown
+from halox_bench.ddtbench import plots, targets
 from halox_bench.ddtbench.cases import PATTERNS, DdtCase, select
 from halox_bench.ddtbench.run import DdtBench
 from halox_bench.pingpong.command import between_two, check_places, played
@@ -24,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``halox bench ddtbench``."""
     command.add_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the cases and end")
+    parser.add_argument(
+        "--targets",
+        action="store_true",
+        help="only host packing and unpacking beside MPI_Pack, which have a target",
+    )
     add_list(parser, "--patterns", "patterns, or pattern/size, with wildcards; default: all")
     where = f"where the arrays are, out of {', '.join(PLACES)}; default: all there are"
     add_list(parser, "--where", where)
@@ -54,6 +61,12 @@ def _play(
     result: dict[str, Any],
     cases: list[DdtCase],
 ) -> bool:
+    if args.targets:
+        progress = TerminalProgress(comm.rank)
+        figures = result["targets"] = targets.measure(comm, cases, progress=progress)
+        progress.clear()
+        command.say(comm, shown(figures))
+        return any("failed" in one for one in figures)
     found = played(args, comm, places, result, cases, DdtBench)
     if comm.rank == 0:
         options.draw(args.plot, partial(plots.draw, found))
