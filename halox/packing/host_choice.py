@@ -78,6 +78,11 @@ class HostLayout:
                 return ByMpi(memory, made, partial(self.by_numpy, memory))
         return self.by_numpy(memory)
 
+    @property
+    def prefers_mpi(self) -> bool:
+        """Whether MPI packs these items, in memory that suits it."""
+        return self._mpi_type() is not None
+
     def by_numpy(self, memory: Bytes) -> Copier:
         """Return NumPy's copier."""
         blocks = self._blocks

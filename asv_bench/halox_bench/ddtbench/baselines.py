@@ -146,7 +146,8 @@ def _each(
     return packs, unpacks
 
 
-def _host_buffers(case: DdtCase) -> tuple[Bytes, Bytes]:
+def host_buffers(case: DdtCase) -> tuple[Bytes, Bytes]:
+    """Return memory for packed bytes to send, and for received ones."""
     return np.empty(case.nbytes, np.uint8), np.empty(case.nbytes, np.uint8)
 
 
@@ -154,7 +155,7 @@ class ByHandPacked(Packed):
     """NumPy slicing, or fancy indexing by lists."""
 
     def __init__(self, comm: Any, case: DdtCase, array: Any) -> None:
-        out, into = _host_buffers(case)
+        out, into = host_buffers(case)
         super().__init__(comm, case, (out, into))
         arrays = case.of_slab(array)
 
@@ -199,11 +200,11 @@ class _Typed(Packed):
 class MpiPacked(_Typed):
     """MPI_Pack and MPI_Unpack, prepared as far as mpi4py allows."""
 
-    def __init__(self, comm: Any, case: DdtCase, array: Any) -> None:
+    def __init__(self, comm: Any, case: DdtCase, array: Any, buffers: Any = None) -> None:
         mpi = load_mpi()
         self._self, self._made = mpi.COMM_SELF, list[Any]()
         self._origin = mpi.buffer.fromaddress(address_of(array), _ALL_MEMORY)
-        super().__init__(comm, case, array, _host_buffers(case))
+        super().__init__(comm, case, array, buffers or host_buffers(case))
 
     def _call(self, datatype: Any, part: Any, *, unpack: bool) -> Call:
         made = halox.datatypes.resized(datatype, 0, _ALL_MEMORY).to_mpi()
@@ -221,10 +222,12 @@ class MpiPacked(_Typed):
 class HaloxPacked(_Typed):
     """halox's packers: on the host prepared as in a plan, on a GPU `halox.pack` into page-locked memory."""
 
-    def __init__(self, comm: Any, case: DdtCase, array: Any, device: int | None) -> None:
+    def __init__(
+        self, comm: Any, case: DdtCase, array: Any, device: int | None, buffers: Any = None
+    ) -> None:
         self._device = device
         if device is None:
-            buffers: Any = _host_buffers(case)
+            buffers = buffers or host_buffers(case)
         else:
             made = [packed_buffer(case.nbytes, host=True) for _ in range(2)]
             buffers, self._keep = [one[0] for one in made], made
@@ -273,7 +276,7 @@ class Reference(Packed):
     """Contiguous bytes of host memory, without any layout."""
 
     def __init__(self, comm: Any, case: DdtCase) -> None:
-        super().__init__(comm, case, _host_buffers(case))
+        super().__init__(comm, case, host_buffers(case))
         self.packs, self.unpacks = [None, None], [None, None]
 
     def wrong(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from halox_bench.common.targets import Figure, Progress, figure, measured
-from halox_bench.ddtbench.baselines import HaloxPacked, MpiPacked
+from halox_bench.ddtbench.baselines import HaloxPacked, MpiPacked, host_buffers
 from halox_bench.ddtbench.cases import DdtCase
 
 OF_MPI_PACK = 0.95
@@ -42,7 +42,9 @@ def measure(
 
 def _figures(comm: Any, case: DdtCase) -> Iterator[Figure]:
     slab = np.zeros(case.slab_bytes, np.uint8)
-    ours, theirs = HaloxPacked(comm, case, slab, None), MpiPacked(comm, case, slab)
+    buffers = host_buffers(case)  # the same for both: addresses decide on conflicts in caches
+    ours = HaloxPacked(comm, case, slab, None, buffers)
+    theirs = MpiPacked(comm, case, slab, buffers)
     calls = {"halox": ours.phases(), "mpi": theirs.phases()}
     for phase in ("pack", "unpack"):
         us = least_us({name: phases[phase] for name, phases in calls.items()})

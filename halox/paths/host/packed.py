@@ -19,6 +19,7 @@ from halox.paths.buffers import (
 )
 from halox.paths.fragments import Cutter, whole
 from halox.paths.host.indexed import Indexed, IndexedMessages, Located, index_all, pays
+from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Array, HostArray
@@ -98,7 +99,7 @@ _Calls = list[Callable[[], object]]
 _Take = Callable[..., None]
 
 
-_Rows = list[list[Move]] | list[list[Indexed]]
+_Rows = list[list[Move]] | list[list[Indexed]] | list[Calls]
 
 
 class _Views(NamedTuple):
@@ -119,6 +120,7 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
+        self._odd: OddBlocks | None = None
         sent = places_of([part for m in job.sends for part in m.parts])
         received = places_of([part for m in job.receives for part in m.parts], values=adds)
         if sent is None or received is None:
@@ -140,6 +142,10 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
+        if not adds and self._indexed is None:
+            odd = OddBlocks(job, self._outgoing, self._incoming)
+            if odd.are_some:
+                self._odd, self._pack, self._take = odd, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -153,6 +159,9 @@ class HostChannel(Channel):
         if self._indexed is not None:
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
+        if self._odd is not None:
+            packs_of, unpacks_of = self._odd.views(memories)
+            return _Views(packs_of, [], unpacks_of)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
