@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import gcd
-from typing import Any
+from types import ModuleType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -115,7 +115,7 @@ class HostLayout:
             self._type = MpiType(mpi, layout, self.word, self.span)
         return self._type if self._type.is_alive else None
 
-    def _pays(self, mpi: Any) -> bool:
+    def _pays(self, mpi: ModuleType) -> bool:
         measured = host_mpi.speeds(mpi)
         if measured is None:
             return False

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ SHORT_BLOCK = 4 * _WORDS_A_BLOCK
 """Bytes of a block whose times are measured."""
 
 
-def usable_mpi() -> Any:
+def usable_mpi() -> ModuleType | None:
     """Return ``mpi4py.MPI`` if it is in use and any thread may call it, else None; it is never imported here."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -63,7 +64,7 @@ class Speeds(NamedTuple):
 
 
 @cache
-def speeds(mpi: Any) -> Speeds | None:
+def speeds(mpi: ModuleType) -> Speeds | None:
     """Measure, once a process and in some 100 us, what decides between NumPy and MPI; None if MPI packs other bytes."""
     rng = np.random.default_rng(0)
     element = np.dtype(f"V{SHORT_BLOCK}")
@@ -105,7 +106,7 @@ _living: weakref.WeakSet[MpiType] = weakref.WeakSet()
 
 
 @cache
-def _watch_finalize(mpi: Any) -> None:
+def _watch_finalize(mpi: ModuleType) -> None:
     before_finalize(mpi, _free_all)
 
 
@@ -136,7 +137,9 @@ class MpiType:
         Calls that use it.
     """
 
-    def __init__(self, mpi: Any, layout: StridedBlocks | BlockList, word: int, span: int) -> None:
+    def __init__(
+        self, mpi: ModuleType, layout: StridedBlocks | BlockList, word: int, span: int
+    ) -> None:
         words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[word]
         made = _strided if isinstance(layout, StridedBlocks) else _listed
         flat = made(words, word, layout)  # type: ignore[arg-type]
@@ -158,7 +161,7 @@ class MpiType:
         self._free()
 
 
-def _free(mpi: Any, handle: Any) -> None:
+def _free(mpi: ModuleType, handle: Any) -> None:
     if not mpi.Is_finalized():
         with suppress(mpi.Exception):
             handle.Free()

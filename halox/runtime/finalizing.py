@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 _calls: list[Callable[[], None]] = []
 
 
-def before_finalize(mpi: Any, call: Callable[[], None]) -> None:
+def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
     """Make a call as MPI is being finalized, after those that were given before; ``mpi`` is ``mpi4py.MPI``."""
     _watch(mpi)
     _calls.append(call)
 
 
 @cache
-def _watch(mpi: Any) -> None:
+def _watch(mpi: ModuleType) -> None:
     """Have MPI say that it is being finalized, which deletes COMM_SELF's attributes first."""
 
-    def finalized(comm: Any, keyval: int, value: object) -> None:
+    def finalized(comm: object, keyval: int, value: object) -> None:
         for call in _calls:
             call()
 

@@ -205,13 +205,18 @@ class DdtTrips(Methods[DdtRow]):
             if call is trip and isinstance(trip, Trip):
                 wrong = 0
                 for direction, go in enumerate((trip.there, trip.back)):
-                    self._oracle.fill(array, 2 * step + direction)
+                    self._fill(2 * step + direction)
                     go()
                     self.stage.synchronize()
                     wrong += self._oracle.wrong(array, 2 * step + direction, (direction,))
             else:
-                self._oracle.fill(array, step)
+                self._fill(step)
                 call()
                 self.stage.synchronize()
                 wrong = self._oracle.wrong(array, step, (0, 1))
             self.expect(wrong, f"4-byte words, in round trip {step + 1}")
+
+    def _fill(self, step: int) -> None:
+        """Fill the slab, and wait: MPI reads device memory without regard to streams."""
+        self._oracle.fill(self.arrays, step)
+        self.stage.synchronize()
