@@ -79,11 +79,10 @@ static void add_count(u64 at, u64 value) { __atomic_fetch_add(checked<u64>(at), 
 [[maybe_unused]] static u64 take_count(u64 at, u64 value) { return __atomic_fetch_add(checked<u64>(at), value, __ATOMIC_ACQ_REL); }
 static u32 atomicExch(u32* at, u32 value) { return __atomic_exchange_n(checked<u32>((u64)at), value, __ATOMIC_SEQ_CST); }
 
-// Asked for where a block waits: the other threads of the CPU have a turn, and after a while also other programs.
+// Asked for where a block waits: the other threads of the CPU have a turn.
 static u64 nanoseconds()
 {
-    static u32 turns;
-    ++turns % 16 ? (void)sched_yield() : (void)usleep(20);
+    sched_yield();
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000ull + now.tv_nsec;
