@@ -9,7 +9,8 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from apps.nas_ft import benchmark, memory, options
+from apps import memory
+from apps.nas_ft import benchmark, options
 from apps.nas_ft.classes import CLASSES
 from apps.nas_ft.solver import Solver
 from tests.mpi.conftest import agree

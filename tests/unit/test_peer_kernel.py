@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from math import gcd
 from unittest.mock import patch
 
@@ -432,7 +433,10 @@ class TestWaiting:
                 other.result()
         number, epoch = ranks[0].failure
         assert epoch == 4
-        assert "rank 0 has waited for rank 2" in str(ranks[0].draft.error())
+        assert "rank 0 has waited for rank 2 in exchange 4 of" in str(ranks[0].draft.error())
+        ranks[0].draft.job = replace(ranks[0].job, operation="add")
+        assert "rank 0 has waited for rank 2 in accumulation 4 of" in str(ranks[0].draft.error())
+        ranks[0].draft.job = ranks[0].job
         assert number - 1 == len(ranks[0].job.sends) + 1  # messages to and from 1, 2, 3
         assert ranks[1].failure == ranks[3].failure == (0, 0)
         ranks[0].limit(1000)
