@@ -31,6 +31,11 @@ FLOORS: list[list[set[str]]] = [
             "halox.field_layouts",
             "halox.field_options",
             "halox.gathering",
+            "halox.scattering",
+            "halox.staging",
+            "halox.window",
+            "halox.grid_data",
+            "halox.checkpoint",
             "halox.transpose",
             "halox.fft",
         }
