@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 class Chunk(NamedTuple):
     """A chunk: its number along each axis, its cells, the rank that moves it, and the pieces of all ranks."""
 
-    index: tuple[int, ...]
+    number: tuple[int, ...]
     cut: Cut
     mover: int
     pieces: tuple[Piece, ...]
@@ -108,15 +108,15 @@ class ChunkGrid:
             range(cut.start // n, -(-cut.stop // n))
             for cut, n in zip(self.own, self.shape, strict=True)
         ]
-        for index in product(*ranges):
-            yield self.chunk(index)
+        for number in product(*ranges):
+            yield self.chunk(number)
 
-    def chunk(self, index: tuple[int, ...]) -> Chunk:
+    def chunk(self, number: tuple[int, ...]) -> Chunk:
         """Return a chunk."""
         whole = self.layout.global_shape
         cut = tuple(
-            slice(number * n, min((number + 1) * n, extent))
-            for number, n, extent in zip(index, self.shape, whole, strict=True)
+            slice(k * n, min((k + 1) * n, extent))
+            for k, n, extent in zip(number, self.shape, whole, strict=True)
         )
         first = len(self.layout.spec.components_before)
         grid = slice(first, first + self.layout.spec.ndim)
@@ -130,10 +130,10 @@ class ChunkGrid:
             rank = decomposition.rank_at([part for part, _ in parts])
             assert rank is not None
             pieces.append(Piece(rank, (*cut[:first], *(c for _, c in parts), *cut[grid.stop :])))
-        turn = sum(index)
+        turn = sum(number)
         mover = decomposition.rank_at([_mover(parts, turn) for parts in along])
         assert mover is not None
-        return Chunk(index, cut, mover, tuple(pieces))
+        return Chunk(number, cut, mover, tuple(pieces))
 
     def own_cut(self, chunk: Chunk) -> Cut:
         """Return the cells of a chunk that this rank owns."""

@@ -97,7 +97,7 @@ class Mover:
                     window.make_room()
                     window.send(self._assembled(extents(cut), places, taken), chunk.mover)
                 elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
-                    self._failure.attempt(partial(store.write, chunk.index, taken))
+                    self._failure.attempt(partial(store.write, chunk.number, taken))
                     deque(taken, 0)  # what a failure has left
                 else:
                     self._write(store, chunk, window, cut, zip(places, taken, strict=True))
@@ -170,11 +170,11 @@ class Mover:
         for place, part in parts:
             own[place] = opaque(part)
         window.end()
-        self._failure.attempt(lambda: store.write_whole(chunk.index, whole.view(self._field.dtype)))
+        self._failure.attempt(partial(store.write_whole, chunk.number, whole))
 
     def _stream(self, store: PlainChunks, chunk: Chunk, staged: Staging) -> None:
         cut = self._chunks.local(chunk.cut)
-        with store.reading(chunk.index) as reader:
+        with store.reading(chunk.number) as reader:
             for place in self._places(extents(cut)):
                 index = _within(cut, place)
                 reader.fill(staged.take(part_shape(extents(cut), place)))
@@ -183,7 +183,7 @@ class Mover:
     def _distribute(self, store: Store, chunk: Chunk, window: Window, staged: Staging) -> None:
         """Read a chunk, and send each rank its cells; zeros after a failure, which all ranks raise later."""
         shape = extents(chunk.cut)
-        whole = self._failure.attempt(lambda: opaque(store.read_whole(chunk.index, shape)))
+        whole = self._failure.attempt(lambda: opaque(store.read_whole(chunk.number, shape)))
         if whole is None:
             whole = np.zeros(shape, self._dtype)
         for piece in chunk.pieces:
