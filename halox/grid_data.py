@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from halox.checkpoint import npy
 from halox.checkpoint.arguments import (
+    Given,
     Progress,
     attrs_of,
     coords_of,
@@ -18,7 +21,7 @@ from halox.checkpoint.arguments import (
 )
 from halox.checkpoint.fields import spec_text
 from halox.checkpoint.loading import LOADING, Loaded, load
-from halox.checkpoint.saving import SAVING, Request, save
+from halox.checkpoint.saving import SAVING, Request, guarded, save
 from halox.checkpoint.store import codecs_of, load_zarr
 from halox.decomposition import Decomposition, FieldLayout
 from halox.errors import FieldError, MismatchError
@@ -27,7 +30,7 @@ from halox.gathering import gather
 from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.world import World
-from halox.scattering import Target, scatter
+from halox.scattering import Target, components_of, scatter
 from halox.values import shown
 
 
@@ -216,7 +219,13 @@ class GridData:
             names = dims_of(dims, len(self.grid_shape))
             lengths = self._lengths(names)
             codecs = codecs_of(compressors)
-            load_zarr()
+            if where.suffix != npy.SUFFIX:
+                load_zarr()
+            elif len(given) > 1 or attrs or coords or codecs:
+                raise FieldError(
+                    f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
+                    "instead, under a name without .npy"
+                )
             request = Request(
                 where,
                 given,
@@ -241,7 +250,11 @@ class GridData:
 
         request, said = self._world.prepare(check, SAVING)
         compare(said, "save")
-        save(self._world, request)
+        if request.path.suffix == npy.SUFFIX:
+            (given,) = request.fields.values()
+            npy.save(self._world, request.path, given, request.progress)
+        else:
+            save(self._world, request)
 
     @one_thread
     def load(
@@ -297,7 +310,10 @@ class GridData:
             where = path_of(path)
             given = fields_of(self._layouts, into, named, written=True)
             wanted = names_of(names)
-            load_zarr()
+            if where.suffix != npy.SUFFIX:
+                load_zarr()
+            elif len(given) + len(wanted or ()) > 1:
+                raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
             said = {
                 name: f"{one.found.dtype} {spec_text(one.layout.spec)}"
                 for name, one in given.items()
@@ -317,7 +333,40 @@ class GridData:
             field = self._new(dtype, options)
             return field, self._layouts.find(field)
 
+        if where.suffix == npy.SUFFIX:
+            return self._load_npy(where, given, wanted, tell)
         return load(self._world, where, self.grid_shape, wanted, given, new, tell)
+
+    def _load_npy(
+        self,
+        path: Path,
+        into: dict[str, Given],
+        names: tuple[str, ...] | None,
+        progress: Progress | None,
+    ) -> Loaded:
+        """Return the field of a ``.npy`` file under the name asked for, or that of the file."""
+        doing = f"reading {path}"
+        header = guarded(self._world, lambda: npy.header_of(path), doing, LOADING)
+        shape, dtype, _ = header
+
+        def options() -> dict[str, Any]:
+            for name, given in into.items():
+                if given.found.dtype != dtype:
+                    raise FieldError(
+                        f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like the one "
+                        "saved, or let load make it"
+                    )
+            return {} if into else components_of(shape, self.grid_shape, str(path))
+
+        layout = guarded(self._world, options, doing, LOADING)
+        if into:
+            ((name, given),) = into.items()
+            field = given.array
+        else:
+            (name,) = names or (path.stem,)
+            field = self._new(dtype, layout)
+        npy.load(self._world, path, field, self._layouts.find(field), header, progress)
+        return Loaded({name: field}, {})
 
     def _lengths(self, dims: Sequence[str]) -> dict[str, int]:
         """Return the length of each dimension that may have coordinates."""

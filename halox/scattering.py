@@ -72,7 +72,7 @@ def scatter(
         array = _checked(whole, chosen)
         components: Options = {}
         if target.layout is None:
-            components = _components(tuple(array.shape), layout_of(None).global_shape)
+            components = components_of(tuple(array.shape), layout_of(None).global_shape, "whole")
         elif array.shape != target.layout.global_shape:
             raise FieldError(
                 f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {target.layout.global_shape} of the "
@@ -105,8 +105,8 @@ def _checked(whole: object, root: int) -> Array:
     return to_host(whole) if is_device_array(whole) else as_ndarray(whole, "whole")
 
 
-def _components(shape: tuple[int, ...], grid_shape: tuple[int, ...]) -> Options:
-    """Return the component axes that a whole array has beside the grid's."""
+def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str) -> Options:
+    """Return the component axes that a whole array has beside the grid's; `FieldError` names the array."""
     ndim = len(grid_shape)
     starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
     if len(starts) == 1:
@@ -121,7 +121,7 @@ def _components(shape: tuple[int, ...], grid_shape: tuple[int, ...]) -> Options:
             f"does not hold the grid's {grid_shape}, with component axes in front or behind; give all cells, without "
             "halo, and say staggered= or parity= where the field is so"
         )
-    raise FieldError(f"whole: shape {shape} {why}, or give the field as out=")
+    raise FieldError(f"{name}: shape {shape} {why}, or give the field that is to be filled")
 
 
 def _compare(offers: list[_Offer]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from halox.checkpoint.chunks import Chunk, ChunkGrid, Cut, extents, relative
+from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.store import CodecChunks, PlainChunks
 from halox.collectives.host.cell_sums import blocks
@@ -39,22 +40,6 @@ _TAG = 5
 Store = PlainChunks | CodecChunks
 Tell = Callable[[int], None]
 """Called with the bytes of this rank's field that have been moved since the last call."""
-
-
-class Failure:
-    """The first error of a rank, kept while its messages go on."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def attempt(self, action: Callable[[], Any]) -> Any:
-        """Return ``action()``, or None if it fails; not called after a failure."""
-        if self.error is None:
-            try:
-                return action()
-            except Exception as error:
-                self.error = error
-        return None
 
 
 class Mover:
