@@ -74,19 +74,16 @@ class Replacement:
 
     def commit(self) -> None:
         """Let the new one take the name, durably, and remove the old one."""
-        try:
-            _sync_tree(self.partial)
-            if not os.path.lexists(self._path) or self._path.is_file():
-                os.replace(self.partial, self._path)
-            elif _exchange(self.partial, self._path):
-                _sync(self._path.parent)
-                _remove(self.partial)
-            else:
-                self._rename_both()
-            _sync(self._path.parent)
+        _sync_tree(self.partial)
+        if not os.path.lexists(self._path) or self._path.is_file():
+            os.replace(self.partial, self._path)
+        elif not _exchange(self.partial, self._path):
+            self._rename_both()
+        _sync(self._path.parent)
+        with suppress(OSError):  # what is left of the old one is in nobody's way
+            _remove(self.partial)
             _remove(beside(self._path, "previous"))
-        finally:
-            self._unlock()
+        self._unlock()
 
     def discard(self) -> None:
         """Remove what has been written; harmless when repeated, or after `commit`."""

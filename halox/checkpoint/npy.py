@@ -42,10 +42,13 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
     layout, dtype, doing = given.layout, given.found.dtype, f"writing {path}"
 
     def header() -> bytes:
-        if dtype.names is not None and np.dtype(dtype.descr) != dtype:
+        try:
+            if npy.descr_to_dtype(npy.dtype_to_descr(dtype)) != dtype:
+                raise ValueError("it would come back as another one")
+        except ValueError as error:
             raise FieldError(
-                f"a .npy file cannot hold dtype {dtype}, whose fields overlap or are not in order; save a group instead"
-            )
+                f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"
+            ) from error
         found = BytesIO()
         described = {
             "shape": layout.global_shape,
