@@ -158,7 +158,7 @@ BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose", "checkpoint"), 2),
     "command": 3,
 }
 
