@@ -1,4 +1,4 @@
-"""Scatters and checkpoints of fields on GPUs: the bits that the same on the CPU has, after work that is still under way."""
+"""Scatters and checkpoints of fields on GPUs: the bits that the CPU has, after work that is still under way."""
 
 from __future__ import annotations
 
