@@ -31,6 +31,11 @@ FLOORS: list[list[set[str]]] = [
             "halox.field_layouts",
             "halox.field_options",
             "halox.gathering",
+            "halox.scattering",
+            "halox.staging",
+            "halox.window",
+            "halox.grid_data",
+            "halox.checkpoint",
             "halox.transpose",
             "halox.fft",
         }
@@ -154,7 +159,7 @@ BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose", "checkpoint"), 2),
     "ddtbench": 3,
     "command": 4,
 }
