@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
@@ -67,6 +69,9 @@ class Grid(GridAllocation, GridReductions, GridData):
     path : str, optional
         The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
         HALOX_PATH, or else the fastest.
+    leave_sms : bool
+        Whether a GPU's multiprocessors are to be left to the caller's kernels: where no path is asked for, copy engines
+        then move messages of long blocks between fields of the grid, though a kernel might be faster.
 
     Attributes
     ----------
@@ -132,6 +137,7 @@ class Grid(GridAllocation, GridReductions, GridData):
         placement: bool = True,
         checkerboard: bool = False,
         path: str | None = None,
+        leave_sms: bool = False,
     ) -> None:
         self._world = world = World(comm, "making a grid")
         self._context = Context(world)
@@ -150,6 +156,7 @@ class Grid(GridAllocation, GridReductions, GridData):
                 placement=placement,
                 path=path,
                 checkerboard=checkerboard,
+                leave_sms=leave_sms,
             )
         except HaloxError as error:
             self._context.close_after(error)
@@ -172,7 +179,7 @@ class Grid(GridAllocation, GridReductions, GridData):
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
-        self.xp: Any = array_module(self.device_id)
+        self.xp: ModuleType = array_module(self.device_id)
         self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields
@@ -249,10 +256,18 @@ class Grid(GridAllocation, GridReductions, GridData):
         return (*others, last)
 
     def dataarray(self, field: object, **options: Any) -> Any:
-        """Return the owned cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
+        """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
         from halox.xarray import dataarray
 
         return dataarray(self, field, **options)
+
+    def from_dataarray(self, array: object, *, dims: Sequence[str] | None = None) -> Any:
+        """Make a field of an `xarray.DataArray`; see `halox.xarray.from_dataarray`. Collective."""
+        self._world.begin("from_dataarray")
+        labelled = self._world.guarded(lambda: import_module("halox.xarray"), "from_dataarray")
+        return labelled.from_dataarray(
+            self._world, self, array, layout_of=self._layouts.of, make=self._add, dims=dims
+        )
 
     # Exchanges
 
@@ -390,7 +405,8 @@ class Grid(GridAllocation, GridReductions, GridData):
         self._plans.sweep()
         self._plan_number += 1
         path = self._path if path is None else path
-        plan = make_plan(self._context, draft, keep=keep, path=path, call=call)
+        leave_sms = self._division.leave_sms
+        plan = make_plan(self._context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
         self._all_plans.add(plan)
         return plan
 

@@ -13,7 +13,7 @@ from .lattice import AXES, EVEN, ODD, PARITIES, Lattice, axis_of
 from .links import FAT, LONG, TIME
 from .operator import Staggered
 
-TOLERANCES = {"double": 1e-13, "single": 1e-5}
+TOLERANCES = {"double": 1e-13, "mixed": 1e-13, "single": 1e-5}
 """Largest relative errors of a verified run."""
 
 PLAQUETTE = 1e-12
@@ -92,5 +92,5 @@ def vectors(operator: Staggered, block: np.ndarray) -> tuple[Any, Any]:
     """Return fields of the even and of the odd sites of a block ``(t, z, y, x, 3)``, in the operator's precision."""
     fields = operator.vector(EVEN), operator.vector(ODD)
     for target, values in zip(fields, operator.lattice.split(block), strict=True):
-        target[...] = values
+        operator.lattice.place(values, target)
     return fields

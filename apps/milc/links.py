@@ -24,15 +24,20 @@ class Table(NamedTuple):
 
     Attributes
     ----------
-    neighbours : ndarray
-        ``(sites, directions)`` of intp: see `Lattice.neighbours`.
-    conjugates : ndarray
-        ``(sites, 3, directions * 3)``: the conjugates of the matrices that act on these neighbours, side by side.
-        Backward ones are ``-U^dagger`` of the neighbour's link.
+    matrices : array
+        Those that act on all neighbours, in the order of `directions`. Backward ones are ``-U^dagger`` of the
+        neighbour's link. Of vectors with components first: ``(directions, 3, 3, sites)``; otherwise their conjugates,
+        side by side: ``(sites, 3, directions * 3)``.
+    neighbours : ndarray or None
+        ``(sites, directions)`` of intp: see `Lattice.neighbours`. None with components first.
     """
 
-    neighbours: np.ndarray
-    conjugates: np.ndarray
+    matrices: Any
+    neighbours: np.ndarray | None = None
+
+    def astype(self, dtype: np.dtype[Any]) -> Table:
+        """Return the table in another precision."""
+        return self._replace(matrices=self.matrices.astype(dtype))
 
 
 def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray:
@@ -88,18 +93,29 @@ def tables(
     read or exchanged later.
     """
     hops = directions(list(links))
-    shape = (lattice.sites, 3, len(hops), 3)
-    conjugates = [np.empty(shape, dtype) for _ in PARITIES]
+    if lattice.components_first:
+        shape: tuple[int, ...] = (len(hops), 3, 3, lattice.sites)
+    else:
+        shape = (lattice.sites, 3, len(hops), 3)
+    made = [lattice.grid.xp.empty(shape, dtype) for _ in PARITIES]
     for number, (mu, step) in enumerate(hops):
         found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
         if step < 0:
             found = -dagger(lattice.shifted(found, mu, step))
-        for target, part in zip(conjugates, lattice.split(found.conj()), strict=True):
-            target[:, :, number] = part.reshape(-1, 3, 3)
-    even, odd = (
-        Table(lattice.neighbours(parity, list(links)), conjugates[parity].reshape(*shape[:2], -1))
-        for parity in PARITIES
-    )
+        for target, part in zip(made, lattice.split(found), strict=True):
+            part = part.reshape(-1, 3, 3)
+            if lattice.components_first:
+                part = np.ascontiguousarray(np.moveaxis(part, 0, -1), dtype)
+                target[number] = lattice.grid.xp.asarray(part)
+            else:
+                np.conjugate(part, out=target[:, :, number], casting="same_kind")
+    if lattice.components_first:
+        even, odd = map(Table, made)
+    else:
+        even, odd = (
+            Table(made[parity].reshape(*shape[:2], -1), lattice.neighbours(parity, list(links)))
+            for parity in PARITIES
+        )
     return even, odd
 
 
