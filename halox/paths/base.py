@@ -383,7 +383,7 @@ class Path(ABC):
     summary : str
         When it serves, for ``halox info``.
     memory : {"host", "gpu"}
-        The arrays for which it is made: without a GPU, those of the second kind do not exist.
+        The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
     to_self : bool
         Whether it carries the messages of a rank to itself, and no others; it is then never asked for by name.
     is_tuned : bool

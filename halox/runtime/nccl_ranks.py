@@ -100,11 +100,12 @@ class NcclRanks:
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
         first = world.gather_result(
-            lambda: load_nccl().unique_id() if world.rank == 0 else None, _MAKING
+            lambda: load_nccl().unique_id() if world.rank == 0 else b"", _MAKING
         )[0]
         self._nccl: Nccl = load_nccl()
 
         def make() -> int:
+            assert first is not None
             made: int = _within_limit(
                 world,
                 device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,12 +121,13 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
     """Nobody waits for it: the others' next call raises, and then all go on."""
     good, last = Array(np.ones(5)), comm.rank == comm.size - 1
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
-        for _ in range(2):
+        for turn in range(3):
             if last:
                 with pytest.raises(FieldError, match=r"array: got shape \(4,\)"):
                     reduce(Array(np.zeros(4)))
                 comm.Barrier()
             else:
+                time.sleep(0.05 * turn)  # the note may be there before this rank's call
                 reduce(good)
                 comm.Barrier()  # the note has been sent
                 with pytest.raises(MismatchError, match=r"rank \d has cancelled"):

@@ -219,8 +219,10 @@ class NcclAcrossNodes:
     def _check_notes(self) -> None:
         """Raise if a rank of another node has cancelled a call."""
         self._notes.look(self._world)
-        found = self._notes.found.pop(self._number, {})
-        ranks = [rank for call, rank in found.items() if call not in self._cancelled]
+        found = self._notes.found[self._number]
+        # A call that this rank has yet to make it must make too: the cancelling rank takes part in it, and waits.
+        past = [call for call in found if call < self._call]
+        ranks = [found.pop(call) for call in past if call not in self._cancelled]
         if ranks:
             raise MismatchError(
                 f"rank {ranks[0]} has cancelled a reduction, because its array did not fit; the result of the "
