@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from halox.decomposition.axis_layout import AxisLayout, Interval
 from halox.decomposition.domain import Decomposition
@@ -340,6 +340,51 @@ class FieldLayout:
                 self._boxes(sent, at.direction), self._boxes(received, at.direction)
             )
         )
+
+    def slabs(self) -> tuple[Region, ...]:
+        """Boxes of an exchange with edges and corners, in fewer pieces that must be moved in this order.
+
+        First come the faces of the axes along which this rank is its own neighbour, one axis after the other; each
+        covers the halos of the axes before it, which hold their values by then, and so do the boxes of all other
+        neighbours. Of 26 regions in three dimensions 6 are left, unless two axes or all are divided::
+
+            regions  c e e c    slabs  2 1 1 2    1: the first axis
+                     e . . e           2 . . 2    2: the second axis, corners included
+                     e . . e           2 . . 2
+                     c e e c           2 1 1 2
+
+        Returns
+        -------
+        tuple of Region
+            Those between ranks come last. They match the neighbours', as all ranks are alone along the same axes.
+
+        Notes
+        -----
+        Not collective; touches no device. Meaningful only where ``check_widths`` passes, and for a field without
+        ``offsets``.
+        """
+        sent = [axis.sent() for axis in self._cells]
+        received = [axis.received() for axis in self._cells]
+        alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
+        first: list[list[Region]] = [[] for _ in alone]
+        others: list[Region] = []
+        for at in self.decomposition.neighbours(self.rank):
+            across = [axis for axis, side in enumerate(at.direction) if side]
+            own = [axis for axis in across if alone[axis]]
+            if own and len(across) > 1:
+                continue
+            before = own[0] if own else len(alone)
+            ends = [
+                [
+                    (axis.filled(), *along[1:]) if alone[index] and index < before else along
+                    for index, (axis, along) in enumerate(zip(self._cells, moved, strict=True))
+                ]
+                for moved in (sent, received)
+            ]
+            boxes = zip_longest(*(self._boxes(end, at.direction) for end in ends))
+            into = first[before] if own else others
+            into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
+        return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
         """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.

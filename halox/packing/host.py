@@ -20,8 +20,8 @@ from halox.runtime.dlpack import Shown
 Bytes = npt.NDArray[np.uint8]
 """One-dimensional array of bytes."""
 
-# One NumPy element a block is the fastest copy (no inner loop) until the loop no longer matters.
-_LARGEST_ELEMENT = 1024
+# One NumPy element a block: no inner loop, and often one axis in all, along which NumPy does not look for overlaps.
+_LARGEST_ELEMENT = 1 << 16
 # From this mean block length on, one slice copy a block beats an index entry a word.
 _LONG_BLOCK = 4096
 # Words of index kept between calls (32 MiB); longer indices are made piece by piece each time.
@@ -50,7 +50,7 @@ class HostPacker:
     nbytes : int
         Bytes of packed data.
     view : ndarray or None
-        The bytes as a strided view of the array's memory, shape ``counts + (words,)``, of opaque
+        The bytes as a strided view of the array's memory, shape ``counts`` or ``counts + (words,)``, of opaque
         words; None where the datatype is not regular.
 
     Raises
@@ -331,7 +331,10 @@ class View(NamedTuple):
 
 
 def block_view(blocks: StridedBlocks) -> View:
-    """View regular blocks: one element a block, or long blocks as words."""
+    """View regular blocks: one element a block, or long blocks as words.
+
+    Where blocks in two rows interleave, NumPy copies views of several axes by way of a buffer, those of one axis not.
+    """
     block = blocks.block_bytes
     if block in _WORDS:
         word = _WORDS[block]
@@ -339,7 +342,10 @@ def block_view(blocks: StridedBlocks) -> View:
         word = np.dtype(f"V{block}")
     else:
         word = _WORDS[gcd(block, 8)]
-    return element_view(blocks, word)
+    view = element_view(blocks, word)
+    if blocks.counts and word.itemsize == block:
+        return View(view.shape[:-1], word, view.offset, view.strides[:-1])
+    return view
 
 
 def element_view(blocks: StridedBlocks, dtype: DType) -> View:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from halox.datatypes import StridedBlocks
-from halox.packing.blocking import Move, blocked
+from halox.packing.blocking import Move, blocked, copy_all
 from halox.packing.host import common_views, element_view
 from halox.paths.base import Channel, Job
 from halox.paths.messages import Addressed, Message, located
@@ -154,9 +154,8 @@ class DirectChannel(Channel):
             self._finish_helping(epoch)
             return
         self._ready.wait(epoch)
-        copyto = np.copyto
         for target, source in self._moves:
-            copyto(target, source)
+            target[...] = source
         self._read.signal(epoch)
         self._read.wait(epoch)
 
@@ -191,8 +190,7 @@ class DirectChannel(Channel):
             epoch = self._to_copy.pop()
         except IndexError:  # somebody else does
             return
-        for target, source in self._moves:
-            np.copyto(target, source)
+        copy_all(self._moves)
         self._read.signal(epoch)
         self._copied = epoch
 
