@@ -19,6 +19,7 @@ from halox.runtime.call_guard import CallGuard
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
+_MOST_BOUND = 32
 
 Bound = list[object]
 """Views of the arrays that a plan works on, for each of its movable channels."""
@@ -101,6 +102,8 @@ class Plan:
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the bytes before its first element, and all.
         self._spans: list[tuple[int, int]] = []
+        # Views by the addresses of the arrays: of memory seen before, or used again.
+        self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.floats = False
         self._report = report
@@ -153,7 +156,21 @@ class Plan:
         self.bound = bound
 
     def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return views of other arrays for a call; None if these must not be exchanged together."""
+        """Return views of other arrays for a call; None if these must not be exchanged together.
+
+        Views know addresses only, so that they are good for every array of the layout that lives there at the call.
+        """
+        places = tuple([found.pointer for found in described])
+        bound = self._bounds.get(places)
+        if bound is None:
+            bound = self._views(described)
+            if bound is not None:
+                if len(self._bounds) >= _MOST_BOUND:
+                    self._bounds.clear()
+                self._bounds[places] = bound
+        return bound
+
+    def _views(self, described: Sequence[Described]) -> Bound | None:
         adds = len(described) > 1 and self._report.operation != "exchange"
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None

@@ -85,6 +85,7 @@ class LocalHostChannel(Channel):
         pairs, adds = [*job.pairs()], job.operation == "add"
         found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
         self._words: tuple[int, Words, Indices, Indices] | None = None
+        self._in_tiles: bool | None = None  # the same for all arrays of a layout
         # Copies that are made as they are, and what is done in other ways.
         self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
@@ -117,7 +118,11 @@ class LocalHostChannel(Channel):
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
         if not self._adds:
-            return blocked(moves), []
+            if self._in_tiles is None:
+                cut = blocked(moves)
+                self._in_tiles = len(cut) > len(moves)
+                return cut, []
+            return blocked(moves) if self._in_tiles else moves, []
         cleared = [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
         return [], [partial(add_all, moves), partial(copy_all, cleared)]
 
