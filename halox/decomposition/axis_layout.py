@@ -88,11 +88,6 @@ class AxisLayout(NamedTuple):
             Interval(self.low - self.moved_low, self.moved_low),
         )
 
-    def filled(self) -> Interval:
-        """Return the owned points with the halo that an exchange fills, of a rank that is alone along the axis."""
-        low, high = self.moved_low, min(self.high, self.moved_high)
-        return Interval(self.low - low, low + self.points + high)
-
     def in_pairs(self) -> AxisLayout:
         """Return the axis in pairs of cells, of blocks that begin and end at even ones; no layout to exchange by."""
         low, high = pairs(self.low), pairs(self.high)

@@ -353,6 +353,9 @@ class FieldLayout:
                      e . . e           2 . . 2
                      c e e c           2 1 1 2
 
+        They also cover the halos of divided axes before it, if there are neighbours on both sides, who fill them later:
+        so blocks are a constant stride apart.
+
         Returns
         -------
         tuple of Region
@@ -365,24 +368,35 @@ class FieldLayout:
         """
         sent = [axis.sent() for axis in self._cells]
         received = [axis.received() for axis in self._cells]
+        whole = [Interval(0, axis.stored) for axis in self._cells]
+        found = self.decomposition.neighbours(self.rank)
         alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
+        faces = {at.direction for at in found if sum(map(abs, at.direction)) == 1}
+        # Along axes with neighbours on both sides, the whole halo is filled.
+        inner = [
+            all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
+            and (alone[axis] or self.spec.parity is None)
+            for axis in range(len(alone))
+        ]
         first: list[list[Region]] = [[] for _ in alone]
         others: list[Region] = []
-        for at in self.decomposition.neighbours(self.rank):
+        for at in found:
             across = [axis for axis, side in enumerate(at.direction) if side]
-            own = [axis for axis in across if alone[axis]]
+            own = any(alone[axis] for axis in across)
             if own and len(across) > 1:
                 continue
-            before = own[0] if own else len(alone)
+            covered = alone
+            if own:
+                covered = [axis < across[0] and spans for axis, spans in enumerate(inner)]
             ends = [
                 [
-                    (axis.filled(), *along[1:]) if alone[index] and index < before else along
-                    for index, (axis, along) in enumerate(zip(self._cells, moved, strict=True))
+                    (all_, *along[1:]) if spans else along
+                    for all_, along, spans in zip(whole, moved, covered, strict=True)
                 ]
                 for moved in (sent, received)
             ]
             boxes = zip_longest(*(self._boxes(end, at.direction) for end in ends))
-            into = first[before] if own else others
+            into = first[across[0]] if own else others
             into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
         return tuple(chain(*first, others))
 

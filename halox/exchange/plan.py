@@ -97,8 +97,8 @@ class Plan:
         # Steps of channels that do nothing in them are left out.
         starts = [c for c in channels if type(c).start is not Channel.start]
         self._starts = (*counted, *(channel.start for channel in starts))
-        self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
+        self._steps = (*counted, *map(_run_of, starts), *self._finishes)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the bytes before its first element, and all.
         self._spans: list[tuple[int, int]] = []
@@ -127,10 +127,8 @@ class Plan:
         try:
             if _bound is not self.bound:  # not before: another thread may be inside until then
                 self._move(_bound)
-            for start in self._runs:
-                start()
-            for finish in self._finishes:
-                finish()
+            for step in self._steps:
+                step()
         except BaseException:
             self._fail()
             raise
@@ -346,7 +344,7 @@ class Plan:
             self._refuse(_RUNNING, "")
         self._release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._runs = self._finishes = ()
+        self._channels = self._checks = self._starts = self._steps = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:
