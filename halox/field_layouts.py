@@ -142,7 +142,8 @@ class FieldLayouts:
         layouts, described = [], []
         for array in arrays:
             found = describe(array)
-            self._check_place(found)
+            if found.device != self._device:
+                self._check_place(found)
             if not found.writable or self.is_own(array):
                 return None
             steps = found.strides
@@ -172,7 +173,7 @@ class FieldLayouts:
         return id(owner(array)), _field(found), found.writable, id(self._layout(found))
 
     def _layout(self, found: Described) -> FieldLayout:
-        declared = self._declared.get(_field(found))
+        declared = self._declared.get(_field(found)) if self._declared else None
         layout = self._by_shape.get(found.shape) if declared is None else declared[1]
         if layout is None:
             layout = self._by_shape[found.shape] = self._inferred(found.shape)

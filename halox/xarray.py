@@ -1,34 +1,76 @@
-"""Fields as labelled arrays, for those who have xarray."""
+"""Fields as labelled arrays, and labelled arrays as fields, for those who have xarray.
+
+Importing this module gives every `xarray.Dataset` the accessor ``halox``, see `DatasetFields`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from halox.decomposition import FieldLayout
-from halox.errors import FieldError, MissingPackageError
-from halox.runtime.gpu.devices import to_host
-from halox.values import as_list, shown
+import numpy as np
+
+from halox.decomposition import FieldLayout, FieldSpec
+from halox.decomposition.normalise import Halo
+from halox.errors import FieldError, MismatchError, MissingPackageError
+from halox.field_options import fixed_dtype
+from halox.runtime.arrays import Array
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import as_device_array, to_host
+from halox.runtime.world import World
+from halox.values import as_list, check_bool, shown
+
+try:
+    import xarray
+except ImportError as error:
+    raise MissingPackageError(
+        "labelled arrays need xarray; install it with `pip install xarray`"
+    ) from error
+
+AXES = ("x", "y", "z", "t")
+"""Default names of the grid axes."""
+
+FACE = "_face"
+"""Ending of the name of an axis along which a field is staggered."""
+
+_CALL = "from_dataarray"
+
+WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
 
 
 class Fields(Protocol):
-    """A grid, as far as it is looked at here."""
+    """A grid, as far as it is used here."""
 
-    rank: int
-    grid_shape: tuple[int, ...]
-    proc_shape: tuple[int, ...]
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Global number of cells per axis."""
+
+    @property
+    def halo(self) -> Halo:
+        """Low and high width per axis."""
 
     def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie."""
 
-    def interior(self, field: object) -> Any:
-        """Return a view of the cells that this rank owns."""
+    def exchange(self, *fields: object, corners: bool | None = None) -> None:
+        """Fill the halos of fields with the neighbours' cells."""
+
+
+# From fields
 
 
 def dataarray(
-    grid: Fields, field: object, *, name: str | None = None, dims: Sequence[str] | None = None
-) -> Any:
-    """Return the cells of a field that this rank owns, with their global indices as coordinates.
+    grid: Fields,
+    field: Any,
+    *,
+    name: str | None = None,
+    dims: Sequence[str] | None = None,
+    coords: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    halo: bool = False,
+) -> xarray.DataArray:
+    """Return the cells of a field that this rank has, labelled.
 
     Parameters
     ----------
@@ -38,53 +80,356 @@ def dataarray(
     name : str, optional
         Name of the result.
     dims : sequence of str, optional
-        Names of the grid axes; ("x", "y", "z", "t") by default.
+        Names of the grid axes; ("x", "y", "z", "t") by default. An axis along which the field is staggered gets the
+        ending "_face"; component axes are called "component_0", "component_1", ...
+    coords : mapping, optional
+        Coordinates by the name of the dimension: one-dimensional arrays, with a value for every point of the whole
+        grid (along "x_face", every face), or labelled ones with attributes such as units. By default global indices.
+    attrs : mapping, optional
+        Attributes of the result; none by default.
+    halo : bool
+        With the halo, so that the result can be exchanged (`DatasetFields.exchange`). Coordinates of cells beyond the
+        ends of the grid continue at the same distance.
 
     Returns
     -------
     xarray.DataArray
-        On the host; a view of the field where that is on the host too. Component axes are called
-        "component_0", "component_1", ...
+        A view of the field, on the GPU too (``.as_numpy()`` copies it to the host).
 
     Raises
     ------
     MissingPackageError
         If xarray is not installed.
     FieldError
-        If ``dims`` does not have a name for each grid axis, ``name`` is none, or the field is of one parity.
+        If ``dims`` does not have a name for each grid axis, ``name`` is none, the field is of one parity, or
+        coordinates are for no dimension, of another length, or have two axes.
 
     Notes
     -----
-    Local. `xarray.combine_by_coords` puts the blocks of several ranks together.
+    Local. `xarray.combine_by_coords` puts the blocks of several ranks together; `from_dataarray` is the inverse.
     """
-    try:
-        import xarray
-    except ImportError as error:
-        raise MissingPackageError(
-            "dataarray needs xarray; install it with `pip install xarray`"
-        ) from error
     layout = grid.layout(field)
-    if layout.spec.parity is not None:
+    spec = layout.spec
+    if spec.parity is not None:
         raise FieldError(
-            f"field has {layout.spec.parity} cells only, whose coordinates are no product of axes; set the cells of a "
+            f"field has {spec.parity} cells only, whose coordinates are no product of axes; set the cells of a "
             "field of the whole grid from it"
         )
+    if name is not None and not isinstance(name, str):
+        raise FieldError(f"name must be a str or None, got {shown(name)}")
+    axes = [
+        axis + FACE if staggered else axis
+        for axis, staggered in zip(_axes(grid, dims), spec.staggered, strict=True)
+    ]
+    with_halo = check_bool("halo", halo, FieldError)
+    before = len(spec.components_before)
+    names = [f"component_{n}" for n in range(before + len(spec.components_after))]
+    given = _given(coords, axes)
+    cuts = layout.stored if with_halo else layout.owned
+    points = layout.global_shape[before:]
+    return xarray.DataArray(
+        field if with_halo else field[layout.interior],
+        dims=(*names[:before], *axes, *names[before:]),
+        coords={
+            axis: _cut(axis, given.get(axis), cut, n)
+            for axis, cut, n in zip(axes, cuts, points, strict=False)
+        },
+        name=name,
+        attrs=dict(attrs or {}),
+    )
+
+
+def _axes(grid: Fields, dims: Sequence[str] | None) -> list[str]:
+    """Return the names of the grid axes."""
     ndim = len(grid.grid_shape)
-    given = as_list(("x", "y", "z", "t")[:ndim] if dims is None else dims)
+    given = as_list(AXES[:ndim] if dims is None else dims)
     axes = [axis for axis in given or () if isinstance(axis, str)]
     if given is None or len(axes) < len(given) or len(set(axes)) != ndim or len(axes) != ndim:
         raise FieldError(f"dims must name {ndim} grid axes, got {shown(dims)}")
-    if name is not None and not isinstance(name, str):
-        raise FieldError(f"name must be a str or None, got {shown(name)}")
-    before = len(layout.spec.components_before)
-    names = [f"component_{n}" for n in range(before + len(layout.spec.components_after))]
-    coords = {
-        axis: range(owned.start, owned.stop) for axis, owned in zip(axes, layout.owned, strict=True)
-    }
-    return xarray.DataArray(
-        to_host(grid.interior(field)),
-        dims=(*names[:before], *axes, *names[before:]),
-        coords=coords,
-        name=name,
-        attrs={"rank": grid.rank, "proc_shape": grid.proc_shape, "grid_shape": grid.grid_shape},
+    return axes
+
+
+def _given(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
+    if coords is None:
+        return {}
+    if not isinstance(coords, Mapping) or not all(isinstance(axis, str) for axis in coords):
+        raise FieldError(f"coords must be a mapping of names to coordinates, got {shown(coords)}")
+    known = {name for axis in axes for name in (axis, axis.removesuffix(FACE), axis + FACE)}
+    if unknown := sorted(set(coords) - known):
+        raise FieldError(
+            f"coords has {', '.join(map(repr, unknown))}, and the field the dimensions {', '.join(axes)}; "
+            "give one-dimensional coordinates by the names of these"
+        )
+    return coords
+
+
+def _cut(axis: str, given: object, cut: slice, points: int) -> xarray.Variable:
+    """Return the coordinates of a rank's points along an axis of so many points."""
+    if given is None:
+        return xarray.Variable((axis,), np.arange(cut.start, cut.stop))
+    attrs = dict(getattr(given, "attrs", {}))
+    try:
+        values = np.asarray(getattr(given, "values", given))
+    except Exception as error:  # what an object raises
+        raise FieldError(f"coords[{axis!r}] must be an array, got {shown(given)}") from error
+    if values.shape != (points,):
+        raise FieldError(
+            f"coords[{axis!r}] must have one axis of {points} values, one for each point of the whole grid, got "
+            f"shape {values.shape}"
+        )
+    inside = values[max(cut.start, 0) : cut.stop]
+    low, high = max(-cut.start, 0), max(cut.stop - points, 0)
+    if low or high:
+        inside = np.concatenate([_beyond(values, low)[::-1], inside, _beyond(values[::-1], high)])
+    return xarray.Variable((axis,), inside, attrs)
+
+
+def _beyond(values: Array, count: int) -> Array:
+    """Return coordinates before the first one, the nearest first: at the same distance, repeated if there is none."""
+    if count == 0 or len(values) == 1 or values.dtype.kind not in "iufcmM":
+        return np.repeat(values[:1], count)
+    steps = np.arange(1, count + 1)
+    found: Array = values[0] - steps * (values[1] - values[0])
+    return found
+
+
+# To fields
+
+
+def from_dataarray(
+    world: World,
+    grid: Fields,
+    array: object,
+    *,
+    layout_of: Callable[[FieldSpec], FieldLayout],
+    make: Callable[..., Any],
+    dims: Sequence[str] | None = None,
+) -> Any:
+    """Make a field with the values of a labelled array.
+
+    ``grid.from_dataarray(array, dims=None)`` gives the other arguments.
+
+    Parameters
+    ----------
+    array : xarray.DataArray
+        On every rank the whole field, of which each takes its part, or that rank's cells, with the grid's halo or
+        without. Axes may be in any order; "x_face" in place of "x" is a staggered axis, and others are components.
+        Where values are read on demand, as from a file, only the part needed is loaded.
+    dims : sequence of str, optional
+        Names of the grid axes; ("x", "y", "z", "t") by default.
+
+    Returns
+    -------
+    array
+        A new field of the grid, on its device; the halo is zero unless ``array`` has it.
+
+    Raises
+    ------
+    FieldError
+        If it is no DataArray, a grid axis is missing, or its extents fit neither the whole field nor the rank's.
+    MismatchError
+        If the arrays of the ranks differ in dtype or layout, or only some are the whole field.
+    MissingPackageError
+        If xarray is not installed.
+
+    Notes
+    -----
+    Collective. All errors are raised on all ranks.
+    """
+
+    def reading() -> tuple[Reading, Offer]:
+        found = read(grid, array, layout_of, dims)
+        return found, found.offer
+
+    found, offers = world.prepare(reading, _CALL)
+    kind = agreed(offers)
+    dtype = found.offer.dtype
+    field = make(lambda: (found.layout, dtype), "zeros", None, dtype)
+    world.guarded(lambda: found.fill(field, kind), _CALL)
+    return field
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Layout and dtype of a rank's array, and all that it can be by its shape."""
+
+    layout: FieldSpec
+    dtype: np.dtype[Any]
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A labelled array, with its axes recognised and in the order of the field's."""
+
+    array: xarray.DataArray
+    layout: FieldLayout
+    offer: Offer
+
+    def fill(self, field: Any, kind: str) -> None:
+        """Set the cells of a field of the same layout; local."""
+        layout, array = self.layout, self.array
+        if kind == WHOLE:
+            before = len(layout.spec.components_before)
+            names = array.dims[before : before + layout.spec.ndim]
+            array = array.isel(dict(zip(names, layout.owned, strict=True)))
+        data = array.data  # loads what is read on demand
+        target = field if kind == HALO else field[layout.interior]
+        if is_device_array(target):
+            target[...] = as_device_array(data)
+        else:
+            target[...] = to_host(data)
+
+
+def agreed(offers: Sequence[Offer]) -> str:
+    """Return what the arrays of all ranks are; raises `MismatchError` or `FieldError` on all alike."""
+    first = offers[0]
+    for rank, other in enumerate(offers):
+        for name in ("layout", "dtype"):
+            mine, theirs = getattr(first, name), getattr(other, name)
+            if mine != theirs:
+                raise MismatchError(
+                    f"the arrays need one {name} on all ranks: rank 0 gave {mine}, rank {rank} {theirs}; give "
+                    "the same on all ranks"
+                )
+    common = [kind for kind in first.kinds if all(kind in other.kinds for other in offers)]
+    if not common:
+        told = "; ".join(f"rank {rank} gave {other.kinds[0]}" for rank, other in enumerate(offers))
+        raise MismatchError(f"the arrays are not alike: {told}; give the same kind on all ranks")
+    if WHOLE in common and HALO in common and BLOCK not in common:
+        raise FieldError(
+            f"the array has the shape of {WHOLE} and of {HALO}; give the latter without halo, cut off by isel"
+        )
+    return common[0]
+
+
+def read(
+    grid: Fields,
+    array: object,
+    layout_of: Callable[[FieldSpec], FieldLayout],
+    dims: Sequence[str] | None,
+) -> Reading:
+    """Recognise the axes of a labelled array; parameters and errors as of `from_dataarray`. Local."""
+    if not isinstance(array, xarray.DataArray):
+        raise FieldError(
+            f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
+        )
+    found = _found(array, _axes(grid, dims))
+    if len(found) < len(grid.grid_shape):
+        raise FieldError(
+            f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(_axes(grid, dims))}; name the "
+            "grid axes by dims="
+        )
+    turned = array.transpose(*_order(array.dims, found))
+    before = turned.dims.index(found[0])
+    behind = before + len(found)
+    spec = FieldSpec(
+        grid.halo,
+        turned.shape[:before],
+        turned.shape[behind:],
+        tuple(name.endswith(FACE) for name in found),
     )
+    layout = layout_of(spec)
+    owned = tuple(cut.stop - cut.start for cut in layout.owned)
+    shapes = {
+        WHOLE: layout.global_shape,
+        BLOCK: spec.components_before + owned + spec.components_after,
+        HALO: layout.padded_shape,
+    }
+    kinds = tuple(kind for kind, shape in shapes.items() if turned.shape == shape)
+    if not kinds:
+        raise FieldError(
+            f"the array has the extents {turned.shape} along {_listed(turned.dims)}; expected "
+            + ", or ".join(f"{shape} for {kind}" for kind, shape in shapes.items())
+        )
+    return Reading(turned, layout, Offer(spec, fixed_dtype(array.dtype), kinds))
+
+
+def _found(array: xarray.DataArray | xarray.Variable, axes: Sequence[str]) -> list[str]:
+    """Return the names that an array's grid axes have; raises `FieldError` if one is there twice."""
+    found = [name for axis in axes for name in (axis, axis + FACE) if name in array.dims]
+    if len(found) > len(axes):
+        raise FieldError(
+            f"the array has the dimensions {_listed(array.dims)}, and among them a grid axis twice, by its cells "
+            "and by its faces; select one of the two"
+        )
+    return found
+
+
+def _order(dims: Sequence[Hashable], found: Sequence[Hashable]) -> list[Hashable]:
+    """Return an array's dimensions with the grid's side by side, where the first of them is."""
+    first = min(dims.index(name) for name in found)
+    return [*dims[:first], *found, *(name for name in dims[first:] if name not in found)]
+
+
+def _listed(names: Iterable[Hashable]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+# Datasets
+
+
+@xarray.register_dataset_accessor("halox")  # type: ignore[no-untyped-call]
+class DatasetFields:
+    """Variables of a `xarray.Dataset` as fields of a grid: ``dataset.halox``.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        Of labelled arrays with halo, such as ``grid.dataarray(u, halo=True)`` and results of arithmetic on them.
+    """
+
+    def __init__(self, dataset: xarray.Dataset) -> None:
+        self._dataset = dataset
+
+    def exchange(
+        self,
+        grid: Fields,
+        *names: str,
+        dims: Sequence[str] | None = None,
+        corners: bool | None = None,
+    ) -> None:
+        """Fill the halos of variables in place, all in one exchange.
+
+        Parameters
+        ----------
+        grid : Grid
+        *names : str
+            Variables; by default all that have the grid's axes.
+        dims : sequence of str, optional
+            Names of the grid axes; see `dataarray`.
+        corners : bool, optional
+            The same as for `Grid.exchange`.
+
+        Raises
+        ------
+        FieldError
+            If a variable does not have the grid's axes, or has no halo; on all ranks.
+
+        Notes
+        -----
+        Collective, with errors as of `Grid.exchange`; variables go by the order of their names.
+        """
+        grid.exchange(*self._fields(grid, names, dims), corners=corners)
+
+    def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
+        """Return the arrays of variables, with their axes in the grid's order."""
+        axes, found = _axes(grid, dims), []
+        for name in sorted(names or map(str, self._dataset.data_vars)):
+            variable = self._dataset[name].variable
+            its = _found(variable, axes)
+            if len(its) == len(axes):
+                array = variable.transpose(*_order(variable.dims, its)).data
+                try:
+                    grid.layout(array)
+                except FieldError as error:
+                    raise FieldError(
+                        f"variable {name!r} is no field with halo, as grid.dataarray(u, halo=True) is: {error}"
+                    ) from error
+                found.append(array)
+            elif names:
+                raise FieldError(
+                    f"variable {name!r} has the dimensions {_listed(variable.dims)}, and the grid {_listed(axes)}; "
+                    "name the grid axes by dims="
+                )
+        return found

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..common import Progress, Timer
+from ..device import run_stream
+from ..nas_benchmark import means
 from . import checks, random_fields, scidac
-from .cg import Solution, Stop, solve
+from .cg import ConjugateGradient, Solution, Stop
 from .gauge import Plaquettes, gauge_field, plaquettes
 from .lattice import NAMES, PARITIES, Lattice
 from .links import of_thin, tables
+from .memory import check_memory
 from .operator import PARTS, Staggered
 from .options import Settings
 
@@ -48,30 +52,29 @@ class Laps:
 
 def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str, Any] | None:
     """Run with these settings; figures on rank 0, None elsewhere."""
-    with Lattice(settings.shape, 1 if settings.naive else 3, comm) as lattice:
+    depth = 1 if settings.naive else 3
+    with Lattice(settings.shape, depth, comm, settings.device) as lattice, ExitStack() as stack:
+        stream = run_stream(lattice.grid, stack, graph=settings.graph)
+        memory = check_memory(lattice, settings)
         progress("reading or making links", 0, 1)
-        operator, found = make_operator(settings, lattice)
+        operator, inner, found = make_operators(settings, lattice)
         sources = checks.vectors(operator, _source(settings, lattice))
         progress("checks", 0, 1)
         errors, passed = _checks(settings, operator, found)
 
-        stop = Stop(settings.residual, settings.iterations)
-        solutions, seconds = [], []
-        timer = Timer(lattice.grid.xp)
-        times = dict.fromkeys(PARTS, 0.0)
+        runs = []
         for parity in PARITIES:
             progress(f"solving on {NAMES[parity]} sites", parity, len(PARITIES))
-            comm.Barrier()
-            begin, laps = time.perf_counter(), Laps(timer)
-            solutions.append(solve(operator, sources[parity], parity, settings.mass, stop, laps))
-            seconds.append(max(comm.allgather(time.perf_counter() - begin)))
-            for part, taken in laps.seconds().items():
-                times[part] += taken
+            stop = Stop(settings.residual, settings.iterations)
+            solver = ConjugateGradient(operator, parity, settings.mass, stop, inner)
+            runs.append(_timed(solver, sources[parity], lattice, stream, graph=settings.graph))
+        solutions, times = [one.solution for one in runs], [one.parts for one in runs]
         if settings.solution is not None:
-            block = lattice.join(*(found.x for found in solutions))
+            block = lattice.join(*(lattice.values(found.x) for found in solutions))
             title = f"solution of (M^dagger M) x = b, mass {settings.mass:g}"
             scidac.write(settings.solution, block, lattice.grid, scidac.VECTOR, title)
-        times = _means(comm.allgather(times))
+        parts = {part: sum(time[part] for time in times) for part in PARTS}
+        parts = means(comm, parts)
         if comm.rank != 0:
             return None
         return {
@@ -80,19 +83,51 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             "ranks": comm.size,
             "process_grid": list(lattice.grid.proc_shape),
             "device": lattice.grid.device,
+            "graph": settings.graph,
             "operator": "naive" if settings.naive else "improved",
             "precision": settings.precision,
+            "memory_gib": memory / 2**30,
             "mass": settings.mass,
             **({} if found is None else _plaquette_figures(found)),
             **{NAMES[parity]: _solution_figures(solutions[parity]) for parity in PARITIES},
-            **_rates(settings, lattice.volume, solutions, sum(seconds), times),
+            **_rates(settings, lattice.volume, solutions, sum(one.seconds for one in runs), parts),
             "checks": errors,
             "verified": passed,
         }
 
 
-def make_operator(settings: Settings, lattice: Lattice) -> tuple[Staggered, Plaquettes | None]:
-    """Return the operator, and the plaquettes of the gauge field if there is one; collective."""
+class _Run(NamedTuple):
+    """Solution for one parity, seconds that it took on the slowest rank, and those of its parts on this one."""
+
+    solution: Solution
+    seconds: float
+    parts: dict[str, float]
+
+
+def _timed(
+    solver: ConjugateGradient, b: Any, lattice: Lattice, stream: Any, *, graph: bool
+) -> _Run:
+    """Solve. On a GPU twice: its parts are timed first, and the second time the whole, as a graph if asked."""
+    timer, comm = Timer(lattice.grid.xp), lattice.grid.comm
+    comm.Barrier()
+    begin, laps = time.perf_counter(), Laps(timer)
+    found = solver.solve(b, laps)
+    if stream is not None:
+        if graph:
+            solver.capture(stream)
+        comm.Barrier()
+        stream.synchronize()
+        begin = time.perf_counter()
+        found = solver.solve(b)
+        stream.synchronize()
+    seconds = max(comm.allgather(time.perf_counter() - begin))
+    return _Run(found, seconds, laps.seconds())
+
+
+def make_operators(
+    settings: Settings, lattice: Lattice
+) -> tuple[Staggered, Staggered | None, Plaquettes | None]:
+    """Return the operator, that of mixed precision's iterations, and the plaquettes of a gauge field; collective."""
     found, links = None, {}
     if settings.gauge is not None:
         gauge = gauge_field(lattice, settings.gauge, settings.seed)
@@ -102,7 +137,12 @@ def make_operator(settings: Settings, lattice: Lattice) -> tuple[Staggered, Plaq
     if settings.fat is not None and settings.long is not None:
         for distance, path in ((1, settings.fat), (3, settings.long)):
             links[distance] = scidac.read(path, lattice.grid, scidac.LINKS)
-    return Staggered(lattice, tables(lattice, links, settings.dtype)), found
+    even, odd = tables(lattice, links, settings.dtype)
+    inner = None
+    if settings.precision == "mixed":
+        single = np.dtype("c8")
+        inner = Staggered(lattice, (even.astype(single), odd.astype(single)))
+    return Staggered(lattice, (even, odd)), inner, found
 
 
 def _source(settings: Settings, lattice: Lattice) -> np.ndarray:
@@ -161,13 +201,10 @@ def _solution_figures(found: Solution) -> dict[str, Any]:
     return {
         "iterations": found.iterations,
         "milc_iterations": found.applications,
+        "true_residuals": found.residuals,
         "residual": found.residual,
     }
 
 
 def _plaquette_figures(found: Plaquettes) -> dict[str, float]:
     return {f"plaquette_{name}": value for name, value in found._asdict().items()}
-
-
-def _means(everyone: list[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(times[name] for times in everyone) / len(everyone) for name in everyone[0]}

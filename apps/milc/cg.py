@@ -2,6 +2,12 @@
 
 Two global sums an iteration. When the residual of the recursion is small enough, the true one is computed; if that is
 still too large, the iteration starts again from the solution found.
+
+An iteration is a fixed list of steps. Its numbers stay where the vectors are (`state`), and so does the decision that
+it has ended: later steps do nothing then. On GPUs it can be captured in a graph, and the host looks only after several.
+
+In mixed precision the iterations are those of ``A e = r`` in single precision, for a residual ``r = b - A x`` in double
+precision, and ``e`` is added to ``x``: iterative refinement.
 """
 
 from __future__ import annotations
@@ -10,12 +16,25 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import halox
 
+from ..capture import captured
 from .lattice import NAMES
-from .operator import Lap, Staggered, no_lap
+from .operator import Lap, Staggered, Step, no_lap, run
+from .state import SLOTS, Slot, Status
 
 MOST_RESTARTS = 5
+
+MOST_CORRECTIONS = 30
+"""Of mixed precision."""
+
+CORRECTION = 1e-9
+"""Reduction of ``|r|^2`` by the iterations of a correction in mixed precision, which single precision has."""
+
+LAUNCHED = 8
+"""Iterations that are launched on a GPU before the host looks whether they have ended."""
 
 
 @dataclass
@@ -28,6 +47,8 @@ class Solution:
     iterations : int
     applications : int
         Of ``M^dagger M``: one an iteration, and one for every true residual. MILC counts these as iterations.
+    residuals : int
+        True residuals among them.
     residual : float
         ``|b - M^dagger M x|^2 / |b|^2``.
     history : list of float
@@ -37,6 +58,7 @@ class Solution:
     x: Any
     iterations: int = 0
     applications: int = 0
+    residuals: int = 0
     residual: float = math.inf
     history: list[float] = field(default_factory=list)
 
@@ -49,74 +71,182 @@ class Stop:
     iterations: int
 
 
-def solve(
-    operator: Staggered, b: Any, parity: int, mass: float, stop: Stop, lap: Lap = no_lap
-) -> Solution:
-    """Solve ``(4 m^2 - D^2) x = b`` from ``x = 0``.
+class ConjugateGradient:
+    """Vectors and steps of the iteration on the sites of one parity.
 
-    Raises
-    ------
-    halox.errors.HaloxError
-        If it does not converge, or ``b`` is not on these sites; on all ranks.
+    Parameters
+    ----------
+    operator : Staggered
+    parity : {EVEN, ODD}
+    mass : float
+    stop : Stop
+    inner : Staggered, optional
+        The same operator in single precision, for the iterations; by default they are in that of ``operator``.
+
+    Attributes
+    ----------
+    iteration : list of Step
 
     Notes
     -----
-    Collective. The scalars are real parts of sums formed in double precision, the same on all ranks.
+    Collective, as are all methods.
     """
-    kernels, dot = operator.kernels, operator.lattice.grid.dot
-    operator.lattice.check("b", b, parity)
-    found = Solution(operator.vector(parity))
-    r, p, ap = (operator.vector(parity) for _ in range(3))
-    of_b = _squared(dot(b, b))
-    if not math.isfinite(of_b):
-        raise halox.errors.HaloxError(
-            f"the source has numbers on {NAMES[parity]} sites that are not finite; give another --source"
-        )
-    target = stop.residual * of_b
-    for _ in range(MOST_RESTARTS + 1):
-        operator.normal(found.x, parity, mass, ap, lap)
-        kernels.copy(b, r)
-        kernels.add(-1.0, ap, r)
-        kernels.copy(r, p)
-        lap("linear algebra")
-        of_r = _squared(dot(r, r))
-        lap("sums")
-        found.applications += 1
-        found.residual = of_r / of_b if of_b else of_r
-        if of_r <= target:
-            return found
-        while not of_r <= target and found.iterations < stop.iterations:  # NaN as well
-            operator.normal(p, parity, mass, ap, lap)
-            of_p = _squared(dot(p, ap))
-            lap("sums")
-            if not of_p > 0:
-                raise _failed(found, parity, stop, f"p . M^dagger M p is {of_p:.3g}")
-            step = of_r / of_p
-            kernels.add(step, p, found.x)
-            kernels.add(-step, ap, r)
-            lap("linear algebra")
-            before, of_r = of_r, _squared(dot(r, r))
-            lap("sums")
-            kernels.scale_add(of_r / before, r, p)
-            lap("linear algebra")
-            found.iterations += 1
+
+    def __init__(
+        self,
+        operator: Staggered,
+        parity: int,
+        mass: float,
+        stop: Stop,
+        inner: Staggered | None = None,
+    ) -> None:
+        self._operator, self._parity, self._stop = operator, parity, stop
+        self._kernels = kernels = operator.kernels
+        self._b, self._x, self._r, ap = (operator.vector(parity) for _ in range(4))
+        p = operator.fields[parity]
+        # Residuals are computed whatever the state of the iteration is.
+        self._outer_state, self._state = kernels.state(), kernels.state()
+        self._begin = [
+            Step("linear algebra", lambda: operator.put("x", self._x, parity)),
+            *operator.normal_steps(parity, mass, ap, self._outer_state),
+            Step("linear algebra", kernels.begin(self._b, ap, self._r, p, self._outer_state)),
+            Step("sums", kernels.sum(Slot.R2, self._r, self._r, self._outer_state)),
+        ]
+
+        self._is_mixed = inner is not None
+        within, x, r = operator, self._x, self._r
+        if inner is not None:
+            within = inner
+            x, r, ap = (inner.vector(parity) for _ in range(3))
+            self._inner_vectors = x, r, inner.interiors[parity]
+        kernels, state = within.kernels, self._state
+        p, values = within.fields[parity], within.interiors[parity]
+        self._history = kernels.history(stop.iterations)
+        self.iteration = [
+            *within.normal_steps(parity, mass, ap, state),
+            Step("sums", kernels.sum(Slot.PAP, values, ap, state)),
+            Step("linear algebra", kernels.reduce(ap, r, state)),
+            Step("sums", kernels.sum(Slot.NEW_R2, r, r, state)),
+            Step("linear algebra", kernels.update(r, x, p, state, self._history)),
+        ]
+        self._replay: Any = None
+
+    def capture(self, stream: Any) -> None:
+        """Capture an iteration in a graph, and replay it from now on; the stream is the current one.
+
+        Raises
+        ------
+        halox.errors.StateError
+            If the path of an exchange or a sum cannot be captured.
+        """
+        self._write(STATUS=Status.CONVERGED)
+        run(self.iteration)  # kernels, plans and sums are made now; nothing is computed
+        self._replay = captured(lambda: run(self.iteration), stream)
+
+    def rewind(self, b: Any) -> None:
+        """Begin at ``x = 0``, so that `iteration` works until ``stop.iterations``: for measurements."""
+        self._x.fill(0)
+        self._r[...] = b
+        self._operator.put("b", b, self._parity)
+        of_b = float(self._operator.lattice.grid.dot(b, b).real)
+        self._write(STATUS=Status.RUNNING, R2=of_b, TARGET=-1, MOST=self._stop.iterations)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether iterations still work."""
+        return bool(self._kernels.read(self._state)[Slot.STATUS] == Status.RUNNING)
+
+    def solve(self, b: Any, lap: Lap = no_lap) -> Solution:
+        """Solve from ``x = 0``; the solution is of this object, and keeps its values until the next call.
+
+        Raises
+        ------
+        halox.errors.HaloxError
+            If it does not converge, or ``b`` is not on these sites; on all ranks.
+        """
+        operator, parity, stop = self._operator, self._parity, self._stop
+        operator.lattice.check("b", b, parity)
+        self._b[...] = b
+        self._x.fill(0)
+        found = Solution(self._x)
+        of_b = float(operator.lattice.grid.dot(self._b, self._b).real)
+        if not math.isfinite(of_b):
+            raise halox.errors.HaloxError(
+                f"the source has numbers on {NAMES[parity]} sites that are not finite; give another --source"
+            )
+        target = stop.residual * of_b
+        most = MOST_CORRECTIONS if self._is_mixed else MOST_RESTARTS
+        for _ in range(most + 1):
+            run(self._begin, lap)
+            of_r = float(self._kernels.read(self._outer_state)[Slot.R2])
             found.applications += 1
-            found.history.append(of_r / of_b)
-        if not of_r <= target:
-            raise _failed(found, parity, stop, "no more iterations are allowed")
-    raise _failed(found, parity, stop, f"{MOST_RESTARTS} restarts have not reduced it")
+            found.residuals += 1
+            found.residual = of_r / of_b if of_b else of_r
+            if of_r <= target:
+                return found
+            self._iterate(found, of_r, of_b, target, lap)
+        what = "corrections" if self._is_mixed else "restarts"
+        raise self._failed(found, f"{most} {what} have not reduced it")
+
+    def _iterate(self, found: Solution, of_r: float, of_b: float, target: float, lap: Lap) -> None:
+        """Iterate until the residual of the recursion is small enough, and update x."""
+        before, most = found.iterations, self._stop.iterations - found.iterations
+        if self._is_mixed:
+            e, r, p = self._inner_vectors
+            e.fill(0)
+            r[...] = self._r
+            p[...] = self._r
+            target = max(target / 2, CORRECTION * of_r)  # the true residual is somewhat larger
+            lap("linear algebra")
+        # NaN goes on, to be named by the iteration.
+        status = Status.EXHAUSTED if most <= 0 else Status.RUNNING
+        self._write(STATUS=status, R2=of_r, TARGET=target, MOST=most)
+        state = self._kernels.read(self._state)
+        on_gpu = self._operator.lattice.grid.device == "gpu"
+        while state[Slot.STATUS] == Status.RUNNING:
+            for _ in range(LAUNCHED if on_gpu else 1):
+                if self._replay is not None:
+                    self._replay()
+                else:
+                    run(self.iteration, lap)
+            state = self._kernels.read(self._state)
+        done = int(state[Slot.ITERATIONS])
+        found.iterations = before + done
+        found.applications += done
+        history = self._kernels.read(self._history[:done])
+        found.history += (history / of_b).tolist()
+        if state[Slot.STATUS] == Status.BROKEN:
+            raise self._failed(found, f"p . M^dagger M p is {state[Slot.PAP]:.3g}")
+        if state[Slot.STATUS] == Status.EXHAUSTED:
+            raise self._failed(found, "no more iterations are allowed")
+        if self._is_mixed:
+            self._x += self._inner_vectors[0]
+            lap("linear algebra")
+
+    def _write(self, **values: float) -> None:
+        state = np.zeros(SLOTS)
+        for name, value in values.items():
+            state[Slot[name]] = value
+        self._kernels.write(self._state, state)
+
+    def _failed(self, found: Solution, why: str) -> halox.errors.HaloxError:
+        """Return the error of a solution that does not converge."""
+        reached = found.history[-1] if found.history else found.residual
+        return halox.errors.HaloxError(
+            f"the conjugate gradient on {NAMES[self._parity]} sites has not converged after {found.iterations} "
+            f"iterations: |r|^2 / |b|^2 is {reached:.3g}, the true one {found.residual:.3g} when last computed, and "
+            f"{self._stop.residual:.3g} is asked for ({why}); give more --iterations, a larger --residual or --mass, "
+            "or --precision double"
+        )
 
 
-def _squared(value: Any) -> float:
-    return float(value.real)
-
-
-def _failed(found: Solution, parity: int, stop: Stop, why: str) -> halox.errors.HaloxError:
-    """Return the error of a solution that does not converge."""
-    reached = found.history[-1] if found.history else found.residual
-    return halox.errors.HaloxError(
-        f"the conjugate gradient on {NAMES[parity]} sites has not converged after {found.iterations} iterations: "
-        f"|r|^2 / |b|^2 is {reached:.3g}, the true one {found.residual:.3g} when last computed, and "
-        f"{stop.residual:.3g} is asked for ({why}); give more --iterations, a larger --residual or --mass, or "
-        "--precision double"
-    )
+def solve(
+    operator: Staggered,
+    b: Any,
+    parity: int,
+    mass: float,
+    stop: Stop,
+    inner: Staggered | None = None,
+) -> Solution:
+    """Solve ``(4 m^2 - D^2) x = b`` once; see `ConjugateGradient`."""
+    return ConjugateGradient(operator, parity, mass, stop, inner).solve(b)

@@ -12,23 +12,59 @@ product and a sum over an axis take 1.3 to 1.6 times as long, and `numpy.einsum`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ..common import Kernel
+from .lattice import Lattice
 from .links import Table
+from .state import SLOTS, Slot, Status
 
 PIECE = 256
 """Sites per piece: their neighbours' vectors, 200 KiB, stay in a core's second-level cache."""
 
 
 class HostKernels:
-    """Factory of the operations on given arrays: vectors of one parity, ``(t, z, y, x / 2, 3)``, complex."""
+    """Factory of the operations on given arrays: vectors of one parity, ``(t, z, y, x / 2, 3)``, complex.
 
-    def __init__(self, like: np.ndarray) -> None:
-        """Make the work array of the operations on vectors like this one."""
-        self._work = _reals(np.empty_like(like))
+    Parameters
+    ----------
+    lattice : Lattice
+        With components last.
+    dtype : dtype
+        Of all arrays, complex64 or complex128. Those of the argument ``state`` are float64: see `Slot`.
 
-    def dslash(self, table: Table, source: np.ndarray, out: np.ndarray) -> Kernel:
+    Notes
+    -----
+    The operations of an iteration do nothing when it has ended.
+    """
+
+    def __init__(self, lattice: Lattice, dtype: np.dtype[Any]) -> None:
+        self._lattice = lattice
+        self._result = np.empty((lattice.sites, 3), dtype)
+        self._work = _reals(self._result)
+
+    def state(self) -> np.ndarray:
+        """Return the numbers of an iteration, which is running."""
+        return np.zeros(SLOTS)
+
+    def history(self, most: int) -> np.ndarray:
+        """Return memory of ``r . r`` after each iteration."""
+        return np.empty(most)
+
+    def read(self, array: np.ndarray) -> np.ndarray:
+        """Return numbers as an array of the host's."""
+        return array
+
+    def write(self, array: np.ndarray, values: np.ndarray) -> None:
+        """Set numbers."""
+        array[...] = values
+
+    def dslash(
+        self, table: Table, source: np.ndarray, out: np.ndarray, parity: int, state: np.ndarray
+    ) -> Kernel:
         """Return ``out = D source`` on the sites of the table's parity.
 
         Parameters
@@ -37,18 +73,128 @@ class HostKernels:
         source : ndarray
             Of the other parity, with halo.
         out : ndarray
-            Without halo. Both are C-contiguous and of the dtype of the table.
+            With halo, which stays as it is.
+        parity : {EVEN, ODD}
+            That of the result.
+        state : ndarray
 
         Raises
         ------
         ValueError
             If an array is not C-contiguous, or of another dtype.
         """
-        neighbours, matrices = table
-        for array in (source, out, matrices):
+        apply = self._apply(table, source)
+        interior = self._lattice.grid.interior(out)
+        result = self._result.reshape(interior.shape)
+
+        def run() -> None:
+            apply()
+            interior[...] = result
+
+        return _unless_ended(state, run)
+
+    def normal(
+        self,
+        table: Table,
+        source: np.ndarray,
+        p: np.ndarray,
+        out: np.ndarray,
+        scale: float,
+        parity: int,
+        state: np.ndarray,
+    ) -> Kernel:
+        """Return ``out = scale p - D source``; p with halo, ``out`` without. On GPUs, also this rank's ``p . out``."""
+        apply, minus = self._apply(table, source), _reals(self._result)
+        interior, target = _reals(self._lattice.grid.interior(p)), _reals(out)
+        minus, factor = minus.reshape(target.shape), target.dtype.type(scale)
+
+        def run() -> None:
+            apply()
+            np.multiply(interior, factor, out=target)
+            np.subtract(target, minus, out=target)
+
+        return _unless_ended(state, run)
+
+    def begin(
+        self, b: np.ndarray, ap: np.ndarray, r: np.ndarray, p: np.ndarray, state: np.ndarray
+    ) -> Kernel:
+        """Return ``r = b - ap, p = r``; p with halo, the others without. On GPUs, also this rank's sum ``r . r``."""
+        interior = self._lattice.grid.interior(p)
+
+        def run() -> None:
+            np.subtract(b, ap, out=r)
+            interior[...] = r
+
+        return run
+
+    def reduce(self, ap: np.ndarray, r: np.ndarray, state: np.ndarray) -> Kernel:
+        """Return ``r = r - a ap`` with ``a = R2 / PAP``. On GPUs, also this rank's sum ``r . r``.
+
+        It ends the iteration instead if ``PAP`` is not positive.
+        """
+        step, target = _reals(ap), _reals(r)
+        work = self._work.reshape(target.shape)
+
+        def run() -> None:
+            if not state[Slot.PAP] > 0:  # NaN as well
+                state[Slot.STATUS] = Status.BROKEN
+                return
+            a = target.dtype.type(state[Slot.R2] / state[Slot.PAP])
+            np.multiply(step, a, out=work)
+            np.subtract(target, work, out=target)
+
+        return _unless_ended(state, run)
+
+    def update(
+        self,
+        r: np.ndarray,
+        x: np.ndarray,
+        p: np.ndarray,
+        state: np.ndarray,
+        history: np.ndarray,
+    ) -> Kernel:
+        """Return ``x = x + a p, p = r + b p`` with ``a = R2 / PAP`` and ``b = NEW_R2 / R2``; p with halo.
+
+        It counts the iteration, and ends it if ``r . r`` is small enough, or no further one is allowed.
+        """
+        left, target = _reals(r), _reals(x)
+        step = _reals(self._lattice.grid.interior(p))
+        work = self._work.reshape(target.shape)
+        real = target.dtype.type
+
+        def run() -> None:
+            r2, new_r2 = state[Slot.R2], state[Slot.NEW_R2]
+            np.multiply(step, real(r2 / state[Slot.PAP]), out=work)
+            np.add(target, work, out=target)
+            np.multiply(step, real(new_r2 / r2), out=step)
+            np.add(step, left, out=step)
+            done = int(state[Slot.ITERATIONS])
+            history[done] = state[Slot.R2] = new_r2
+            state[Slot.ITERATIONS] = done + 1
+            if new_r2 <= state[Slot.TARGET]:
+                state[Slot.STATUS] = Status.CONVERGED
+            elif done + 1 >= state[Slot.MOST]:
+                state[Slot.STATUS] = Status.EXHAUSTED
+
+        return _unless_ended(state, run)
+
+    def sum(self, slot: Slot, a: Any, b: Any, state: np.ndarray) -> Kernel:
+        """Return the real part of ``a . b`` of all ranks, formed in double precision, into the state; collective."""
+        dot = self._lattice.grid.dot
+
+        def run() -> None:
+            state[slot] = dot(a, b).real
+
+        return run
+
+    def _apply(self, table: Table, source: np.ndarray) -> Kernel:
+        """Return D source, into memory of these kernels."""
+        neighbours, matrices = table.neighbours, table.matrices
+        assert neighbours is not None
+        for array in (source, matrices, self._result):
             if not array.flags.c_contiguous or array.dtype != matrices.dtype:
                 raise ValueError(f"expected C-contiguous arrays of {matrices.dtype}")
-        vectors, result = source.reshape(-1, 3), out.reshape(-1, 3)
+        vectors, result = source.reshape(-1, 3), self._result
         sites, directions = neighbours.shape
         gathered = np.empty((min(PIECE, sites), directions, 3), source.dtype)
         rows = gathered.reshape(len(gathered), 1, -1)
@@ -63,29 +209,15 @@ class HostKernels:
 
         return run
 
-    def combine(self, scale: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
-        """Compute ``out = scale p - q``."""
-        target = _reals(out)
-        np.multiply(_reals(p), target.dtype.type(scale), out=target)
-        np.subtract(target, _reals(q), out=target)
 
-    def add(self, scale: float, p: np.ndarray, out: np.ndarray) -> None:
-        """Compute ``out = out + scale p``."""
-        target = _reals(out)
-        np.multiply(_reals(p), target.dtype.type(scale), out=self._work)
-        np.add(target, self._work, out=target)
+def _unless_ended(state: np.ndarray, work: Callable[[], None]) -> Kernel:
+    def run() -> None:
+        if state[Slot.STATUS] == Status.RUNNING:
+            work()
 
-    def scale_add(self, scale: float, p: np.ndarray, out: np.ndarray) -> None:
-        """Compute ``out = p + scale out``."""
-        target = _reals(out)
-        np.multiply(target, target.dtype.type(scale), out=target)
-        np.add(target, _reals(p), out=target)
-
-    def copy(self, p: np.ndarray, out: np.ndarray) -> None:
-        """Copy; one of the two may be the interior of a field with halo."""
-        np.copyto(out, p)
+    return run
 
 
 def _reals(array: np.ndarray) -> np.ndarray:
-    """Return a view of a contiguous complex array's numbers as real ones, twice as many."""
-    return array.reshape(-1).view(array.real.dtype)
+    """Return a view of complex numbers that are contiguous along the last axis as twice as many real ones."""
+    return array.view(array.real.dtype)

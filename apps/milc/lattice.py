@@ -25,6 +25,7 @@ import halox
 EVEN, ODD = 0, 1
 PARITIES = (EVEN, ODD)
 NAMES: tuple[Literal["even", "odd"], ...] = ("even", "odd")
+Device = Literal["auto", "cpu", "gpu"]
 AXES = 4
 COLORS = 3
 
@@ -39,11 +40,15 @@ class Lattice:
     depth : int
         Distance of the farthest neighbours, 1 or 3.
     comm : mpi4py.MPI.Intracomm
+    device : {"auto", "cpu", "gpu"}
+        Memory of vectors and tables. Blocks of links, files and random fields are NumPy arrays in any case.
 
     Attributes
     ----------
-    grid : halox.Grid
-        The sites of both parities, with a halo ``depth`` sites deep.
+    grid, host : halox.Grid
+        The sites of both parities, with a halo ``depth`` sites deep, where vectors are, and for NumPy arrays.
+    components_first : bool
+        Whether the numbers of a vector are outermost in memory, as GPUs read them, and not innermost.
     offsets : tuple of int
         Distances of the neighbours, 1 or 1 and 3.
     shape, owned : tuple
@@ -58,37 +63,41 @@ class Lattice:
 
     Notes
     -----
-    Collective, as are all methods but `check`, `split`, `join` and `neighbours`.
+    Collective, as are all methods but `check`, `split`, `join`, `place`, `on_device`, `values` and `neighbours`.
     """
 
-    def __init__(self, shape: Sequence[int], depth: int, comm: Any) -> None:
-        nt, nz, ny, nx = shape
+    def __init__(self, shape: Sequence[int], depth: int, comm: Any, device: Device = "cpu") -> None:
         given = " ".join(str(n) for n in reversed(shape))
         if any(n % 2 for n in shape):
             raise halox.errors.DecompositionError(
                 f"--lattice {given}: every number of sites must be even, since neighbours across the boundary are of "
                 f"different parity; give {' '.join(str(n + n % 2) for n in reversed(shape))}"
             )
+        options: dict[str, Any] = {
+            "halo": depth,
+            "periodic": True,
+            "corners": False,
+            "checkerboard": True,
+            "comm": comm,
+            "placement": False,
+        }
         try:
-            self.grid = halox.Grid(
-                shape,
-                halo=depth,
-                periodic=True,
-                corners=False,
-                checkerboard=True,
-                comm=comm,
-                device="cpu",
-                placement=False,
-            )
+            self.grid = halox.Grid(shape, device=device, **options)
         except halox.errors.DecompositionError as error:
             raise halox.errors.DecompositionError(
                 f"--lattice {given} on {comm.size} rank(s): every rank needs {depth} site(s) along every axis, and "
                 f"{depth + 1} along x; give more sites or fewer ranks (as a grid of t, z, y and x: {error})"
             ) from error
+        self.components_first = self.grid.device == "gpu"
+        self.host = self.grid
+        if self.components_first:
+            # HALOX_PATH may name a path of GPUs, which this grid does not have.
+            options |= {"device": "cpu", "path": "host", "proc_shape": self.grid.proc_shape}
+            self.host = halox.Grid(shape, **options)
         self.depth = depth
         self.offsets = tuple(range(1, depth + 1, 2))
         self.shape, self.owned = self.grid.grid_shape, self.grid.owned
-        self.volume: int = nt * nz * ny * nx
+        self.volume: int = math.prod(shape)
         self.sites: int = math.prod(self.grid.rank_shape) // 2
 
     # Fields
@@ -96,7 +105,12 @@ class Lattice:
     def vectors(self, dtype: np.dtype[Any], parity: int, *, halo: bool = False) -> Any:
         """Return a field of zeros of a colour vector per site of one parity, without halo or with it."""
         width: dict[str, Any] = {"offsets": self.offsets} if halo else {"halo": 0}
-        return self.grid.zeros(dtype, components_after=COLORS, parity=NAMES[parity], **width)
+        return self.grid.zeros(dtype, parity=NAMES[parity], **self._components(), **width)
+
+    def interior(self, field: Any, parity: int) -> Any:
+        """Return the sites of a field with halo as a field without: a view."""
+        view = self.grid.interior(field)
+        return self.grid.declare(view, parity=NAMES[parity], halo=0, **self._components())
 
     def check(self, name: str, field: Any, parity: int) -> None:
         """Raise `halox.errors.FieldError` unless a field is on the sites of a parity."""
@@ -107,9 +121,28 @@ class Lattice:
                 "parity, or ask for the other one"
             )
 
-    def split(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def place(self, values: Any, field: Any) -> None:
+        """Copy vectors ``(t, z, y, x / 2, 3)`` to a field without halo."""
+        if self.components_first:
+            values = np.moveaxis(values, -1, 0)
+        field[...] = self.on_device(values, field.dtype)
+
+    def on_device(self, values: Any, dtype: np.dtype[Any]) -> Any:
+        """Return numbers where the lattice's vectors are; those of NumPy in the order and precision of the result."""
+        if self.grid.device == "gpu" and isinstance(values, np.ndarray):
+            return self.grid.xp.asarray(np.ascontiguousarray(values, dtype))
+        return values
+
+    def values(self, field: Any) -> np.ndarray:
+        """Return the vectors of a field without halo as ``(t, z, y, x / 2, 3)`` of NumPy."""
+        found: np.ndarray = field.get() if self.grid.device == "gpu" else field
+        return np.moveaxis(found, 0, -1) if self.components_first else found
+
+    def split(self, block: Any) -> tuple[Any, Any]:
         """Return the even and the odd sites of a block ``(t, z, y, x, ...)``, each ``(t, z, y, x / 2, ...)``."""
-        return block[self._places(EVEN)], block[self._places(ODD)]
+        xp = np if isinstance(block, np.ndarray) else self.grid.xp
+        even, odd = (tuple(map(xp.asarray, self._places(parity))) for parity in PARITIES)
+        return block[even], block[odd]
 
     def join(self, even: np.ndarray, odd: np.ndarray) -> np.ndarray:
         """Return the block ``(t, z, y, x, ...)`` of even and odd sites: the inverse of `split`."""
@@ -118,9 +151,12 @@ class Lattice:
         block[self._places(ODD)] = odd
         return block
 
+    def _components(self) -> dict[str, int]:
+        return {"components" if self.components_first else "components_after": COLORS}
+
     def _places(self, parity: int) -> tuple[np.ndarray, ...]:
         """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)``."""
-        sites = self.grid.indices(parity=NAMES[parity])
+        sites = self.host.indices(parity=NAMES[parity])
         return tuple(along - part.start for along, part in zip(sites, self.owned, strict=True))
 
     # Neighbours
@@ -140,8 +176,8 @@ class Lattice:
             ``(sites, directions)`` of intp: sites of the flattened field. The order of the directions is that of
             `directions`.
         """
-        sites = self.grid.indices(parity=NAMES[parity])
-        *outer, x = self.grid.indices(halo=True, parity=NAMES[1 - parity])
+        sites = self.host.indices(parity=NAMES[parity])
+        *outer, x = self.host.indices(halo=True, parity=NAMES[1 - parity])
         # Of the other parity's field: its first site, and its shape without components; in pairs along x.
         origin, padded = [int(along.flat[0]) for along in (*outer, x // 2)], x.shape
         found = np.empty((*sites[-1].shape, 2 * AXES * len(distances)), np.intp)
@@ -162,9 +198,9 @@ class Lattice:
         low, high = (0, width) if distance > 0 else (width, 0)
         halo = [(0, 0)] * AXES
         halo[axis] = (low, high)
-        field = self.grid.zeros(block.dtype, components_after=block.shape[AXES:], halo=halo)
-        self.grid.interior(field)[...] = block
-        self.grid.exchange(field)
+        field = self.host.zeros(block.dtype, components_after=block.shape[AXES:], halo=halo)
+        self.host.interior(field)[...] = block
+        self.host.exchange(field)
         part = [slice(None)] * AXES
         part[axis] = slice(high, None) if distance > 0 else slice(0, block.shape[axis])
         return np.ascontiguousarray(field[tuple(part)])
@@ -172,7 +208,9 @@ class Lattice:
     # Life
 
     def close(self) -> None:
-        """Close the grid."""
+        """Close the grids."""
+        if self.host is not self.grid:
+            self.host.close()
         self.grid.close()
 
     def __enter__(self) -> Lattice:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..common import Kernel
+from .device_kernels import DeviceKernels
 from .host_kernels import HostKernels
 from .lattice import PARITIES, Lattice
 from .links import Table
@@ -18,8 +20,23 @@ Lap = Callable[[str], None]
 """``lap(part)`` ends a part of the work; the next one begins."""
 
 
+class Step(NamedTuple):
+    """A kernel, an exchange or a sum."""
+
+    part: str
+    """One of `PARTS`."""
+    call: Kernel
+
+
 def no_lap(part: str) -> None:
     """Measure nothing."""
+
+
+def run(steps: Sequence[Step], lap: Lap = no_lap) -> None:
+    """Do the steps in order."""
+    for part, call in steps:
+        call()
+        lap(part)
 
 
 class Staggered:
@@ -33,48 +50,78 @@ class Staggered:
     lattice : Lattice
     tables : pair of Table
         For results on even and on odd sites.
+    kernels : HostKernels or DeviceKernels, optional
+        By default those for the memory of the lattice's vectors.
+
+    Attributes
+    ----------
+    dtype : dtype
+    tables : pair of Table
+    fields, interiors : list
+        A vector with halo of each parity, and its sites as a vector without: what D reads and writes.
 
     Notes
     -----
     Collective, as are all methods. Vectors are fields of `vector`; one on sites of the other parity is an error.
     """
 
-    def __init__(self, lattice: Lattice, tables: tuple[Table, Table]) -> None:
+    def __init__(self, lattice: Lattice, tables: tuple[Table, Table], kernels: Any = None) -> None:
         self.lattice = lattice
-        self.dtype: np.dtype[Any] = tables[0].conjugates.dtype
-        # With halo, by the parity of their sites; and results by that of theirs.
-        self._sources = [lattice.vectors(self.dtype, parity, halo=True) for parity in PARITIES]
-        self._interiors = [lattice.grid.interior(source) for source in self._sources]
-        self._exchanges = [lattice.grid.plan(source) for source in self._sources]
-        self._results = [self.vector(parity) for parity in PARITIES]
-        self.kernels = HostKernels(self._results[0])
-        self._dslash = [
-            self.kernels.dslash(tables[parity], self._sources[1 - parity], self._results[parity])
-            for parity in PARITIES
+        self.dtype: np.dtype[Any] = tables[0].matrices.dtype
+        if kernels is None:
+            make = DeviceKernels if lattice.components_first else HostKernels
+            kernels = make(lattice, self.dtype)
+        self.kernels = kernels
+        self.fields = [lattice.vectors(self.dtype, parity, halo=True) for parity in PARITIES]
+        self.interiors = [lattice.interior(self.fields[parity], parity) for parity in PARITIES]
+        self.tables = tables
+        self._exchanges = [
+            Step("exchange", lattice.grid.plan(self.fields[parity])) for parity in PARITIES
         ]
+        always = kernels.state()
+        self._dslash = [self.dslash_steps(parity, always) for parity in PARITIES]
 
     def vector(self, parity: int) -> Any:
         """Return a vector of zeros on the sites of one parity."""
         return self.lattice.vectors(self.dtype, parity)
 
-    def dslash(self, source: Any, parity: int, lap: Lap = no_lap) -> Any:
+    def dslash_steps(self, parity: int, state: Any) -> list[Step]:
+        """Return the steps from ``fields[1 - parity]`` to D of it in ``fields[parity]``.
+
+        ``state`` is that of an iteration, which they leave out when it has ended.
+        """
+        source, out = self.fields[1 - parity], self.fields[parity]
+        call = self.kernels.dslash(self.tables[parity], source, out, parity, state)
+        return [self._exchanges[1 - parity], Step("dslash", call)]
+
+    def normal_steps(self, parity: int, mass: float, out: Any, state: Any) -> list[Step]:
+        """Return the steps of ``out = (4 m^2 - D^2) p`` with ``p . out`` in the state; p is in ``fields[parity]``."""
+        self.lattice.check("out", out, parity)
+        between, p = self.fields[1 - parity], self.fields[parity]
+        arguments = self.tables[parity], between, p, out, 4 * mass**2, parity, state
+        return [
+            *self.dslash_steps(1 - parity, state),
+            self._exchanges[1 - parity],
+            Step("dslash", self.kernels.normal(*arguments)),
+        ]
+
+    def dslash(self, source: Any, parity: int) -> Any:
         """Return ``D source`` on the sites of ``parity``; ``source`` is on the others.
 
         The array is the operator's, and keeps its values until the next call.
         """
-        other = 1 - parity
-        self.lattice.check("source", source, other)
-        self.kernels.copy(source, self._interiors[other])
-        lap("linear algebra")
-        self._exchanges[other]()
-        lap("exchange")
-        self._dslash[parity]()
-        lap("dslash")
-        return self._results[parity]
+        self.put("source", source, 1 - parity)
+        run(self._dslash[parity])
+        return self.interiors[parity]
 
-    def normal(self, source: Any, parity: int, mass: float, out: Any, lap: Lap = no_lap) -> None:
+    def normal(self, source: Any, parity: int, mass: float, out: Any) -> None:
         """Compute ``out = (4 m^2 - D^2) source`` on the sites of ``parity``."""
         self.lattice.check("out", out, parity)
-        between = self.dslash(source, 1 - parity, lap)
-        self.kernels.combine(4 * mass**2, source, self.dslash(between, parity, lap), out)
-        lap("linear algebra")
+        self.put("source", source, parity)
+        run(self.normal_steps(parity, mass, out, self.kernels.state()))
+
+    def put(self, name: str, source: Any, parity: int) -> None:
+        """Copy a vector to ``fields[parity]``."""
+        self.lattice.check(name, source, parity)
+        if source is not self.interiors[parity]:
+            self.interiors[parity][...] = source

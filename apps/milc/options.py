@@ -12,12 +12,17 @@ import numpy as np
 
 import halox
 
-from ..common import at_least
+from ..common import add_device, at_least
+from .lattice import Device
 
-RESIDUALS = {"double": 1e-18, "single": 1e-10}
+RESIDUALS = {"double": 1e-18, "single": 1e-10, "mixed": 1e-18}
 """Defaults of ``--residual``."""
 
-DTYPES: dict[str, np.dtype[Any]] = {"double": np.dtype("c16"), "single": np.dtype("c8")}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "double": np.dtype("c16"),
+    "single": np.dtype("c8"),
+    "mixed": np.dtype("c16"),
+}
 ITERATIONS = 2000
 _SEEDS = 1 << 64
 
@@ -40,10 +45,12 @@ class Settings:
     seed: int
     residual: float
     iterations: int
+    device: Device
+    graph: bool
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of links and vectors."""
+        """Dtype of links, source and solution."""
         return DTYPES[self.precision]
 
 
@@ -70,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the operator of nearest neighbours only, instead of the improved one with long links",
     )
     parser.add_argument(
-        "--precision", choices=tuple(DTYPES), default="double", help="default: double"
+        "--precision",
+        choices=tuple(DTYPES),
+        default="double",
+        help="default: double; mixed: iterations in single, residual and solution in double",
     )
     parser.add_argument(
         "--gauge",
@@ -112,6 +122,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"most iterations for each parity (default {ITERATIONS})",
     )
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="on GPUs: capture an iteration in a CUDA graph once, and replay it",
+    )
+    add_device(parser)
 
 
 def settings(args: argparse.Namespace) -> Settings:
@@ -152,6 +168,8 @@ def settings(args: argparse.Namespace) -> Settings:
         seed=args.seed,
         residual=residual,
         iterations=args.iterations,
+        device=args.device,
+        graph=args.graph,
     )
 
 

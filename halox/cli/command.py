@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +14,8 @@ from halox.cli import catalogue, info, paths, progress, run, script, tune
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 141
+"""That of a program which SIGPIPE has ended."""
 
 
 def _positive(text: str) -> int:
@@ -84,35 +87,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
 
     That is 0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
-    installation. A script's is its own: this process is replaced by it. Collective inside an MPI launcher.
+    installation; 141 if nobody reads the output any more. A script's is its own: this process is replaced by it.
+    Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        program = script.read(words[1:]) if words[:1] == ["run"] else None
-        if program is not None:
-            script.start(program)
-        args = build_parser(words).parse_args(words)
-        progress.announce_terminal()
-        if args.command == "bench":
-            return int(benchmarks().run(args, words))
-        args.json = getattr(args, "json", False)
-        if args.command == "info":
-            return _info(args, words)
-        if args.command == "tune":
-            return tune.tune(args, words)
-        if args.list:
-            run.show_list(as_json=args.json)
-            return 0
-        if args.app is None:
-            print(
-                "halox run: name a mini-app (`halox run --list` shows them), a script or -m MODULE",
-                file=sys.stderr,
-            )
-            return EXIT_USAGE
-        return run.run(args, words)
+        try:
+            return _run(words)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:
+        # Whoever read the output has ended, as `head` does; what the interpreter flushes at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(words: Sequence[str]) -> int:
+    program = script.read(words[1:]) if words[:1] == ["run"] else None
+    if program is not None:
+        script.start(program)
+    args = build_parser(words).parse_args(words)
+    progress.announce_terminal()
+    if args.command == "bench":
+        return int(benchmarks().run(args, words))
+    args.json = getattr(args, "json", False)
+    if args.command == "info":
+        return _info(args, words)
+    if args.command == "tune":
+        return tune.tune(args, words)
+    if args.list:
+        run.show_list(as_json=args.json)
+        return 0
+    if args.app is None:
+        print(
+            "halox run: name a mini-app (`halox run --list` shows them), a script or -m MODULE",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    return run.run(args, words)
 
 
 def _info(args: argparse.Namespace, words: Sequence[str]) -> int:

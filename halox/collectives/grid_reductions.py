@@ -55,8 +55,8 @@ class GridReductions:
         FieldError
             If the dtype has no such operation, the array does not fit the grid, or ``out`` the result.
         MismatchError
-            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU dtypes only, at the first
-            call with one.
+            If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU dtypes and parities
+            only, at the first call with these.
         StateError
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
             ranks share a GPU or are on several nodes; if another thread is inside a collective call of this grid.

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from halox.runtime.recurring import RecurringArrays
+
 Launch = Callable[[], object]
 """A prepared call; returns the result."""
 
@@ -61,7 +63,7 @@ class PreparedReductions(Generic[R]):
         self.reductions: dict[Signature, R] = {}
         self.launches: dict[Hashable, tuple[Launch, Shape]] = {}
         self._watched: dict[Hashable, list[weakref.ref[object]]] = {}
-        self._met: dict[int, weakref.ref[object]] = {}
+        self._met = RecurringArrays()
 
     def add(self, signature: Signature, reduction: R) -> R:
         """Keep a reduction; collective where it closes another one."""
@@ -79,7 +81,7 @@ class PreparedReductions(Generic[R]):
         bind: Callable[[], Launch | None],
     ) -> None:
         """Keep the launch of a call that has just been made, unless its arrays are temporaries."""
-        if out is None and not self._have_met(arrays):
+        if out is None and not self._met.meet(arrays):
             return
         launch = bind()
         if launch is None or not hasattr(arrays[0], "shape"):
@@ -97,23 +99,6 @@ class PreparedReductions(Generic[R]):
             self._drop(next(iter(self.launches)))
         self.launches[key], self._watched[key] = (launch, arrays[0].shape), watched
 
-    def _have_met(self, arrays: Sequence[object]) -> bool:
-        """Whether all arrays were those of a call before; temporaries never were, even at an address used before."""
-        met, known = self._met, True
-        for array in arrays:
-            if array is None:
-                continue
-            before = met.get(id(array))
-            if before is None or before() is not array:
-                known = False
-                if len(met) >= MOST_LAUNCHES:
-                    met.clear()
-                try:
-                    met[id(array)] = weakref.ref(array)
-                except TypeError:  # of what cannot be watched
-                    continue
-        return known
-
     def _drop(self, key: Hashable) -> None:
         self.launches.pop(key, None)
         self._watched.pop(key, None)
@@ -129,7 +114,7 @@ class PreparedReductions(Generic[R]):
         """Forget all launches, since what belongs to their arrays has changed; local."""
         self.launches.clear()
         self._watched.clear()
-        self._met.clear()
+        self._met.forget()
 
     def close(self) -> None:
         """Close all reductions; collective."""

@@ -18,6 +18,7 @@ from halox.errors import HaloxError
 from halox.exchange.plan import Bound, Plan
 from halox.exchange.report import Report
 from halox.runtime.arrays import Described, DType, owner
+from halox.runtime.recurring import RecurringArrays
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""
@@ -138,6 +139,7 @@ class PlanCache:
         # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
         self._has_strangers = False
         self._calls: dict[Hashable, _Nodes] = {}
+        self._met = RecurringArrays()
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
         self._doomed: list[Plan] = []
@@ -191,6 +193,7 @@ class PlanCache:
             self._has_shared = True
             self._drop((kind, shared[0]))
             self._entries[kind, shared[0]] = _Entry(self._added, plan)
+            self._met.meet(arrays)
             return
         self._has_strangers |= shared is not None
         key, place = (kind, self._key_of(arrays)), weakref.ref(self)
@@ -213,6 +216,7 @@ class PlanCache:
     def forget(self) -> None:
         """Look at all arrays again at their next calls; local."""
         self._calls.clear()
+        self._met.forget()
 
     def clear(self) -> None:
         """Close all plans; local."""
@@ -242,8 +246,8 @@ class PlanCache:
             if bound is None:
                 return None
             moved = Moved(entry.plan, bound)
-        # The next call with the same objects is found at once.
-        self._remember(kind, arrays, entry, moved)
+        if self._met.meet(arrays):  # from now on found at once
+            self._remember(kind, arrays, entry, moved)
         return entry.plan if moved is None else moved
 
     def _remember(

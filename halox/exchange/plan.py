@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Timer
 from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
-from halox.runtime.arrays import Described, memory_at, owner, share_memory, span
+from halox.runtime.arrays import Described, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard
+
+_MemoryAt: TypeAlias = Callable[
+    [int], memoryview
+]  # or an array of ctypes, which NumPy takes as well
 
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
@@ -60,7 +65,8 @@ class Plan:
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
-    Several plans may be under way at once; every rank may start and finish them in an order of its own. But `finish`
+    Several plans may be under way at once; every rank may start and finish them in an order of its own (on the nccl
+    path all ranks must start them in the same order). But `finish`
     may wait for the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says
     "direct"): between `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such
     as a reduction or a message of the caller's own.
@@ -70,7 +76,7 @@ class Plan:
 
     On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
     later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
-    On the peer and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
+    On the peer, nccl and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
     plan before the capture, make as many exchanges on all ranks, and never replay on two streams at once. On the
     other paths the host takes part, and a capture is refused before anything is put on the stream.
     """
@@ -100,8 +106,8 @@ class Plan:
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
         self._steps = (*counted, *map(_run_of, starts), *self._finishes)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
-        # Of each array: the bytes before its first element, and all.
-        self._spans: list[tuple[int, int]] = []
+        # Of each array: the number of bytes before its first element, and what finds all by their address.
+        self._spans: list[tuple[int, _MemoryAt]] = []
         # Views by the addresses of the arrays: of memory seen before, or used again.
         self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
@@ -175,14 +181,14 @@ class Plan:
         if described[0].device is not None:
             pointers = [found.pointer for found in described]
             return [channel.views(pointers) for channel in self._movable]
-        spans = self._spans
-        if not spans:
+        if not self._spans:
             for found in described:
                 before, behind = span(found.shape, found.strides, found.dtype.itemsize)
-                spans.append((before, before + behind))
+                memory = ctypes.c_char * (before + behind)
+                self._spans.append((before, cast("_MemoryAt", memory.from_address)))
         memories = [
-            memory_at(found.pointer - before, nbytes)
-            for found, (before, nbytes) in zip(described, spans, strict=True)
+            memory_at(found.pointer - before)
+            for found, (before, memory_at) in zip(described, self._spans, strict=True)
         ]
         return [channel.views(memories) for channel in self._movable]
 

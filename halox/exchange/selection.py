@@ -65,12 +65,14 @@ def describe_end(
     """Return this rank's description of its end of a message; `Path.describe` says what ``floats`` is."""
     world = context.world
     paths: dict[str, object] = {}
+    on_host = arrays[message.parts[0].array].device is None
     if message.peer != world.rank:
         for name, path in PATHS.items():
+            if on_host and path.memory == "gpu":
+                continue
             found = path.describe(message, arrays, context, floats=floats)
             if found is not None:
                 paths[name] = found
-    on_host = arrays[message.parts[0].array].device is None
     return EndpointInfo(
         world.nodes[world.rank],
         "host" if on_host else "gpu",

@@ -180,7 +180,7 @@ def _shape(levels: Sequence[Level], element: int, words: int, side: int) -> Tile
 
 def _longest(other: int, element: int) -> int:
     """Elements of a row in a tile of ``other`` rows, with room for the gaps between rows."""
-    fitting = MEMORY_BYTES // ((other + 1) * max(element, 4 if element < 4 else element))
+    fitting = MEMORY_BYTES // ((other + 1) * max(element, 4))
     return max(1, min(MOST_ROW_ELEMENTS, fitting) - 1) // 8 * 8 or 1
 
 

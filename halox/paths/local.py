@@ -105,8 +105,8 @@ class LocalHostChannel(Channel):
             return
         for send, receive in pairs:
             target, buffer = packer_of(job, receive), np.empty(send.nbytes, np.uint8)
-            put = target.add if adds else target.unpack
-            self._calls += [partial(packer_of(job, send).pack, buffer), partial(put, buffer)]
+            put = target.adding if adds else target.unpacking
+            self._calls += [packer_of(job, send).packing(buffer), put(buffer)]
         self._calls += clearing(job)
 
     def views(self, memories: Sequence[memoryview]) -> _Moves:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol
 
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 from halox.packing.strided_plan import least_row_bytes
+from halox.runtime.place import Place, SegmentT
 from halox.values import rounded_up
 
 Direction = Literal["send", "receive"]
@@ -153,20 +154,10 @@ def _readable(part: PartSignature) -> str:
     return f"{count} x ({signature})"
 
 
-class Locatable(Protocol):
-    """Place of memory, in terms that mean the same to all ranks of a node."""
-
-    def at(self, offset: int) -> Self:
-        """Return the place some bytes further on."""
-
-
-PlaceT = TypeVar("PlaceT", bound=Locatable)
-
-
-class Located(NamedTuple, Generic[PlaceT]):
+class Located(NamedTuple, Generic[SegmentT]):
     """Places of the arrays of a message's parts, and the layouts of the parts from there."""
 
-    places: tuple[PlaceT, ...]
+    places: tuple[Place[SegmentT], ...]
     layouts: tuple[StridedBlocks, ...]
 
 
@@ -181,8 +172,8 @@ class Addressed(Protocol):
 def located(
     message: Message,
     arrays: Sequence[Addressed],
-    locate: Callable[[int, int], PlaceT | None],
-) -> Located[PlaceT] | None:
+    locate: Callable[[int, int], Place[SegmentT] | None],
+) -> Located[SegmentT] | None:
     """Locate a message's parts in an arena; None unless it has them all, and each is strided as a whole."""
     places, layouts = [], []
     for part in message.parts:

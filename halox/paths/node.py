@@ -3,10 +3,11 @@
 A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
 messages that it sends, once for each of two slots::
 
-    | packed | consumed | ready | read | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
+    | packed | consumed | ready | read | words | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
 
-A flag is a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use
-the block: a plan's epochs count from what the flags held when it was made.
+The words are numbers for the peers, of paths that need some: written before a flag is raised. A flag is a 64-bit count
+that only its owner writes and that only grows, over the lives of all plans that use the block: a plan's epochs count
+from what the flags held when it was made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from halox.paths.messages import Message
-from halox.runtime.arena import Block, Place, SharedArena
+from halox.runtime.arena import Block, HostPlace, SharedArena
 from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.waiting import SPINS
 from halox.runtime.world import World
@@ -96,7 +97,8 @@ class Flag:
 class _Record(NamedTuple):
     """Description of a rank's block for its peers: the first values of its flags, and offsets by (peer, tag)."""
 
-    place: Place
+    place: HostPlace
+    words: int
     slot_bytes: int
     bases: list[int]
     offsets: dict[tuple[int, int], int]
@@ -110,28 +112,35 @@ class NodeLink:
     """
 
     def __init__(
-        self, world: World, arena: SharedArena, sends: Sequence[Message], peers: Sequence[int]
+        self,
+        world: World,
+        arena: SharedArena,
+        sends: Sequence[Message],
+        peers: Sequence[int],
+        words: int = 0,
     ) -> None:
         self.world, self._arena = world, arena
         offsets, end = {}, 0
+        messages_at = _HEAD_BYTES + rounded_up(8 * words, _LINE_BYTES)
         for message in sends:
             offsets[message.peer, message.tag] = end
             end += rounded_up(message.packed_bytes, _MESSAGE_ALIGNMENT)
-        self._block: Block | None = arena.allocate(_HEAD_BYTES + 2 * end)
+        self._block: Block | None = arena.allocate(messages_at + 2 * end)
         self.failed = self._block is None
         if self._block is None:
             return
         place = self._block.place
-        self._own = _Record(place, end, [self._base(place, n) for n in range(len(FLAGS))], offsets)
+        bases = [self._base(place, n) for n in range(len(FLAGS))]
+        self._own = _Record(place, words, end, bases, offsets)
         self._peers: dict[int, _Record] = world.swap(
             dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
 
-    def _word(self, place: Place, number: int) -> memoryview:
+    def _word(self, place: HostPlace, number: int) -> memoryview:
         """Return a flag of a block."""
         return self._arena.memory(place)[number * _LINE_BYTES :][:8].data.cast("B").cast("q")
 
-    def _base(self, place: Place, number: int) -> int:
+    def _base(self, place: HostPlace, number: int) -> int:
         """Return what a flag holds, from which epochs count on; start at 0 where it held no count."""
         word = self._word(place, number)
         if not 0 <= word[0] < _MOST:
@@ -148,12 +157,19 @@ class NodeLink:
         waited_for = [(peer, *other) for peer, other in zip(peers, others, strict=True)]
         return Flag(self.world, own, waited_for, FLAGS[name])
 
-    def place(self, message: Message, slot: int) -> Place:
+    def words(self, rank: int | None = None) -> memoryview:
+        """Return the words of this rank, or of a peer."""
+        record = self._own if rank is None else self._peers[rank]
+        memory = self._arena.memory(record.place)[_HEAD_BYTES:][: 8 * record.words]
+        return memory.data.cast("B").cast("q")
+
+    def place(self, message: Message, slot: int) -> HostPlace:
         """Return where a message is packed: in its sender's block."""
         record, key = self._own, (message.peer, message.tag)
         if message.direction == "receive":
             record, key = self._peers[message.peer], (self.world.rank, message.tag)
-        return record.place.at(_HEAD_BYTES + slot * record.slot_bytes + record.offsets[key])
+        messages_at = _HEAD_BYTES + rounded_up(8 * record.words, _LINE_BYTES)
+        return record.place.at(messages_at + slot * record.slot_bytes + record.offsets[key])
 
     def close(self) -> None:
         """Release the block; local."""

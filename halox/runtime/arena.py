@@ -15,15 +15,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from halox.runtime import shared_memory
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.free_list import FreeList
+from halox.runtime.place import Place
 from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -35,28 +36,26 @@ _ALLOCATING = "an allocation"
 _CLOSING = "the closing of a grid"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Place of a block, in terms that mean the same to every rank of the node.
+class SegmentKey(NamedTuple):
+    """Number of a segment among those of its rank, and that rank's place on the node.
 
-    ``arena`` is the number of the block's arena among those of `Context.locate`.
+    ``arena`` is the number of its arena among those of `Context.locate`.
     """
 
-    window: int
+    number: int
     node_rank: int
-    offset: int = 0
     arena: int = 0
 
-    def at(self, offset: int) -> Place:
-        """Return the place some bytes further on."""
-        return replace(self, offset=self.offset + offset)
+
+HostPlace: TypeAlias = Place[SegmentKey]
+"""Place of a block."""
 
 
 @dataclass(eq=False)
 class Block:
     """A piece of shared memory of this rank; ``memory`` is its bytes."""
 
-    place: Place
+    place: HostPlace
     memory: Bytes
     number: int
 
@@ -84,7 +83,7 @@ class SharedArena:
     """Shared memory of the ranks of one node."""
 
     def __init__(self, world: World) -> None:
-        self._segments: dict[tuple[int, int], SharedSegment] = {}
+        self._segments: dict[SegmentKey, SharedSegment] = {}
         self._own: dict[int, _Own] = {}
         self._used: dict[int, tuple[int, int, int, bool]] = {}
         self._released: deque[int] = deque()
@@ -92,7 +91,7 @@ class SharedArena:
         self._next = 0
         self._numbers = count()
         self._chunk = _FIRST_CHUNK
-        self._registered: dict[tuple[int, int], Any] = {}
+        self._registered: dict[SegmentKey, Any] = {}
         self._is_open = False
         self._world: weakref.ref[World] | None = None
         self.node_rank = world.node_rank
@@ -145,7 +144,7 @@ class SharedArena:
         number, offset = found
         own = self._own[number]
         own.idle = 0
-        place = Place(number, self.node_rank, offset)
+        place = Place(SegmentKey(number, self.node_rank), offset)
         block = Block(place, own.segment.memory[offset : offset + nbytes], next(self._numbers))
         self._used[block.number] = number, offset, rounded, is_field
         return block
@@ -208,7 +207,7 @@ class SharedArena:
         if not is_mapped:
             return None
         for node_rank, one in mapped.items():
-            self._segments[number, node_rank] = one
+            self._segments[SegmentKey(number, node_rank)] = one
         if segment is not None:
             self._own[number] = _Own(segment, FreeList(segment.nbytes))
         return number
@@ -250,21 +249,21 @@ class SharedArena:
         array: Array = np.ndarray(shape, dtype, buffer=root)
         return array
 
-    def locate(self, start: int, end: int) -> Place | None:
+    def locate(self, start: int, end: int) -> HostPlace | None:
         """Return the place of memory [start, end) of this rank if it is in the arena."""
         for number, own in self._own.items():
             first = own.segment.start
             if first <= start and end <= first + own.segment.nbytes:
-                return Place(number, self.node_rank, start - first)
+                return Place(SegmentKey(number, self.node_rank), start - first)
         return None
 
-    def memory(self, place: Place) -> Bytes:
+    def memory(self, place: HostPlace) -> Bytes:
         """Return the bytes of any rank's segment from a place onwards."""
-        return self._segments[place.window, place.node_rank].memory[place.offset :]
+        return self._segments[place.segment].memory[place.offset :]
 
-    def device_pointer(self, place: Place) -> int:
+    def device_pointer(self, place: HostPlace) -> int:
         """Return the GPU's address of a place, page-locking its segment at the first use."""
-        key = (place.window, place.node_rank)
+        key = place.segment
         if key not in self._registered:
             from halox.runtime.gpu.memory import register
 
@@ -293,6 +292,6 @@ class SharedArena:
     def _drop(self, node_rank: int, numbers: list[int]) -> None:
         """Unmap segments of a rank, which it does not use any more."""
         for number in numbers:
-            self._segments.pop((number, node_rank), None)
+            self._segments.pop(SegmentKey(number, node_rank), None)
             if node_rank == self.node_rank:
                 self._own.pop(number, None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from halox.errors import ExchangeTimeoutError
-from halox.runtime.arena import Place, SharedArena, arena_of
+from halox.runtime.arena import HostPlace, SharedArena, arena_of
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
+from halox.runtime.place import Place
 from halox.runtime.shared_memory import Bytes
 from halox.runtime.topology import Topology, survey
 from halox.runtime.world import World
@@ -53,17 +53,20 @@ class Context:
         finally:
             self._arenas = (self.arena,)
 
-    def locate(self, start: int, end: int) -> Place | None:
+    def locate(self, start: int, end: int) -> HostPlace | None:
         """Return the place of memory [start, end) of this rank if it is in an arena that is known here."""
         for number, arena in enumerate(self._arenas):
             place = arena.locate(start, end)
             if place is not None:
-                return replace(place, arena=number) if number else place
+                return (
+                    Place(place.segment._replace(arena=number), place.offset) if number else place
+                )
         return None
 
-    def segment_of(self, place: Place) -> Bytes:
+    def segment_of(self, place: HostPlace) -> Bytes:
         """Return the bytes of the whole segment in which a place of `locate` is, of any rank of the node."""
-        return self._arenas[place.arena].memory(Place(place.window, place.node_rank))
+        segment = place.segment
+        return self._arenas[segment.arena].memory(Place(segment._replace(arena=0)))
 
     @property
     def device(self) -> int | None:

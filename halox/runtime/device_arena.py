@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from halox.runtime.dlpack import DType
 from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
+from halox.runtime.place import Place
 from halox.values import rounded_up
 
 _GRANULE = 512
@@ -24,17 +25,11 @@ _SEGMENT_BYTES = 32 << 20
 _LARGE_GRANULE = 2 << 20
 
 
-@dataclass(frozen=True)
-class DevicePlace:
-    """Address of memory for every rank of the node: an arena's name, the number of its allocation, bytes into that."""
+Allocation: TypeAlias = tuple[str, int]
+"""An arena's name and the number of its allocation."""
 
-    arena: str
-    segment: int
-    offset: int = 0
-
-    def at(self, offset: int) -> DevicePlace:
-        """Return the place some bytes further on."""
-        return replace(self, offset=self.offset + offset)
+DevicePlace: TypeAlias = Place[Allocation]
+"""Place in device memory."""
 
 
 @dataclass(eq=False)
@@ -52,9 +47,6 @@ class _Segment:
         self.free = FreeList(nbytes)
         self.handle: bytes | None = None
 
-
-Allocation = tuple[str, int]
-"""An arena's name and the number of its allocation."""
 
 _arenas: weakref.WeakValueDictionary[str, DeviceArena] = weakref.WeakValueDictionary()
 _mapped: dict[Allocation, int] = {}
@@ -93,12 +85,13 @@ class DeviceArena:
 
     def release(self, block: DeviceBlock) -> None:
         """Release a block that no work under way uses; local."""
-        segment = self._segments.get(block.place.segment)
+        number = block.place.segment[1]
+        segment = self._segments.get(number)
         if segment is None:  # after `close`
             return
         segment.free.put(block.place.offset, _rounded(block.nbytes))
         if segment.free.is_whole and segment.handle is None:
-            del self._segments[block.place.segment]  # nobody else knows of it
+            del self._segments[number]  # nobody else knows of it
 
     def retire(self, block: DeviceBlock) -> None:
         """Release a block that peers may still write to, at the next `reclaim`."""
@@ -114,7 +107,7 @@ class DeviceArena:
         cp = cupy()
         nbytes = prod(shape) * dtype.itemsize
         block = self.allocate(nbytes)
-        root = _Root(self._segments[block.place.segment].memory)
+        root = _Root(self._segments[block.place.segment[1]].memory)
         weakref.finalize(root, self.release, block).atexit = False
         memory = cp.cuda.UnownedMemory(block.pointer, max(nbytes, 1), root, self.device)
         return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
@@ -125,13 +118,13 @@ class DeviceArena:
         for arena in (self, *others):
             for number, segment in arena._segments.items():
                 if segment.pointer <= start and end <= segment.pointer + segment.nbytes:
-                    return DevicePlace(arena.name, number, start - segment.pointer)
+                    return Place((arena.name, number), start - segment.pointer)
         return None
 
     def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
         """Return the handles of the segments with places of this process, for peers to `open`."""
         found = {}
-        for name, number in sorted({(place.arena, place.segment) for place in places}):
+        for name, number in sorted({place.segment for place in places}):
             segment = _arenas[name]._segments[number]
             if segment.handle is None:
                 segment.handle = bytes(cupy().cuda.runtime.ipcGetMemHandle(segment.pointer))
@@ -149,10 +142,10 @@ class DeviceArena:
 
     def pointer(self, place: DevicePlace) -> int:
         """Return the address here of a place in this process, or in a segment that it has mapped."""
-        own = _arenas.get(place.arena)
-        if own is not None:
-            return own._segments[place.segment].pointer + place.offset
-        return _mapped[place.arena, place.segment] + place.offset
+        name, number = place.segment
+        own = _arenas.get(name)
+        pointer = _mapped[place.segment] if own is None else own._segments[number].pointer
+        return pointer + place.offset
 
     def unmap(self, names: Collection[str]) -> None:
         """Unmap the memory of peers' arenas, when nothing uses it any more; local."""
@@ -166,7 +159,7 @@ class DeviceArena:
         self._segments.clear()
 
     def _block(self, number: int, offset: int, nbytes: int) -> DeviceBlock:
-        place = DevicePlace(self.name, number, offset)
+        place = Place((self.name, number), offset)
         return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
 
 

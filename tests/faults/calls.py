@@ -17,7 +17,7 @@ CPU_PATHS = ("host/shared", "host/direct", "host/mpi")
 GPU_PATHS = ("ipc", "staged/shared", "staged/mpi")
 """Of ranks that share a GPU."""
 
-PEER_PATHS = ("peer/ll", "peer/staging", "peer/direct", "cuda_aware")
+PEER_PATHS = ("peer/ll", "peer/staging", "peer/direct", "nccl", "cuda_aware")
 """Of ranks with a GPU each, or where MPI takes device pointers."""
 
 _PLACES = (9973, 331, 7)

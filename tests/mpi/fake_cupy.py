@@ -24,6 +24,7 @@ import pytest
 from halox.collectives.operations import find_operation
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.pools import Pool
+from halox.runtime.place import Place
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
 
@@ -106,9 +107,7 @@ class FakeArena:
         with open(path, "wb") as file:
             file.truncate(nbytes)
         self._files.append(path)
-        return DeviceBlock(
-            DevicePlace(self.name, number), self._map((self.name, number), path), nbytes
-        )
+        return DeviceBlock(Place((self.name, number)), self._map((self.name, number), path), nbytes)
 
     def _map(self, segment: tuple[str, int], path: str) -> int:
         with open(path, "r+b") as file:
@@ -118,7 +117,7 @@ class FakeArena:
         return self.mapped[segment]
 
     def handles(self, places: Any) -> dict[Any, bytes]:
-        return {(p.arena, p.segment): self._files[p.segment].encode() for p in places}
+        return {p.segment: self._files[p.segment[1]].encode() for p in places}
 
     def open(self, handles: Any) -> None:
         for segment, handle in handles.items():
@@ -126,7 +125,7 @@ class FakeArena:
                 self._map(segment, handle.decode())
 
     def pointer(self, place: DevicePlace) -> int:
-        return self.mapped[place.arena, place.segment] + place.offset
+        return self.mapped[place.segment] + place.offset
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
         return None  # as if no array were in here

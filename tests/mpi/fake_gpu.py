@@ -22,6 +22,7 @@ import pytest
 from halox.packing.refine import cut_parts
 from halox.runtime.arrays import Described
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from halox.runtime.place import Place
 from tests.unit.host_launches import side_of, touched
 
 AREA = 1 << 32
@@ -200,37 +201,39 @@ class FakeArena:
         else:
             number = len(self.sizes)
             self.sizes[number] = nbytes
-        return DeviceBlock(DevicePlace(str(self.world.rank), number), self._at(number), nbytes)
+        return DeviceBlock(Place((str(self.world.rank), number)), self._at(number), nbytes)
 
     def release(self, block: DeviceBlock) -> None:
-        assert block.place.segment not in self.released
-        self.released.append(block.place.segment)
+        number = block.place.segment[1]
+        assert number not in self.released
+        self.released.append(number)
 
     def field(self, elements: int, foreign: bool = False) -> Described:
         """An array of float64, in the arena or outside it."""
         place = self.allocate(8 * elements).place
-        pointer = self._at(place.segment) + (AREA << 20 if foreign else 0)
+        pointer = self._at(place.segment[1]) + (AREA << 20 if foreign else 0)
         return Described(pointer, (elements,), (8,), np.dtype("f8"), 0, True)
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
         number = start // AREA - 1000 * self.world.rank
         inside = number in self.sizes and end <= self._at(number) + self.sizes[number]
-        return DevicePlace(str(self.world.rank), number, start % AREA) if inside else None
+        return Place((str(self.world.rank), number), start % AREA) if inside else None
 
     def handles(self, places: Any) -> dict[Any, bytes]:
-        return {(place.arena, place.segment): b"handle" for place in places}
+        return {place.segment: b"handle" for place in places}
 
     def open(self, handles: dict[Any, bytes]) -> None:
         assert all(arena != str(self.world.rank) for arena, _ in handles)
         self.opened |= set(handles)
 
     def pointer(self, place: DevicePlace) -> int:
-        is_own = place.arena == str(self.world.rank)
-        assert is_own or (place.arena, place.segment) in self.opened
-        return (1000 * int(place.arena) + place.segment) * AREA + place.offset
+        name, number = place.segment
+        is_own = name == str(self.world.rank)
+        assert is_own or place.segment in self.opened
+        return (1000 * int(name) + number) * AREA + place.offset
 
     def _at(self, number: int) -> int:
-        return self.pointer(DevicePlace(str(self.world.rank), number))
+        return self.pointer(Place((str(self.world.rank), number)))
 
 
 def _shifted(step: tuple[Any, ...], source: int, target: int) -> tuple[Any, ...]:

@@ -781,3 +781,42 @@ def test_a_rank_that_does_not_come(
             for _ in range(2):
                 reduce(array)
     comm.Barrier()
+
+
+@pytest.mark.ranks(2, 3)
+class TestParities:
+    """Fields of the even cells on one rank, and of the odd ones on another: no sum of both."""
+
+    @pytest.mark.parametrize("way", ["own GPUs", "one GPU", "two nodes"], indirect=True)
+    def test_at_the_first_call(self, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
+        mine = "odd" if comm.rank == comm.size - 1 else "even"
+        with halox.Grid((4 * comm.size, 6), comm=comm, device="gpu", checkerboard=True) as grid:
+            fields = {one: grid.full(n, parity=one) for n, one in enumerate(("even", "odd"), 1)}
+            for name, call in (("sum", grid.sum), ("max", grid.max)):
+                with pytest.raises(
+                    MismatchError, match=r"parity of the field differs.*0 has even, rank \d has odd"
+                ):
+                    call(fields[mine])
+                for one, value in (("even", 1), ("odd", 2)):
+                    cells = 12 * comm.size if name == "sum" else 1
+                    assert float(call(fields[one])) == value * cells
+
+    @pytest.mark.parametrize("way", ["own GPUs"], indirect=True)
+    def test_later(
+        self, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The ranks do not meet then."""
+        parameter = ReductionPlan.parameter
+        monkeypatch.setattr(
+            ReductionPlan, "parameter", lambda *given: parameter(*given[:-1], 3 * 10**9)
+        )
+        grid = halox.Grid((4 * comm.size, 6), comm=comm.Dup(), device="gpu", checkerboard=True)
+        fields = [grid.ones(parity=one) for one in ("even", "odd")]
+        for field in fields:
+            grid.sum(field)
+        mixed = fields[comm.rank == comm.size - 1]
+        comm.Barrier()
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="has waited for rank"):
+            for _ in range(2):
+                grid.sum(mixed)
+        comm.Barrier()

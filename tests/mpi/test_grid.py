@@ -330,15 +330,6 @@ def test_blocks(comm: MPI.Intracomm) -> None:
         assert np.all(u[:, :2] == -1)
 
 
-def test_dataarray(grid: halox.Grid) -> None:
-    u = grid.zeros(components=2)
-    grid.interior(u)[...] = coded(grid)
-    found = grid.dataarray(u, name="u", dims=("i", "j"))
-    assert found.dims == ("component_0", "i", "j") and found.name == "u"
-    i, j = (s.start for s in grid.owned)
-    assert float(found.sel(i=i, j=j)[1]) == i * 1000 + j
-
-
 def test_without_space_for_shared_memory(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,11 +117,14 @@ class Rig:
         peers = sorted({m.peer for m in (*job.sends, *job.receives)})
         self.link = NodeLink(self.world, self.shared, [], peers)
         assert not self.link.failed
-        memory: Any = (self.arena, self.events)
-        made = make_ipc_channel(self.world, job, ways, memory, self.link, self.cut)
+        made = self.channel_of(job, ways)
         if made is None:
             made = IdleChannel()
         return made
+
+    def channel_of(self, job: Job, ways: Any) -> Any:
+        memory: Any = (self.arena, self.events)
+        return make_ipc_channel(self.world, job, ways, memory, self.link, self.cut)
 
     def move(self, offset: int) -> None:
         """Go on with other arrays, at addresses some bytes from a multiple of 256."""
@@ -530,7 +533,9 @@ def test_contiguous_places(rig: Callable[..., Rig], comm: MPI.Intracomm) -> None
 
     whole_field, end = TYPES["contiguous"], dt.indexed([5], [100], "f8")
     found = places(inside, whole_field, end)
-    assert [p.offset for p in found] == [0, 800] and {p.arena for p in found} == {str(comm.rank)}
+    assert [p.offset for p in found] == [0, 800] and {p.segment[0] for p in found} == {
+        str(comm.rank)
+    }
     assert places(outside, whole_field) is None
     assert places(inside, whole_field, TYPES["vector"]) is None
     assert places(inside, dt.contiguous(ELEMENTS + 1, "f8")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,27 @@ struct alignas(16) double2 {{ double x, y; }};
 {launches}
 """
 
+BARRIERS = """
+#include "cpu_shim.h"
+struct alignas(16) double2 {{ double x, y; }};
+struct alignas(8) float2 {{ float x, y; }};
+template <class T> static T __ldg(const T* at) {{ return *at; }}
+template <class T> static T __ldcs(const T* at) {{ return *at; }}
+template <class T> static T __ldcg(const T* at) {{ return *at; }}
+static unsigned atomicAdd(unsigned* at, unsigned more) {{ unsigned before = *at; *at += more; return before; }}
+static void __threadfence() {{}}
+{source}
+#define LAUNCH(name, parameters, arguments)                                       \\
+    extern "C" void launch_##name(const unsigned* blocks, const unsigned* threads, parameters) \\
+    {{                                                                            \\
+        char none[1];                                                             \\
+        launch_with_barriers(blocks[0], threads[0], false, none, 1, [=] {{ name arguments; }}); \\
+    }}
+#define COMMA ,
+{launches}
+"""
+"""For kernels whose threads wait for one another, on lines of blocks and threads."""
+
 MULTIGRID = """
 LAUNCH(stencil, const double* a COMMA const double* b COMMA double* c COMMA Size p COMMA Size q COMMA int nz
        COMMA int ny COMMA int nx COMMA int n COMMA double w COMMA double x COMMA double y COMMA double z,
@@ -52,6 +74,18 @@ LAUNCH(sample, const double2* u COMMA const Size* a COMMA double2* s COMMA const
        (u, a, s, n, count))
 """
 
+STAGGERED = """
+LAUNCH(dslash, const Complex* m COMMA const Complex* s COMMA Complex* o COMMA const double* n COMMA int row,
+       (m, s, o, n, row))
+LAUNCH(normal, const Complex* m COMMA const Complex* s COMMA const Complex* p COMMA Complex* o COMMA double f
+       COMMA double* n COMMA double* t COMMA unsigned* a COMMA int row, (m, s, p, o, f, n, t, a, row))
+LAUNCH(begin, const Complex* b COMMA const Complex* q COMMA Complex* r COMMA Complex* p COMMA double* n
+       COMMA double* t COMMA unsigned* a, (b, q, r, p, n, t, a))
+LAUNCH(reduce, const Complex* q COMMA Complex* r COMMA double* n COMMA double* t COMMA unsigned* a, (q, r, n, t, a))
+LAUNCH(update, const Complex* r COMMA Complex* x COMMA Complex* p COMMA double* n COMMA double* h COMMA unsigned* a,
+       (r, x, p, n, h, a))
+"""
+
 C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
 
 
@@ -59,10 +93,10 @@ class Module:
     """What ``cupy.RawModule`` is to the app."""
 
     def __init__(
-        self, source: Path, launches: str, options: Sequence[str], calls: list[str]
+        self, source: Path, launches: str, shim: str, options: Sequence[str], calls: list[str]
     ) -> None:
         flags = ["-O2", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-Wall", "-Werror", *options]
-        text = SHIM.format(source=source.read_text(), launches=launches)
+        text = shim.format(source=source.read_text(), launches=launches)
         self._library = ctypes.CDLL(str(compiled_once(text, *flags)))
         self._calls = calls
 
@@ -70,12 +104,12 @@ class Module:
         function = self._library[f"launch_{name}"]
 
         def launch(blocks: Sequence[int], threads: Sequence[int], arguments: Sequence[Any]) -> None:
-            assert len(blocks) == 3 and len(threads) == 2 and min(*blocks, *threads) > 0
-            assert threads[0] * threads[1] <= 1024
+            assert 1 <= len(threads) <= 2 and len(threads) <= len(blocks) <= 3
+            assert min(*blocks, *threads) > 0 and prod(threads) <= 1024
             self._calls.append(name)
             function(
-                (ctypes.c_uint * 3)(*blocks),
-                (ctypes.c_uint * 2)(*threads),
+                (ctypes.c_uint * len(blocks))(*blocks),
+                (ctypes.c_uint * len(threads))(*threads),
                 *(
                     ctypes.c_void_p(given.ctypes.data)
                     if isinstance(given, np.ndarray)
@@ -95,7 +129,9 @@ class FakeCupy:
     source : Path
         The app's kernels.
     launches : str
-        `MULTIGRID` or `FOURIER`: their parameters.
+        `MULTIGRID`, `FOURIER` or `STAGGERED`: their parameters.
+    shim : str
+        `SHIM`, or `BARRIERS`.
 
     Attributes
     ----------
@@ -103,10 +139,10 @@ class FakeCupy:
         Names of the kernels launched.
     """
 
-    def __init__(self, source: Path, launches: str) -> None:
-        self._source, self._launches = source, launches
+    def __init__(self, source: Path, launches: str, shim: str = SHIM) -> None:
+        self._source, self._launches, self._shim = source, launches, shim
         self.calls: list[str] = []
 
     def RawModule(self, code: str, options: Sequence[str]) -> Module:
         assert code == self._source.read_text()
-        return Module(self._source, self._launches, options, self.calls)
+        return Module(self._source, self._launches, self._shim, options, self.calls)

@@ -43,6 +43,7 @@ from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.compiler import preamble, source
 from halox.runtime.gpu.pools import Pool
+from halox.runtime.place import Place
 from tests.unit.cpu_kernels import FLAGS, aligned, compiled_once, own_copy
 from tests.unit.host_launches import host_launches
 
@@ -110,11 +111,11 @@ class HostArena:
         memory = aligned(nbytes + 2 * 512, offset)
         memory[:] = GUARD
         self._memory.append(memory)
-        place = DevicePlace(self.name, len(self._memory) - 1)
+        place = Place((self.name, len(self._memory) - 1))
         return DeviceBlock(place, memory.ctypes.data + 512, nbytes)
 
     def bytes_of(self, block: DeviceBlock) -> np.ndarray:
-        return self._memory[block.place.segment][512:-512]
+        return self._memory[block.place.segment[1]][512:-512]
 
     def release(self, block: DeviceBlock) -> None:
         pass
@@ -123,7 +124,7 @@ class HostArena:
         for number, memory in enumerate(self._memory):
             first = memory.ctypes.data + 512
             if first <= start and end <= first + memory.size - 1024:
-                return DevicePlace(self.name, number, start - first)
+                return Place((self.name, number), start - first)
         return None
 
     def handles(self, places: Any) -> dict[Any, bytes]:
@@ -133,7 +134,8 @@ class HostArena:
         pass
 
     def pointer(self, place: DevicePlace) -> int:
-        memory = self._arenas[place.arena]._memory[place.segment]
+        name, number = place.segment
+        memory = self._arenas[name]._memory[number]
         return int(memory.ctypes.data) + 512 + place.offset
 
     def check_guards(self) -> None:

@@ -312,7 +312,7 @@ class TestPingPong:
             side.by_hand.pack([array.view(np.uint8)], packed)
             assert np.array_equal(packed, wanted)
             target, other = np.zeros_like(array), np.zeros_like(array)
-            pingpong_baselines.unpack(side.by_hand, packed, target.view(np.uint8))
+            side.by_hand.unpack([target.view(np.uint8)], packed)
             HostPacker(other, side.datatype, side.count).unpack(packed)
             assert np.array_equal(target, other)
 
@@ -374,6 +374,26 @@ class TestCommands:
         assert {r["nbytes"] for r in rows if r["pattern"] == "triangle"} == {80, 33 * 34 * 4}
         assert len(list((tmp_path / "plots").glob("pingpong-*.png"))) == 4
 
+    def test_ddtbench_on_two_ranks(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.json"
+        ended = halox_bench(
+            *("ddtbench", "--where", "host", "--patterns", "NAS_LU_?/12,SPECFEM3D_oc/c1"),
+            *("--repeats", "1", "--json", str(file), "--plot", str(tmp_path / "plots")),
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        rows = json.loads(file.read_text())["rows"]
+        sizes = {"NAS_LU_x/12": 480, "NAS_LU_y/12": 480, "SPECFEM3D_oc/c1": 1972}
+        assert {r["case"]: r["nbytes"] for r in rows} == sizes and len(rows) == 7 * len(sizes)
+        for r in rows:
+            assert r["checked"] and r["half_us"] > 0 and r["name"] in ended.stdout
+            assert np.isclose(r["gb_per_s"], r["nbytes"] / r["half_us"] / 1e3)
+        assert len(list((tmp_path / "plots").glob("ddtbench-*-host.png"))) == 3
+
+    def test_list_of_ddtbench(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["bench", "ddtbench", "--list"]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert len(out) == 16 and "LAMMPS_atomic: 4084-243 2157-145 1217-114" in out
+
     def test_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -425,6 +445,10 @@ class TestCommands:
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),
+            ("ddtbench --where moon", "host, 1gpu, 2gpus"),
+            ("ddtbench --patterns spiral", "known are"),
+            ("ddtbench --patterns vector", "no pattern of DDTBench matches; known are WRF_x_vec"),
+            ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
         ],
     )
     def test_wrong_command_lines(

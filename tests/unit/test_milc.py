@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ import halox
 from apps.common import on_all_ranks
 from apps.milc import checks, host_kernels, lime, options, random_fields, scidac
 from apps.milc.host_kernels import HostKernels
-from apps.milc.lattice import NAMES, PARITIES, Lattice, axis_of, directions
+from apps.milc.lattice import EVEN, NAMES, PARITIES, Lattice, axis_of, directions
 from apps.milc.links import Table
+from apps.milc.state import Slot
 from halox.cli import main
 from tests import support
 
@@ -80,37 +82,56 @@ class TestKernels:
         def random(*shape: int) -> np.ndarray:
             return (rng.random((*shape, 2)) - 0.5).view(complex)[..., 0].astype(dtype)
 
-        table = Table(rng.integers(0, among, (sites, count)), random(sites, 3, 3 * count))
+        table = Table(random(sites, 3, 3 * count), rng.integers(0, among, (sites, count)))
         source, out = random(among, 3), np.full((sites, 3), np.nan, dtype)
-        HostKernels(out).dslash(table, source, out)()
-        matrices = table.conjugates.conj().reshape(sites, 3, count, 3)
+        kernels = HostKernels(self.without_halo(sites), np.dtype(dtype))
+        kernels.dslash(table, source, out, EVEN, kernels.state())()
+        matrices = table.matrices.conj().reshape(sites, 3, count, 3)
         expected = np.einsum("sadb,sdb->sa", matrices, source[table.neighbours])
-        np.testing.assert_allclose(out, expected, atol=1e-5 if dtype == "c8" else 1e-14, rtol=0)
+        tolerance = 1e-5 if dtype == "c8" else 1e-14
+        np.testing.assert_allclose(out, expected, atol=tolerance, rtol=0)
+        p, ap = random(sites, 3), np.full((sites, 3), np.nan, dtype)
+        kernels.normal(table, source, p, ap, 0.25, EVEN, kernels.state())()
+        np.testing.assert_allclose(ap, 0.25 * p - expected, atol=tolerance, rtol=0)
+
+    @staticmethod
+    def without_halo(sites: int) -> Any:
+        return SimpleNamespace(sites=sites, grid=SimpleNamespace(interior=lambda field: field))
 
     def test_arrays_that_would_go_wrong_are_refused(self) -> None:
-        table = Table(np.zeros((4, 8), np.intp), np.zeros((4, 3, 24), "c16"))
+        matrices, neighbours = np.zeros((4, 3, 24), "c16"), np.zeros((4, 8), np.intp)
         good = np.zeros((4, 3), "c16")
+        kernels = HostKernels(self.without_halo(4), np.dtype("c16"))
         for wrong in (np.zeros((4, 3), "c8"), np.zeros((3, 4), "c16").T):
-            for arrays in ((good, wrong), (wrong, good)):
-                with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
-                    HostKernels(good).dslash(table, *arrays)
+            with pytest.raises(ValueError, match="C-contiguous arrays of complex128"):
+                kernels.dslash(Table(matrices, neighbours), wrong, good, EVEN, kernels.state())
 
     @pytest.mark.parametrize("dtype", ["c8", "c16"])
     def test_linear_algebra(self, dtype: str) -> None:
         rng = np.random.default_rng(2)
-        p, q, start = (rng.random((5, 3, 2)).view(complex)[..., 0].astype(dtype) for _ in range(3))
-        kernels = HostKernels(p)
-        out = start.copy()
-        kernels.combine(0.25, p, q, out)
-        np.testing.assert_allclose(out, 0.25 * p - q, rtol=1e-6)
-        out = start.copy()
-        kernels.add(-1.5, p, out)
-        np.testing.assert_allclose(out, start - 1.5 * p, rtol=1e-5)
-        out = start.copy()
-        kernels.scale_add(1.5, p, out)
-        np.testing.assert_allclose(out, p + 1.5 * start, rtol=1e-6)
-        kernels.copy(q, out)
-        assert np.array_equal(out, q)
+        b, ap, p = (rng.random((5, 3, 2)).view(complex)[..., 0].astype(dtype) for _ in range(3))
+        kernels = HostKernels(self.without_halo(5), np.dtype(dtype))
+        numbers, history = kernels.state(), kernels.history(3)
+        r, x = np.empty_like(b), b.copy()
+        kernels.begin(b, ap, r, p, numbers)()
+        np.testing.assert_allclose(r, b - ap, rtol=1e-6)
+        assert np.array_equal(p, r)
+        numbers[[Slot.R2, Slot.PAP, Slot.NEW_R2, Slot.MOST]] = 3, 2, 6, 2
+        before = r.copy()
+        kernels.reduce(ap, r, numbers)()
+        np.testing.assert_allclose(r, before - 1.5 * ap, rtol=1e-5)
+        update = kernels.update(r, x, p, numbers, history)
+        update()
+        np.testing.assert_allclose(x, b + 1.5 * before, rtol=1e-6)
+        np.testing.assert_allclose(p, r + 2 * before, rtol=1e-5)
+        assert numbers[[Slot.STATUS, Slot.R2, Slot.ITERATIONS]].tolist() == [0, 6, 1]
+        numbers[Slot.NEW_R2] = 5
+        update()
+        assert numbers[[Slot.STATUS, Slot.R2, Slot.ITERATIONS]].tolist() == [2, 5, 2]
+        assert history[:2].tolist() == [6, 5]
+        last = x.copy()
+        update()
+        assert np.array_equal(x, last) and numbers[Slot.ITERATIONS] == 2
 
 
 class TestRandomFields:
@@ -134,6 +155,31 @@ class TestRandomFields:
         assert np.abs(products - np.eye(3)).max() < 1e-13
         assert np.abs(np.linalg.det(found) - 1).max() < 1e-13
         assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
+
+    def test_cosines_and_sines(self) -> None:
+        turns = np.linspace(-1, 1, 10001)
+        for found, expected in zip(
+            random_fields._cosines_and_sines(turns), (np.cos, np.sin), strict=True
+        ):
+            assert np.abs(found - expected(np.pi * turns)).max() < 2e-15
+
+    def test_moments_of_haar_measure(self) -> None:
+        """Their limits are four standard deviations; rows made of cubes' points miss the fourth moments by ten."""
+        count = 60_000
+        found = random_fields.random_matrices(
+            (count, 1, 1, 1), (slice(0, count), *[slice(0, 1)] * 3), 1, 7, 0
+        ).reshape(-1, 3, 3)
+        squares, trace = np.abs(found) ** 2, np.trace(found, axis1=1, axis2=2)
+        for numbers, mean, variance in (
+            (squares, 1 / 3, 1 / 18),
+            (squares**2, 1 / 6, 1 / 15 - 1 / 36),
+            (squares[:, 0, 0] * squares[:, 1, 1], 1 / 8, 1 / 45),
+            (np.abs(trace) ** 2, 1, 1),
+            (trace.real**3 - 3 * trace.real * trace.imag**2, 1, 6),
+            (trace.real, 0, 1 / 2),
+        ):
+            far = np.abs(numbers.mean(axis=0) - mean).max()
+            assert far < 4 * (variance / count) ** 0.5
 
     def test_seeds_streams_and_sites_differ(self) -> None:
         found = [

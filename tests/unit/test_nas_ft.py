@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import halox
-from apps.nas_ft import host_kernels, initial, memory, options
+from apps import memory
+from apps.nas_ft import host_kernels, initial, options
 from apps.nas_ft.benchmark import problem_grid
 from apps.nas_ft.classes import CLASSES, SAMPLES, sample_points
 from apps.nas_ft.device_kernels import DeviceKernels
@@ -181,8 +182,7 @@ class TestChecksum:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_device_kernels_compile(architecture: str) -> None:
     flags = [f"-arch={architecture}", "-std=c++17"]
-    _, log = by_nvrtc(FT_CU.read_text(), "ft.cu", flags)
-    assert not log
+    assert not by_nvrtc(FT_CU.read_text(), "ft.cu", flags).log
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ class TestCommand:
     ) -> None:
         support.require("mpi")
         catalogue.load("nas_ft")
-        theirs = import_module(f"{catalogue.PACKAGE}.nas_ft.memory")
+        theirs = import_module(f"{catalogue.PACKAGE}.memory")
         monkeypatch.setattr(theirs, "host_free_bytes", lambda: 50 << 30)
         made: list[str] = []
         benchmark = import_module(f"{catalogue.PACKAGE}.nas_ft.benchmark")

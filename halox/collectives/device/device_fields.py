@@ -4,7 +4,8 @@ Where all ranks' kernels can signal to one another, a field reduction is one lau
 ranks. Where they cannot, one launch combines the rank's cells, and the fastest allreduce of one element the ranks.
 Cells that no kernel walks are combined by CuPy first.
 
-All that ranks decide together follows from the reduction's name and the dtypes, which they compare when it is made.
+All that ranks decide together follows from the reduction's name, the dtypes and the parity of the cells, which they
+compare when it is made.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from halox.collectives.operations import (
     wide_dtype,
 )
 from halox.collectives.prepared import Launch, PreparedReductions
+from halox.decomposition import Parity
 from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
@@ -66,7 +68,8 @@ class DeviceReductions(HostArrays):
             try:
                 cells = cells_of(name, fields, self._find_layout)
                 dtypes = [one.dtype for one in cells]
-                signature = (name, *(dtype.str for dtype in dtypes))
+                parity = cells[0].layout.spec.parity
+                signature = (name, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
                 dtype = result_dtype(name, dtypes)
                 new = partial(cupy().empty, (), dtype)
@@ -78,7 +81,7 @@ class DeviceReductions(HostArrays):
                     self._refuse_making(name, error)
                 raise
             if reduction is None:
-                reduction = self.fields.add(signature, self._make(name, dtypes))
+                reduction = self.fields.add(signature, self._make(name, dtypes, parity))
             reduction(cells, target)
             bind, address = reduction.bind, new if out is None else target.data.ptr
             arrays = (*fields, None)[:2]
@@ -100,7 +103,9 @@ class DeviceReductions(HostArrays):
         self._world.begin(name)
         self._world.agree(error, _DOING)
 
-    def _make(self, name: str, dtypes: Sequence[DType]) -> InOneLaunch | InTwoSteps:
+    def _make(
+        self, name: str, dtypes: Sequence[DType], parity: Parity | None
+    ) -> InOneLaunch | InTwoSteps:
         world, context = self._world, self._context
         world.begin(name)
         topology = begin_making(
@@ -109,7 +114,11 @@ class DeviceReductions(HostArrays):
             _DOING,
             f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
         )
-        mine = {"reduction": name, "dtype": ", ".join(map(str, dtypes))}
+        mine = {
+            "reduction": name,
+            "dtype": ", ".join(map(str, dtypes)),
+            "parity of the field": parity or "all cells",
+        }
         world.compare(mine, _DOING)
         reason = why_no_kernels(world, topology)
         if world.size > MOST_RANKS:

@@ -353,10 +353,11 @@ class Negotiation:
     def error(self) -> ExchangeTimeoutError:
         """Return the failure that the kernel has reported."""
         assert self.failure is not None
-        number, exchange = self.failure.words[:2]
+        number, epoch = self.failure.words[:2]
+        call = "accumulation" if self.job.operation == "add" else "exchange"
         peer = [*self._sends, *self._takes][number - 1].message.peer
         return ExchangeTimeoutError(
-            f"rank {self.world.rank} has waited for rank {peer} in exchange {exchange} of a plan for "
+            f"rank {self.world.rank} has waited for rank {peer} in {call} {epoch} of a plan for "
             f"{self.world.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not "
             "valid. A rank has failed, is far behind, or has made another sequence of calls"
         )

@@ -1,0 +1,292 @@
+"""Labelled arrays: blocks put together by xarray itself, fields made of them, and exchanges of datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.errors import FieldError, MismatchError
+from tests.mpi.bad_input import Table, check_error, undocumented
+
+xr = pytest.importorskip("xarray")
+
+SHAPE = (7, 6)
+X = 0.5 + np.arange(SHAPE[0]) / 4
+Y = np.linspace(-1, 1, SHAPE[1]) ** 3
+
+
+@pytest.fixture
+def grid(comm: MPI.Intracomm) -> Iterator[halox.Grid]:
+    with make(comm) as found:
+        yield found
+
+
+def make(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    return halox.Grid(SHAPE, comm=comm, device="cpu", periodic=(True, False), **options)
+
+
+def whole(*shape: int, dtype: str = "f8") -> np.ndarray:
+    return np.random.default_rng(5).integers(-99, 99, shape).astype(dtype)
+
+
+def together(grid: halox.Grid, block: Any) -> Any:
+    """Return what `xarray.combine_by_coords` makes of the blocks of all ranks."""
+    return xr.combine_by_coords(grid.comm.allgather(block.copy(deep=True)))
+
+
+def test_blocks_combine(grid: halox.Grid) -> None:
+    values = whole(2, *SHAPE)
+    u = grid.zeros(components=2)
+    grid.interior(u)[...] = values[(slice(None), *grid.owned)]
+    units = xr.DataArray(X, dims="i", attrs={"units": "m"})
+    options = {"coords": {"i": units, "j": Y}, "attrs": {"long_name": "wind"}}
+    block = grid.dataarray(u, name="u", dims=("i", "j"), **options)
+    assert np.shares_memory(block.values, u)
+    found = together(grid, block)
+    found = found["u"] if isinstance(found, xr.Dataset) else found
+    assert found.dims == ("component_0", "i", "j") and found.attrs == {"long_name": "wind"}
+    assert np.array_equal(found, values) and found.i.attrs == {"units": "m"}
+    assert np.array_equal(found.i, X) and np.array_equal(found.j, Y)
+
+
+def test_by_default_coordinates_are_indices(grid: halox.Grid) -> None:
+    found = together(grid, grid.dataarray(grid.zeros()))
+    assert found.dims == ("x", "y") and not found.attrs
+    assert np.array_equal(found.x, np.arange(SHAPE[0]))
+
+
+def test_a_staggered_axis_has_faces(grid: halox.Grid) -> None:
+    values = whole(SHAPE[0], SHAPE[1] + 1)
+    v = grid.zeros(staggered=1)
+    layout = grid.layout(v)
+    grid.interior(v)[...] = values[layout.owned]
+    faces = np.arange(SHAPE[1] + 1) - 0.5
+    block = grid.dataarray(v, name="v", coords={"y_face": faces})
+    found = together(grid, block)
+    found = found["v"] if isinstance(found, xr.Dataset) else found
+    assert found.dims == ("x", "y_face") and np.array_equal(found.y_face, faces)
+    assert np.array_equal(found, values)
+    again = grid.from_dataarray(found)
+    assert grid.layout(again).spec == layout.spec
+    assert np.array_equal(grid.interior(again), grid.interior(v))
+
+
+def test_coordinates_continue_in_the_halo(grid: halox.Grid) -> None:
+    u = grid.zeros()
+    block = grid.dataarray(u, halo=True, coords={"x": X, "y": Y})
+    assert block.shape == u.shape and np.shares_memory(block.values, u)
+    padded = np.concatenate([[2 * Y[0] - Y[1]], Y, [2 * Y[-1] - Y[-2]]])
+    cut = grid.layout(u).stored[1]
+    assert np.allclose(block.y, padded[cut.start + 1 : cut.stop + 1])
+    assert np.allclose(np.diff(block.x), 0.25)
+    names = np.array(list("abcdef"))
+    assert set(grid.dataarray(u, halo=True, coords={"y": names}).y.values) <= set(names)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "c16", "i2", ">f8", "?"])
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+def test_a_whole_array_becomes_a_field(
+    grid: halox.Grid, dtype: str, order: tuple[str, str]
+) -> None:
+    values = whole(*SHAPE, dtype=dtype)
+    array = xr.DataArray(values, dims=("x", "y")).transpose(*order)
+    u = grid.from_dataarray(array)
+    assert u.dtype == values.dtype and u.shape == grid.padded_shape
+    assert np.array_equal(grid.interior(u), values[grid.owned])
+    grid.exchange(u)
+    i, _ = grid.indices(halo=True)
+    assert np.array_equal(u[:, 1:-1], values[i.ravel() % SHAPE[0]][:, grid.owned[1]])
+
+
+def test_there_and_back(grid: halox.Grid) -> None:
+    u = grid.zeros("f4", components=2, components_after=3)
+    u[...] = np.random.default_rng(grid.rank).random(u.shape)
+    for halo in (False, True):
+        block = grid.dataarray(u, halo=halo)
+        for turned in (block, block.transpose("y", "component_0", "x", "component_1")):
+            again = grid.from_dataarray(turned)
+            assert again is not u and not np.shares_memory(again, u)
+            if turned is block:
+                assert np.array_equal(grid.interior(again), grid.interior(u))
+                assert np.array_equal(again, u) is halo
+            else:  # all components but the first axis's stay in front of the grid's
+                expected = grid.dataarray(again, halo=halo)
+                assert np.array_equal(
+                    expected, turned.transpose("x", "y", "component_0", "component_1")
+                )
+
+
+def test_only_its_own_part_is_loaded(grid: halox.Grid) -> None:
+    values, asked = whole(*SHAPE), []
+
+    class OnDemand(xr.backends.BackendArray):
+        shape, dtype = values.shape, values.dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            asked.append(key.tuple)
+            return values[key.tuple]
+
+    from xarray.core.indexing import LazilyIndexedArray
+
+    array = xr.DataArray(xr.Variable(("x", "y"), LazilyIndexedArray(OnDemand())))
+    u = grid.from_dataarray(array)
+    assert np.array_equal(grid.interior(u), values[grid.owned])
+    lengths = [
+        tuple(len(range(n)[cut]) for n, cut in zip(SHAPE, key, strict=True)) for key in asked
+    ]
+    assert lengths == [grid.rank_shape]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_dataset_is_exchanged(grid: halox.Grid, turned: bool) -> None:
+    values = {"u": whole(*SHAPE), "w": whole(SHAPE[0], SHAPE[1] + 1, dtype="f4")}
+    u, w = grid.zeros(), grid.zeros("f4", staggered=1)
+    for field, name in ((u, "u"), (w, "w")):
+        grid.interior(field)[...] = values[name][grid.layout(field).owned]
+    dataset = xr.Dataset({"u": grid.dataarray(u, halo=True), "w": grid.dataarray(w, halo=True)})
+    dataset["time"] = 0.5
+    if turned:
+        dataset = dataset.transpose("y", "x", "y_face")
+    dataset["double"] = 2 * dataset["u"]
+    dataset.halox.exchange(grid)
+    i, j = grid.indices(halo=True)
+    inside = (j.ravel() >= 0) & (j.ravel() < SHAPE[1])
+    expected = values["u"][i.ravel() % SHAPE[0]][:, j.ravel()[inside]]
+    for name, factor in (("u", 1), ("double", 2)):
+        found = dataset[name].transpose("x", "y").values
+        assert np.array_equal(found[:, inside], factor * expected)
+    assert np.array_equal(u[:, inside], expected)
+    other = halox.Grid(SHAPE, comm=grid.comm, device="cpu", periodic=(True, False))
+    with other:
+        v = other.zeros("f4", staggered=1)
+        other.interior(v)[...] = values["w"][other.layout(v).owned]
+        other.exchange(v)
+        assert np.array_equal(w, v)
+
+
+def test_some_variables_only(grid: halox.Grid) -> None:
+    u, v = grid.zeros(), grid.zeros()
+    for field in (u, v):
+        grid.interior(field)[...] = 1 + grid.rank
+    dataset = xr.Dataset({"u": grid.dataarray(u, halo=True), "v": grid.dataarray(v, halo=True)})
+    dataset.halox.exchange(grid, "v")
+    assert np.all(v[0, 1:-1] > 0) and np.all(u[0] == 0)
+
+
+def given(array: Any, **options: Any) -> Any:
+    def call(comm: MPI.Intracomm) -> None:
+        with make(comm, proc_shape=(comm.size, 1)) as grid:
+            grid.from_dataarray(array(grid) if callable(array) else array, **options)
+
+    return call
+
+
+def labelled(**options: Any) -> Any:
+    def call(comm: MPI.Intracomm) -> None:
+        with make(comm) as grid:
+            grid.dataarray(grid.zeros(), **options)
+
+    return call
+
+
+def exchanged(make_dataset: Any, *names: str) -> Any:
+    def call(comm: MPI.Intracomm) -> None:
+        with make(comm, proc_shape=(comm.size, 1)) as grid:
+            make_dataset(grid).halox.exchange(grid, *names)
+
+    return call
+
+
+def of_shape(*shape: int, dtype: str = "f8", dims: tuple[str, ...] = ("x", "y")) -> Any:
+    return xr.DataArray(np.zeros(shape, dtype), dims=dims)
+
+
+BAD: Table = {
+    "not a labelled array": (
+        given(np.zeros(SHAPE)),
+        FieldError,
+        "expected an xarray.DataArray, got a ndarray",
+    ),
+    "a labelled array without a grid axis": (
+        given(of_shape(*SHAPE, dims=("x", "z"))),
+        FieldError,
+        "the array has the dimensions x, z, and the grid x, y; name the grid axes by dims=",
+    ),
+    "a labelled array with cells and faces of one axis": (
+        given(of_shape(7, 6, 7, dims=("x", "y", "y_face"))),
+        FieldError,
+        "among them a grid axis twice",
+    ),
+    "a labelled array of another shape": (
+        given(of_shape(9, 4)),
+        FieldError,
+        r"extents \(9, 4\) along x, y; expected \(7, 6\) for the whole field, or",
+    ),
+    "a labelled array of objects": (
+        given(lambda grid: of_shape(*SHAPE).astype(object)),
+        FieldError,
+        "dtype object has no fixed size",
+    ),
+    "labelled arrays of two dtypes >1": (
+        given(lambda grid: of_shape(*SHAPE, dtype="f4" if grid.rank == 1 else "f8")),
+        MismatchError,
+        "need one dtype on all ranks: rank 0 gave float64, rank 1 float32",
+    ),
+    "a labelled array with components on one rank >1": (
+        given(
+            lambda grid: (
+                of_shape(2, *SHAPE, dims=("c", "x", "y")) if grid.rank == 1 else of_shape(*SHAPE)
+            )
+        ),
+        MismatchError,
+        r"need one layout on all ranks: rank 0 gave .*, rank 1 components=\(2,\)",
+    ),
+    "the whole labelled array on one rank only >1": (
+        given(
+            lambda grid: (
+                of_shape(*SHAPE) if grid.rank == 0 else grid.dataarray(np.zeros(grid.padded_shape))
+            )
+        ),
+        MismatchError,
+        "rank 0 gave the whole field; rank 1 gave the cells of this rank",
+    ),
+    "a labelled array on one rank only >1": (
+        given(lambda grid: None if grid.rank == 1 else of_shape(*SHAPE)),
+        FieldError,
+        "got a NoneType",
+    ),
+    "coordinates of the wrong length": (
+        labelled(coords={"x": X[:-1]}),
+        FieldError,
+        r"coords\['x'\] must have one axis of 7 values, one for each point of the whole grid, got shape \(6,\)",
+    ),
+    "coordinates of no dimension": (
+        labelled(coords={"lat": X}),
+        FieldError,
+        "coords has 'lat', and the field the dimensions x, y",
+    ),
+    "a dataset whose variable has no halo": (
+        exchanged(lambda grid: xr.Dataset({"u": grid.dataarray(grid.zeros())})),
+        FieldError,
+        r"variable 'u' is no field with halo, as grid.dataarray\(u, halo=True\) is: array: shape",
+    ),
+    "a dataset whose variable lacks a grid axis": (
+        exchanged(lambda grid: xr.Dataset({"u": ("x", np.zeros(7))}), "u"),
+        FieldError,
+        "variable 'u' has the dimensions x, and the grid x, y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, comm: MPI.Intracomm) -> None:
+    check_error(BAD, name, comm)
+
+
+def test_the_documentation_lists_them_all() -> None:
+    assert not undocumented(BAD)
