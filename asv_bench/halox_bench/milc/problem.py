@@ -144,10 +144,9 @@ class Problem:
         self.gradient.solve(self.source)
 
     def dslash(self) -> Callable[[], None]:
-        """Return D alone, from odd to even sites, without the exchange."""
-        return self._only(
-            self.operator.dslash_steps(self._even, self.operator.kernels.state()), False
-        )
+        """Return D alone, from even to odd sites, where iterations keep nothing; without the exchange."""
+        steps = self.operator.dslash_steps(1 - self._even, self.operator.kernels.state())
+        return self._only(steps, False)
 
     def exchanges(self) -> Callable[[], None]:
         """Return the two exchanges of an iteration."""
