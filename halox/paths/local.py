@@ -42,6 +42,7 @@ from halox.paths.host.packed import (
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
+from halox.runtime.gpu.cuda import cupy
 
 
 class LocalPath(Path):
@@ -169,9 +170,11 @@ class LocalDeviceChannel(MovableChannel):
     def __init__(self, job: Job, device: int) -> None:
         copies, self.is_movable = copying(job, [*job.pairs()], device)
         self._movable = [copies, *clearing_of(job, device)]
+        self._current_stream = cupy().cuda.get_current_stream
 
     def start(self) -> None:
         """Put the kernel on the current stream."""
+        pointer = self._current_stream().ptr
         for launches in self._movable:
             for launch, source, target in launches.stages[0]:
-                launch(None, source, target)
+                launch(pointer, source, target)
