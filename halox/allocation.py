@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy.typing as npt
+
 from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
@@ -34,7 +36,7 @@ class GridAllocation:
     _layouts: FieldLayouts
     _made = 0
 
-    def zeros(self, dtype: Any = "f8", **layout: Any) -> Any:
+    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
         """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
 
         Parameters
@@ -79,11 +81,11 @@ class GridAllocation:
         """
         return self._new(dtype, layout)
 
-    def ones(self, dtype: Any = "f8", **layout: Any) -> Any:
+    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
         """Allocate a field of ones, as `numpy.ones` has them for any dtype; see `zeros`."""
         return self._new(dtype, layout, "ones", 1)
 
-    def full(self, value: Any, dtype: Any = "f8", **layout: Any) -> Any:
+    def full(self, value: object, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
         """Allocate a field filled with ``value``; see `zeros`.
 
         Parameters
@@ -101,11 +103,11 @@ class GridAllocation:
         """
         return self._new(dtype, layout, "full", value)
 
-    def empty(self, dtype: Any = "f8", **layout: Any) -> Any:
+    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
-    def zeros_like(self, field: object, dtype: Any = None) -> Any:
+    def zeros_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
         """Allocate a field of zeros with the layout of another one; see `zeros`.
 
         Parameters
@@ -122,19 +124,19 @@ class GridAllocation:
         """
         return self._new_like(field, dtype, "zeros")
 
-    def ones_like(self, field: object, dtype: Any = None) -> Any:
+    def ones_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
         """Allocate a field of ones with the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "ones", 1)
 
-    def full_like(self, field: object, value: Any, dtype: Any = None) -> Any:
+    def full_like(self, field: object, value: object, dtype: npt.DTypeLike | None = None) -> Any:
         """Allocate a field filled with ``value``, as of `full`, with the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "full", value)
 
-    def empty_like(self, field: object, dtype: Any = None) -> Any:
+    def empty_like(self, field: object, dtype: npt.DTypeLike | None = None) -> Any:
         """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "empty")
 
-    def _layout_of(self, options: dict[str, Any]) -> FieldLayout:
+    def _layout_of(self, options: dict[str, object]) -> FieldLayout:
         """Return the layout that a field's options describe."""
         layout = self._layouts.of(field_spec(options, self._layout.spec))
         layout.check_widths()
@@ -142,13 +144,19 @@ class GridAllocation:
         return layout
 
     def _new(
-        self, dtype: Any, options: dict[str, Any], contents: Contents = "zeros", value: Any = None
+        self,
+        dtype: npt.DTypeLike,
+        options: dict[str, Any],
+        contents: Contents = "zeros",
+        value: object = None,
     ) -> Any:
         return self._add(
             lambda: (self._layout_of(options), fixed_dtype(dtype)), contents, value, dtype
         )
 
-    def _new_like(self, field: object, dtype: Any, contents: Contents, value: Any = None) -> Any:
+    def _new_like(
+        self, field: object, dtype: npt.DTypeLike | None, contents: Contents, value: object = None
+    ) -> Any:
         def check() -> tuple[FieldLayout, DType]:
             found, layout = self._layouts.read(field)
             return layout, fixed_dtype(found.dtype if dtype is None else dtype)
@@ -156,7 +164,7 @@ class GridAllocation:
         return self._add(check, contents, value, dtype)
 
     @one_thread
-    def _add(self, form: Form, contents: Contents, value: Any, dtype: Any) -> Any:
+    def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Any:
         array, layout = _allocate(self._context, self.device_id, form, contents, value, dtype)
         self._made += 1
         self._layouts.add(array, layout, self._made)
@@ -168,8 +176,8 @@ def _allocate(
     device: int | None,
     form: Form,
     contents: Contents,
-    value: Any,
-    dtype: Any,
+    value: object,
+    dtype: object,
 ) -> tuple[Any, FieldLayout]:
     """Allocate a field on each rank of a context; returns it with its layout. Collective."""
     world = context.world

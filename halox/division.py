@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from halox.decomposition import (
     Decomposition,
@@ -32,6 +32,7 @@ class Division:
     device_id: int | None
     corners: bool
     path: str | None
+    leave_sms: bool
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -78,15 +79,16 @@ def divide(
     world: World,
     grid_shape: int | Sequence[int],
     *,
-    halo: Any,
-    periodic: Any,
-    proc_shape: Any,
+    halo: object,
+    periodic: bool | Sequence[bool],
+    proc_shape: int | Sequence[int | None] | None,
     blocks: Sequence[Sequence[int] | None] | None,
     corners: bool,
     device: str,
     placement: bool | Placement,
     path: str | None,
     checkerboard: bool,
+    leave_sms: bool,
 ) -> Division:
     """Divide a grid among the ranks of a world, with the arguments and errors of `halox.Grid`; collective.
 
@@ -114,7 +116,8 @@ def divide(
         layout.check_widths()
         wished_path(path)
         gpu = choose_device(device, world.turn)
-        return Division(decomposition, layout, gpu, fill_corners, path)
+        leaves_sms = check_bool("leave_sms", leave_sms, DecompositionError)
+        return Division(decomposition, layout, gpu, fill_corners, path, leaves_sms)
 
     found: Division = world.guarded(build, _MAKING)
     decomposition = found.decomposition
@@ -128,6 +131,7 @@ def divide(
         "device": found.device,
         "placement": decomposition.placement.coords,
         "path": path,
+        "leave_sms": found.leave_sms,
     }
     world.compare(mine, _MAKING, remedies={"device": 'say device="cpu" or device="gpu"'})
     return found

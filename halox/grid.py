@@ -1,7 +1,8 @@
 """The grid: what a user declares once and calls every step.
 
 This module is the public face of the layers below and holds no algorithm of its own: reductions are methods of
-`halox.collectives.grid_reductions`, allocations of `halox.allocation`; the division is made in `halox.division`.
+`halox.collectives.grid_reductions`, allocations of `halox.allocation`, gathers, scatters and checkpoints of
+`halox.grid_data`; the division is made in `halox.division`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from halox.allocation import GridAllocation
@@ -24,9 +26,8 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
 from halox.field_options import field_spec
-from halox.gathering import gather
+from halox.grid_data import GridData
 from halox.paths.base import Operation
-from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Grid(GridAllocation, GridReductions):
+class Grid(GridAllocation, GridReductions, GridData):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -68,6 +69,9 @@ class Grid(GridAllocation, GridReductions):
     path : str, optional
         The data path of all messages to other ranks, of those that ``halox info`` lists; by default that of
         HALOX_PATH, or else the fastest.
+    leave_sms : bool
+        Whether a GPU's multiprocessors are to be left to the caller's kernels: where no path is asked for, copy engines
+        then move messages of long blocks between fields of the grid, though a kernel might be faster.
 
     Attributes
     ----------
@@ -133,6 +137,7 @@ class Grid(GridAllocation, GridReductions):
         placement: bool = True,
         checkerboard: bool = False,
         path: str | None = None,
+        leave_sms: bool = False,
     ) -> None:
         self._world = world = World(comm, "making a grid")
         self._context = Context(world)
@@ -151,6 +156,7 @@ class Grid(GridAllocation, GridReductions):
                 placement=placement,
                 path=path,
                 checkerboard=checkerboard,
+                leave_sms=leave_sms,
             )
         except HaloxError as error:
             self._context.close_after(error)
@@ -173,7 +179,7 @@ class Grid(GridAllocation, GridReductions):
         self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
-        self.xp: Any = array_module(self.device_id)
+        self.xp: ModuleType = array_module(self.device_id)
         self._make_reductions(self._context, self.device_id, self._layouts.find)
 
     # Fields
@@ -248,42 +254,6 @@ class Grid(GridAllocation, GridReductions):
         if layout.spec.parity is not None:
             last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
         return (*others, last)
-
-    @one_thread
-    def gather(self, field: object, root: int = 0) -> Array | None:
-        """Bring the owned cells of all ranks together.
-
-        Parameters
-        ----------
-        field : array
-            Of one dtype and layout on all ranks.
-        root : int
-            The rank that gets them; the same on all ranks.
-
-        Returns
-        -------
-        numpy.ndarray or None
-            The whole field on the host of rank ``root``, None on the others. A field of one parity stays compact: half
-            the cells along the last grid axis.
-
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid, or ``root`` is no rank.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks.
-        HaloxError
-            Also if rank ``root`` has no memory for the whole field.
-        ExchangeTimeoutError
-            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
-
-        Notes
-        -----
-        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
-        cells are not contiguous; a field on a GPU comes to the host as a whole first.
-        """
-        self._world.begin("gather")
-        return gather(self._world, field, self.layout, root)
 
     def dataarray(self, field: object, **options: Any) -> Any:
         """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""
@@ -435,7 +405,8 @@ class Grid(GridAllocation, GridReductions):
         self._plans.sweep()
         self._plan_number += 1
         path = self._path if path is None else path
-        plan = make_plan(self._context, draft, keep=keep, path=path, call=call)
+        leave_sms = self._division.leave_sms
+        plan = make_plan(self._context, draft, keep=keep, path=path, leave_sms=leave_sms, call=call)
         self._all_plans.add(plan)
         return plan
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import halox
 from halox.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 PACKAGE = "halox_apps"
 BENCHMARKS = "halox_bench"
@@ -33,7 +36,7 @@ class App:
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Any, Progress], Mapping[str, object] | None]
+    run: Callable[[argparse.Namespace, MPI.Intracomm, Progress], Mapping[str, object] | None]
 
 
 def checkout() -> Path | None:

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import NoReturn
 
 from halox.cli.catalogue import checkout
 from halox.errors import HaloxError, MissingPackageError
@@ -78,7 +79,7 @@ def find() -> Launcher:
     )
 
 
-def load_mpi_quietly() -> Any:
+def load_mpi_quietly() -> ModuleType:
     """Return ``mpi4py.MPI``, without initialising MPI in this process."""
     try:
         import mpi4py

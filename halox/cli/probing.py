@@ -124,8 +124,9 @@ def tuned(memory: str) -> list[tuple[str, str]]:
     return [
         (path.name, protocol.name)
         for path in PATHS.values()
-        if path.is_tuned and memory == ("gpu" if path.to_self else path.memory)
         for protocol in path.protocols
+        if path.is_tuned and protocol.is_tuned
+        if memory == ("gpu" if path.to_self else protocol.memory or path.memory)
     ]
 
 

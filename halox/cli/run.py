@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halox.cli import catalogue, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     return together(comm, lambda: _run_here(args, comm))
 
 
-def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> Any:
+def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> MPI.Intracomm:
     """Return the communicator of the ranks to work on: as many as are asked for, or those that run already.
 
     Becomes the launcher for the command line ``words``, and does not return, where ranks are asked for and none run
@@ -46,7 +46,7 @@ def ranks(asked: int | None, words: Sequence[str], name: str = "halox run") -> A
     if present is None and started is None and asked is not None and asked > 1:
         launcher.start(asked, words)
     os.environ.update(launcher.mpi_defaults())
-    comm = load_mpi().COMM_WORLD
+    comm: MPI.Intracomm = load_mpi().COMM_WORLD
     if started is not None and started != comm.size:
         raise HaloxError(_wrong_library(started, comm.size))
     if started is None and asked is not None and asked != comm.size:

@@ -18,7 +18,10 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType, TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 NAME = "halox run"
 OPEN_MPI_RANK = "OMPI_COMM_WORLD_RANK"
@@ -223,7 +226,7 @@ def fail(ending: Ending) -> int:
     return ending.status
 
 
-def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
+def abort(comm: MPI.Intracomm, ending: Ending, name: str = NAME) -> None:
     """Print this rank's failure, and end all ranks."""
     tell(story([(comm.rank, ending)], comm.size, name))
     # MPICH's launcher does not pass on what it has not read by then.
@@ -231,7 +234,7 @@ def abort(comm: Any, ending: Ending, name: str = NAME) -> None:
     comm.Abort(1 if ending.status == ALL_ALIKE and not ending.by_exit else ending.status)
 
 
-def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
+def all_endings(comm: MPI.Intracomm, ending: Ending) -> list[Ending] | None:
     """Return the failures of all ranks, in their order; None unless all arrive here in a moment."""
     try:
         if not all_arrive(comm):
@@ -241,7 +244,7 @@ def all_endings(comm: Any, ending: Ending) -> list[Ending] | None:
         return None  # MPI itself may be what has failed
 
 
-def all_arrive(comm: Any) -> bool:
+def all_arrive(comm: MPI.Intracomm) -> bool:
     """Whether every rank arrives here in a moment: errors are made to be raised on all of them."""
     arrived = comm.Ibarrier()
     deadline = time.monotonic() + OTHERS_FAIL_TOO_S

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
@@ -37,7 +37,9 @@ _HOST_NOTE = (
 )
 
 
-def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser
+) -> None:
     """Add ``tune`` to the command's parser."""
     about = "measure paths and store the cost-model constants by which halox chooses among them"
     tuning = commands.add_parser("tune", parents=[common], help=about, description=f"{about}.")

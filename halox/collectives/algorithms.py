@@ -54,6 +54,13 @@ SHARED = Link(2.0, 80.0)
 """Synchronisation of a node's ranks in shared memory, and the bytes they read and write there; measured on two."""
 
 
+NCCL_GATHERED_BYTES = 1 << 18
+"""Bytes that a rank may receive by NCCL before arrays are cut: a second and third group cost some 20 us."""
+
+NCCL = Link(10.0, 20.0)
+"""NCCL between nodes; a step is a group of sends and receives."""
+
+
 @dataclass(frozen=True)
 class DeviceCosts:
     """Constants of the algorithms on GPUs, in microseconds and GB/s."""
@@ -98,8 +105,10 @@ def predict_us(name: str, nbytes: int, ranks: int, nodes: int) -> float:
     return _ordered_us(nbytes, ranks, nodes)
 
 
-def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1) -> float:
-    """Return the predicted microseconds of an algorithm for arrays on GPUs.
+def predict_device_us(
+    name: str, nbytes: int, ranks: int, nodes: int, *, sharers: int = 1, by_nccl: bool = False
+) -> float:
+    """Return the predicted microseconds of an algorithm for arrays on GPUs; ``by_nccl``: "hierarchical" uses NCCL.
 
     Examples
     --------
@@ -135,6 +144,10 @@ def predict_device_us(name: str, nbytes: int, ranks: int, nodes: int, *, sharers
     )
     if nodes == 1:
         return within + through_host
+    if by_nccl:
+        far = (nodes - 1) * nbytes
+        steps, moved = (1, far) if far <= NCCL_GATHERED_BYTES else (3, 2 * nbytes)
+        return (within if each > 1 else 0.0) + steps * NCCL.step_us + NCCL.us(1, moved)
     return within + through_host + _leaders_us(nbytes, ranks, nodes)
 
 
@@ -172,7 +185,13 @@ def choose(name: str | None, nbytes: int, ranks: int, nodes: int) -> str:
 
 
 def rank_algorithms(
-    possible: Collection[str], nbytes: int, ranks: int, nodes: int, *, sharers: int
+    possible: Collection[str],
+    nbytes: int,
+    ranks: int,
+    nodes: int,
+    *,
+    sharers: int,
+    by_nccl: bool = False,
 ) -> list[str]:
     """Return algorithms for arrays on GPUs, the one first that is expected to be fastest.
 
@@ -182,12 +201,16 @@ def rank_algorithms(
     --------
     >>> rank_algorithms(DEVICE_ALGORITHMS, 8, 2, 1, sharers=1)[0]
     'oneshot'
+    >>> rank_algorithms(DEVICE_ALGORITHMS[4:], 8, 4, 4, sharers=1, by_nccl=True)[0]
+    'hierarchical'
     >>> [rank_algorithms(DEVICE_ALGORITHMS[2:], n << 10, 2, 1, sharers=2)[0] for n in (1, 512, 4096)]
     ['host', 'host', 'shared_buffer']
     """
     return sorted(
         (name for name in DEVICE_ALGORITHMS if name in possible),
-        key=lambda name: predict_device_us(name, nbytes, ranks, nodes, sharers=sharers),
+        key=lambda name: predict_device_us(
+            name, nbytes, ranks, nodes, sharers=sharers, by_nccl=by_nccl
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from halox.collectives.algorithms import check_name, choose
 from halox.collectives.array_reduction import ArrayReduction
@@ -101,7 +102,7 @@ class Allreduce:
         self,
         comm: MPI.Intracomm | None,
         shape: int | Sequence[int],
-        dtype: Any,
+        dtype: npt.DTypeLike,
         op: str = "sum",
         algorithm: str | None = None,
         *,
@@ -255,7 +256,7 @@ class Allreduce:
         return html_facts(f"halox.Allreduce{' (closed)' if self._world.closed else ''}", facts)
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def _shape(shape: object) -> tuple[int, ...]:
     given = as_list(shape)
     extents = [as_int(n) for n in ([shape] if given is None else given)]
     found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
@@ -264,7 +265,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return found
 
 
-def _dtype(dtype: Any) -> DType:
+def _dtype(dtype: npt.DTypeLike) -> DType:
     try:
         found: DType = np.dtype(dtype)
     except Exception as error:  # NumPy raises several kinds, and objects their own

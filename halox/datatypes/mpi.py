@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def from_mpi(mpi_datatype: MPI.Datatype) -> Datatype:
     return _from_mpi(mpi_datatype, mpi)
 
 
-def _from_mpi(given: MPI.Datatype, mpi: Any) -> Datatype:
+def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
     if given.combiner == mpi.COMBINER_NAMED:
         return _from_named(given, mpi)
     if given.is_predefined:  # Fortran's parametrised kinds
@@ -119,7 +120,7 @@ _CONSTRUCTORS: dict[str, tuple[Callable[..., Datatype], tuple[str, ...]]] = {
 _COMBINERS = ("STRUCT", "RESIZED", *_CONSTRUCTORS)
 
 
-def _from_named(given: MPI.Datatype, mpi: Any) -> Datatype:
+def _from_named(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
     # The types of MINLOC and MAXLOC are structs without saying so.
     pairs = {
         "FLOAT_INT": ("f", "i"),

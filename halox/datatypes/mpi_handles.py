@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import mul
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def mpi4py() -> Any:
+def mpi4py() -> ModuleType:
     """Return ``mpi4py.MPI``, imported on demand."""
     try:
         from mpi4py import MPI

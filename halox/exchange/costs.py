@@ -87,8 +87,8 @@ class Costs:
     ) -> Candidate:
         """Return the candidate, of at least one, that is expected to take least time.
 
-        Those without a model are taken only if none has one; then the first. Of equal times, whatever the order of the
-        candidates, the first by name is taken.
+        Of those that are preferred, if any are. Those without a model are taken only if none has one; then the first.
+        Of equal times, whatever the order of the candidates, the first by name is taken.
         """
 
         def rank(found: Candidate) -> tuple[float, str, str]:
@@ -96,6 +96,7 @@ class Costs:
             us = self.predict(path, protocol, nbytes, block_bytes, messages, shared_gpu)
             return us, path, protocol
 
+        candidates = [found for found in candidates if found.preferred] or candidates
         known = [found for found in candidates if self.knows(found.path, found.protocol)]
         return min(known, key=rank) if known else candidates[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
@@ -78,6 +78,7 @@ def make_plan(
     *,
     keep: bool = True,
     path: str | None = None,
+    leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
     """Make a plan with the other ranks.
@@ -92,6 +93,8 @@ def make_plan(
         Whether the plan keeps its arrays alive. If not, its owner must drop it with them.
     path : str, optional
         The path that messages to other ranks must take; by default that of HALOX_PATH, or else the fastest.
+    leave_sms : bool
+        Whether paths that leave a GPU's multiprocessors alone are preferred; the same on all ranks.
     call : str
         The collective call as which runs of the plan are counted.
 
@@ -119,10 +122,14 @@ def make_plan(
     # Results for other arrays of the layout cannot depend on the addresses of these.
     floats = all(one.floats for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    both_ways = whole.both_ways
     ends = {
-        m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages
+        m.key: describe_end(
+            m, drafted.described, context, floats=floats, is_one_way=m.peer not in both_ways
+        )
+        for m in whole.messages
     }
-    choose = _chooser(context, said)
+    choose = _chooser(context, said, leave_sms=leave_sms)
     routes, error = _choose_routes(world, whole, ends, choose)
     build = Build(context, whole, drafted.device, routes, number)
     channels, needs_host, is_movable = _build_channels(build, error)
@@ -174,13 +181,21 @@ def _prepared(
     return (drafted, arrays), said
 
 
-def _chooser(context: Context, said: Sequence[_Said]) -> Callable[..., Route]:
+def _chooser(context: Context, said: Sequence[_Said], *, leave_sms: bool) -> Callable[..., Route]:
     """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
     selection, costs = SelectionContext(said[0].operation), Costs.default()
-    if any(one.on_gpu for one in said):
+    on_gpu = any(one.on_gpu for one in said)
+    if on_gpu:
         topology = context.find_gpus()
         selection = SelectionContext(said[0].operation, topology, context.why_no_device_pointers())
         costs = context.once(costs_of)
+    named = (said[0].wish or "").partition("/")[0]
+    surveys = {
+        name: path.survey(context, is_named=name == named)
+        for name, path in PATHS.items()
+        if on_gpu or path.moves("host")
+    }
+    selection = replace(selection, surveys=surveys, leave_sms=leave_sms)
     return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
 
 
@@ -274,11 +289,13 @@ def _build_channels(build: Build, error: HaloxError | None) -> tuple[list[Carrie
     Returned with whether some channel of any rank needs the host, and whether all can work on other arrays.
     """
     world = build.world
-    used = {route.path for route, _ in build.routes.values()} if error is None else ()
-    near = {name: bool(build.messages_near(PATHS[name])) for name in used}
-    said = world.gather(near, _MAKING, error)
-    build.near = [[name for name, is_near in one.items() if is_near] for one in said]
-    anywhere = set().union(*said)
+    routes = [route for route, _ in build.routes.values()] if error is None else []
+    used = {(route.path, route.protocol) for route in routes}
+    near = {path for path, _ in used if build.messages_near(PATHS[path])}
+    said = world.gather((used, near), _MAKING, error)
+    build.near = [near for _, near in said]
+    build.protocols_used = set().union(*(used for used, _ in said))
+    anywhere = {path for path, _ in build.protocols_used}
     agreed = {name: path.negotiate(build) for name, path in PATHS.items() if name in anywhere}
 
     def build_all() -> tuple[list[Carried], tuple[bool, bool]]:

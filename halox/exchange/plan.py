@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import combinations
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, cast
 
 from halox.errors import ClosedError, StateError
 from halox.exchange.measuring import Timer
@@ -17,9 +17,14 @@ from halox.paths.messages import Message
 from halox.runtime.arrays import Described, owner, share_memory, span
 from halox.runtime.call_guard import CallGuard
 
+_MemoryAt: TypeAlias = Callable[
+    [int], memoryview
+]  # or an array of ctypes, which NumPy takes as well
+
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
+_MOST_BOUND = 32
 
 Bound = list[object]
 """Views of the arrays that a plan works on, for each of its movable channels."""
@@ -60,7 +65,8 @@ class Plan:
     -----
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
-    Several plans may be under way at once; every rank may start and finish them in an order of its own. But `finish`
+    Several plans may be under way at once; every rank may start and finish them in an order of its own (on the nccl
+    path all ranks must start them in the same order). But `finish`
     may wait for the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says
     "direct"): between `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such
     as a reduction or a message of the caller's own.
@@ -70,7 +76,7 @@ class Plan:
 
     On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
     later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
-    On the peer and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
+    On the peer, nccl and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
     plan before the capture, make as many exchanges on all ranks, and never replay on two streams at once. On the
     other paths the host takes part, and a capture is refused before anything is put on the stream.
     """
@@ -97,11 +103,13 @@ class Plan:
         # Steps of channels that do nothing in them are left out.
         starts = [c for c in channels if type(c).start is not Channel.start]
         self._starts = (*counted, *(channel.start for channel in starts))
-        self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
+        self._steps = (*counted, *map(_run_of, starts), *self._finishes)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
-        # Of each array: the number of bytes before its first element, and the type of all.
-        self._spans: list[tuple[int, type[ctypes.Array[ctypes.c_char]]]] = []
+        # Of each array: the number of bytes before its first element, and what finds all by their address.
+        self._spans: list[tuple[int, _MemoryAt]] = []
+        # Views by the addresses of the arrays: of memory seen before, or used again.
+        self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.floats = False
         self._report = report
@@ -125,10 +133,8 @@ class Plan:
         try:
             if _bound is not self.bound:  # not before: another thread may be inside until then
                 self._move(_bound)
-            for start in self._runs:
-                start()
-            for finish in self._finishes:
-                finish()
+            for step in self._steps:
+                step()
         except BaseException:
             self._fail()
             raise
@@ -154,7 +160,21 @@ class Plan:
         self.bound = bound
 
     def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return views of other arrays for a call; None if these must not be exchanged together."""
+        """Return views of other arrays for a call; None if these must not be exchanged together.
+
+        Views know addresses only, so that they are good for every array of the layout that lives there at the call.
+        """
+        places = tuple([found.pointer for found in described])
+        bound = self._bounds.get(places)
+        if bound is None:
+            bound = self._views(described)
+            if bound is not None:
+                if len(self._bounds) >= _MOST_BOUND:
+                    self._bounds.clear()
+                self._bounds[places] = bound
+        return bound
+
+    def _views(self, described: Sequence[Described]) -> Bound | None:
         adds = len(described) > 1 and self._report.operation != "exchange"
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None
@@ -164,10 +184,12 @@ class Plan:
         if not self._spans:
             for found in described:
                 before, behind = span(found.shape, found.strides, found.dtype.itemsize)
-                self._spans.append((before, ctypes.c_char * (before + behind)))
-        memories = []
-        for found, (before, kind) in zip(described, self._spans, strict=True):
-            memories.append(memoryview(kind.from_address(found.pointer - before)))
+                memory = ctypes.c_char * (before + behind)
+                self._spans.append((before, cast("_MemoryAt", memory.from_address)))
+        memories = [
+            memory_at(found.pointer - before)
+            for found, (before, memory_at) in zip(described, self._spans, strict=True)
+        ]
         return [channel.views(memories) for channel in self._movable]
 
     def start(self) -> None:
@@ -328,7 +350,7 @@ class Plan:
             self._refuse(_RUNNING, "")
         self._release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._runs = self._finishes = ()
+        self._channels = self._checks = self._starts = self._steps = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:

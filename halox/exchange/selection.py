@@ -60,17 +60,24 @@ def wished_path(path: str | None) -> str | None:
 
 
 def describe_end(
-    message: Message, arrays: Sequence[Described], context: Context, *, floats: bool = False
+    message: Message,
+    arrays: Sequence[Described],
+    context: Context,
+    *,
+    floats: bool = False,
+    is_one_way: bool = False,
 ) -> EndpointInfo:
     """Return this rank's description of its end of a message; `Path.describe` says what ``floats`` is."""
     world = context.world
     paths: dict[str, object] = {}
+    on_host = arrays[message.parts[0].array].device is None
     if message.peer != world.rank:
         for name, path in PATHS.items():
+            if on_host and path.memory == "gpu":
+                continue
             found = path.describe(message, arrays, context, floats=floats)
             if found is not None:
                 paths[name] = found
-    on_host = arrays[message.parts[0].array].device is None
     return EndpointInfo(
         world.nodes[world.rank],
         "host" if on_host else "gpu",
@@ -79,6 +86,7 @@ def describe_end(
         world.rank,
         message.nbytes,
         paths,
+        is_one_way,
     )
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from halox.exchange.plan import Plan
 from halox.fft.modes import factor, kept
 from halox.fft.route import GridStage, Route
 from halox.grid import Grid
+from halox.runtime.dlpack import DType, XArray
 
-Run: TypeAlias = Callable[[Any, Any], None]
+Run: TypeAlias = Callable[[XArray, XArray], None]
 
 IN, OUT = 0, 1
 """Slots of the user's arrays; those of work arrays follow."""
@@ -59,7 +61,7 @@ class Op:
     plan: Plan | None = None
 
 
-Form: TypeAlias = tuple[tuple[int, ...], Any]
+Form: TypeAlias = tuple[tuple[int, ...], DType]
 """Shape and dtype of an array, component axes in front."""
 
 Step: TypeAlias = tuple[Op, int, int]
@@ -77,9 +79,9 @@ class Pipeline:
         self,
         route: Route,
         engine: Any,
-        xp: Any,
-        complex_dtype: Any,
-        real_dtype: Any,
+        xp: ModuleType,
+        complex_dtype: DType,
+        real_dtype: DType | None,
         components: tuple[int, ...],
     ) -> None:
         self._route, self._engine, self._xp = route, engine, xp
@@ -120,14 +122,14 @@ class Pipeline:
         """Whether no steps have been made yet."""
         return not self._bound
 
-    def run(self, forward: bool, source: Any, target: Any) -> None:
+    def run(self, forward: bool, source: XArray, target: XArray) -> None:
         """Transform a view of a field's cells into another, component axes in front."""
         bound = self.bind(forward, source, target)
         arrays = [source, target, *self._work[2:]]
         for run, i, j in bound:
             run(arrays[i], arrays[j])
 
-    def bind(self, forward: bool, source: Any, target: Any) -> list[tuple[Run, int, int]]:
+    def bind(self, forward: bool, source: XArray, target: XArray) -> list[tuple[Run, int, int]]:
         """Return the steps for arrays of a layout, made at the first call with it; local."""
         engine = self._engine
         key = forward, engine.key(source), engine.key(target)
@@ -169,7 +171,7 @@ class Pipeline:
                 steps.append((Op("move", plan=plan), end, self._after[number - 1]))
         return self._scaled(steps, False)
 
-    def _user_form(self, grid: Grid, dtype: Any) -> Form:
+    def _user_form(self, grid: Grid, dtype: DType) -> Form:
         return (*self._components, *grid.rank_shape), dtype
 
     def _ops(self, stage: GridStage, forward: bool) -> list[Op]:
@@ -235,7 +237,9 @@ class Pipeline:
 
     def _after_op(self, op: Op, form: Form) -> Form:
         shape = tuple(op.extents.get(axis, n) for axis, n in enumerate(form[0]))
-        return shape, {"r2c": self._complex, "c2r": self._real}.get(op.kind, form[1])
+        if op.kind == "c2r" and self._real is not None:
+            return shape, self._real
+        return shape, self._complex if op.kind == "r2c" else form[1]
 
     def _scaled(self, steps: list[Step], forward: bool) -> list[Step]:
         """Add the factor to a copy if there is one, or else a step at the end, where transforms do not scale."""
@@ -263,16 +267,18 @@ class Pipeline:
 
     # Bound steps
 
-    def _make(self, op: Op, source: Any, target: Any) -> Run:
+    def _make(self, op: Op, source: XArray, target: XArray) -> Run:
         engine = self._engine
         if op.plan is not None:
             plan = op.plan
             return lambda source, target: plan.__call__()
         if op.kind == "c2c":
-            return engine.c2c(source, target, op.axes, forward=op.forward, norm=op.norm)  # type: ignore[no-any-return]
+            run: Run = engine.c2c(source, target, op.axes, forward=op.forward, norm=op.norm)
+            return run
         if op.kind in ("r2c", "c2r"):
             make = engine.r2c if op.kind == "r2c" else engine.c2r
-            return make(source, target, op.axes, norm=op.norm)  # type: ignore[no-any-return]
+            run = make(source, target, op.axes, norm=op.norm)
+            return run
         makers = {"copy": self._copy, "scale": self._scale, "cut": self._cut, "pad": self._pad}
         return makers[op.kind](op)
 
@@ -281,7 +287,7 @@ class Pipeline:
         if scale != 1.0:
             return lambda source, target: multiply(source, scale, out=target)
 
-        def run(source: Any, target: Any) -> None:
+        def run(source: XArray, target: XArray) -> None:
             target[...] = source
 
         return run
@@ -297,7 +303,7 @@ class Pipeline:
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 
-            def cut_half(source: Any, target: Any) -> None:
+            def cut_half(source: XArray, target: XArray) -> None:
                 copy(source[at(slice(0, n // 2 + 1))], target)
                 if nyquist is not None:
                     plane = target[at(slice(nyquist, None))]
@@ -306,7 +312,7 @@ class Pipeline:
 
             return cut_half
 
-        def cut(source: Any, target: Any) -> None:
+        def cut(source: XArray, target: XArray) -> None:
             if nyquist is not None:
                 lower = source[at(slice(-nyquist, 1 - nyquist or None))]
                 lower += source[at(slice(nyquist, nyquist + 1))]
@@ -322,7 +328,7 @@ class Pipeline:
         nyquist = n // 2 if n % 2 == 0 else None
         if op.half:
 
-            def pad_half(source: Any, target: Any) -> None:
+            def pad_half(source: XArray, target: XArray) -> None:
                 copy(source, target[at(slice(0, n // 2 + 1))])
                 target[at(slice(n // 2 + 1, None))] = 0
                 if nyquist is not None:
@@ -332,7 +338,7 @@ class Pipeline:
 
             return pad_half
 
-        def pad(source: Any, target: Any) -> None:
+        def pad(source: XArray, target: XArray) -> None:
             for inner, outer in pieces:
                 copy(source[at(inner)], target[at(outer)])
             target[at(slice((n + 1) // 2, -(n // 2) or None))] = 0

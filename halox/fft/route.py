@@ -166,7 +166,8 @@ class RouteMaker:
     def _grid(self, shape: Sequence[int], **options: Any) -> Grid:
         base = self._base
         with nullcontext() if base.device_id is None else base.xp.cuda.Device(base.device_id):
-            grid = Grid(shape, comm=base.comm, device=base.device, **options)
+            options |= {"device": base.device, "leave_sms": base._division.leave_sms}
+            grid = Grid(shape, comm=base.comm, **options)
         self.made.append(grid)
         return grid
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -229,8 +230,9 @@ def unpack_device(
 
 
 @cache
-def _cuda() -> Any:
-    return cupy().cuda
+def _cuda() -> ModuleType:
+    found: ModuleType = cupy().cuda
+    return found
 
 
 def _current_stream() -> int:

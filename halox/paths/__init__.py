@@ -11,7 +11,9 @@ from halox.paths.cuda_aware import CudaAwarePath
 from halox.paths.host import HostPath
 from halox.paths.ipc import IpcPath
 from halox.paths.local import LocalPath
+from halox.paths.nccl import NcclPath
 from halox.paths.peer import PeerPath
+from halox.paths.scatter_gather import ScatterGatherPath
 from halox.paths.staged import StagedPath
 
 PATHS: dict[str, Path] = {}
@@ -23,11 +25,13 @@ def register(path: Path) -> None:
 
 
 register(PeerPath())
+register(NcclPath())
 register(IpcPath())
 register(LocalPath())
 register(StagedPath())
 register(CudaAwarePath())
 register(HostPath())
+register(ScatterGatherPath())
 
 
 def canonical(name: str) -> str:

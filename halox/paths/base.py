@@ -1,12 +1,13 @@
 """The contract of a data path: one object, registered once in `halox.paths`.
 
-A path answers five questions, and nothing outside `halox.paths` asks for it by name:
+A path answers six questions, and nothing outside `halox.paths` asks for it by name:
 
 1. `Path.name`, `Path.protocols`: its names, shipped cost constants, and how ``halox tune`` probes each protocol.
-2. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
-3. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
-4. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
-5. `Path.channels`: the `Channel` of its messages in one plan, started and finished in every exchange.
+2. `Path.survey`: what it must know of all ranks (collective; most paths need nothing).
+3. `Path.describe`: its share of the `EndpointInfo` that both ends of a message swap when a plan is made.
+4. `Path.candidates`: the protocols by which it can carry a message, each with a reason; or why it cannot.
+5. `Path.negotiate`: what its ranks agree on before channels are made (collective; most paths need nothing).
+6. `Path.channels`: the `Channel` of its messages in one plan, started and finished in every exchange.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class Job:
     def peers(self) -> list[int]:
         """All ranks with a message in the job, in ascending order."""
         return sorted({message.peer for message in self.messages})
+
+    @property
+    def both_ways(self) -> set[int]:
+        """Ranks to which messages go, and from which some come."""
+        return {m.peer for m in self.sends} & {m.peer for m in self.receives}
 
     def only(self, fits: Callable[[Message], bool]) -> Job:
         """Return the job of some of the messages."""
@@ -175,6 +181,10 @@ class Protocol:
         Whether it is measured on a grid's own field, whose memory other ranks can map.
     former : str or None
         Earlier name, still accepted.
+    memory : {"host", "gpu"} or None
+        The arrays for which it is made, if not those of its path.
+    is_tuned : bool
+        Whether ``halox tune`` measures it, if it does its path.
     """
 
     name: str
@@ -185,6 +195,8 @@ class Protocol:
     reach: Literal["self", "node", "nodes"] = "node"
     in_field: bool = False
     former: str | None = None
+    memory: Literal["host", "gpu"] | None = None
+    is_tuned: bool = True
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,8 @@ class EndpointInfo:
         Payload.
     paths : mapping of str to object
         By path, the result of its `Path.describe`, where there is one.
+    is_one_way : bool
+        Whether the plan has no message the other way between the two ranks.
     """
 
     node: int
@@ -212,6 +226,7 @@ class EndpointInfo:
     rank: int = 0
     nbytes: int = 0
     paths: Mapping[str, Any] = field(default_factory=dict)
+    is_one_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,20 +240,30 @@ class SelectionContext:
         The GPUs of all ranks; None if no rank has one.
     no_device_pointers : str or None
         Why MPI cannot be given device pointers; None if it can.
+    surveys : mapping of str to object
+        By path, the result of its `Path.survey`.
+    leave_sms : bool
+        Whether protocols that leave a GPU's multiprocessors alone are preferred.
     """
 
     operation: Operation = "copy"
     topology: Topology | None = None
     no_device_pointers: str | None = "no MPI library was asked"
+    surveys: Mapping[str, Any] = field(default_factory=dict)
+    leave_sms: bool = False
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A path and protocol by which a message can travel, and the reason why that is possible or good."""
+    """A path and protocol by which a message can travel, and the reason why that is possible or good.
+
+    Those that are ``preferred`` are taken before all others, whatever the cost model expects.
+    """
 
     path: str
     protocol: str
     reason: str
+    preferred: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -268,6 +293,8 @@ class Build:
         Keys of messages that the channel of a path carries to which they were not routed.
     near : sequence of collection of str
         For each rank, the paths on which it has messages that need the node's shared memory; set before `link`.
+    protocols_used : set of (str, str)
+        Paths and protocols on which any rank has messages.
     """
 
     def __init__(
@@ -283,6 +310,7 @@ class Build:
         self.routes = dict(routes)
         self.taken: set[Key] = set()
         self.near: list[Collection[str]] = []
+        self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
         """Return the messages that go a path, by any of some protocols, or by any at all."""
@@ -301,10 +329,11 @@ class Build:
         """Return the result of a path's `Path.describe` at the other end of a message."""
         return self.routes[message.key][1].paths.get(path.name)
 
-    def link(self, path: Path) -> NodeLink | None:
+    def link(self, path: Path, words: int = 0) -> NodeLink | None:
         """Make the shared block of a path's messages; where there is too little memory, turn to their fallbacks.
 
-        None where this rank has no messages for it. The path's channels free it.
+        ``words`` are numbers that this rank has for its peers in it. None where this rank has no messages for it. The
+        path's channels free it.
 
         Collective over the ranks of the node.
         """
@@ -313,7 +342,7 @@ class Build:
         near = self.messages_near(path)
         packed = [m for m in near if m.direction == "send" and self._protocol(path, m).is_packed]
         peers = sorted({m.peer for m in near})
-        link = NodeLink(self.world, self.context.arena, packed, peers)
+        link = NodeLink(self.world, self.context.arena, packed, peers, words)
         if link.failed:
             for message in near:
                 name, _, protocol = str(self._protocol(path, message).fallback).partition("/")
@@ -354,7 +383,7 @@ class Path(ABC):
     summary : str
         When it serves, for ``halox info``.
     memory : {"host", "gpu"}
-        The arrays for which it is made: without a GPU, those of the second kind do not exist.
+        The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
     to_self : bool
         Whether it carries the messages of a rank to itself, and no others; it is then never asked for by name.
     is_tuned : bool
@@ -370,6 +399,14 @@ class Path(ABC):
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
+
+    def survey(self, context: Context, *, is_named: bool) -> Any:
+        """Find out what `candidates` must know of all ranks, alike on all of them; collective.
+
+        ``is_named`` says whether the path was asked for. Called for each plan; of arrays on the host only for paths
+        that are made for those.
+        """
+        return None
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
@@ -405,13 +442,17 @@ class Path(ABC):
         Local; an error here is raised on all ranks.
         """
 
+    def moves(self, memory: Literal["host", "gpu"]) -> bool:
+        """Whether a protocol is made for arrays of a kind."""
+        return any((one.memory or self.memory) == memory for one in self.protocols)
+
     def protocol(self, name: str) -> Protocol | None:
         """Return the protocol of a name, today's or an earlier one; None if there is none."""
         return next((p for p in self.protocols if name in (p.name, p.former)), None)
 
-    def offer(self, protocol: str, reason: str) -> Candidate:
+    def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
-        return Candidate(self.name, protocol, reason)
+        return Candidate(self.name, protocol, reason, preferred=preferred)
 
 
 def why_not_gpus(

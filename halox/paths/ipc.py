@@ -44,7 +44,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from halox.errors import ExchangeTimeoutError
 from halox.paths.base import (
     Build,
     Candidate,
@@ -72,7 +71,7 @@ from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
-from halox.runtime.gpu.streams import StreamOrder, refuse_capture
+from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
@@ -188,7 +187,7 @@ def one_way_cutter(
     job: Job, sharers: Collection[int], fragment_bytes: int = FRAGMENT_BYTES
 ) -> Cutter:
     """Return what cuts the messages of a job where fragments pay, alike on both ends."""
-    both_ways = {m.peer for m in job.sends} & {m.peer for m in job.receives}
+    both_ways = job.both_ways
 
     def cut(message: Message) -> tuple[int, ...]:
         if message.peer in both_ways or message.peer in sharers or job.operation == "add":
@@ -293,7 +292,7 @@ class IpcChannel(MovableChannel):
         )
         self._records: Mapping[int, IpcRecord] = {}
         self._epoch = 0
-        self._order = StreamOrder()
+        self._streams = CallStreams("ipc")
 
     def _staging(self) -> dict[Key, SlotPlaces]:
         """Allocate both slots, and return the places there of the messages' parts."""
@@ -315,9 +314,6 @@ class IpcChannel(MovableChannel):
 
     def open(self, records: Mapping[int, IpcRecord]) -> None:
         """Map the peers' memory and events."""
-        from halox.runtime.gpu.cuda import cupy
-
-        self._current_stream = cupy().cuda.get_current_stream
         self._records = records
         for rank, record in records.items():
             self._arena.open(record.segments)
@@ -400,22 +396,13 @@ class IpcChannel(MovableChannel):
         opposite = "receive" if message.direction == "send" else "send"
         return self._records[message.peer].places[opposite, self._link.world.rank, message.tag]
 
-    def _enter(self) -> int:
-        """Return the current stream, put behind what the last one was given."""
-        stream = self._current_stream()
-        if self._order.last is not stream:
-            self._order.follow(stream)
-        return int(stream.ptr)
-
     def check(self) -> None:
         """Refuse a stream that is being captured, and one behind a last one that is."""
-        refuse_capture(self._current_stream().ptr, "ipc")
-        if self._order.last is not None:
-            refuse_capture(self._order.last.ptr, "ipc")
+        self._streams.check()
 
     def start(self) -> None:
         """Pack into the peers' staging memory."""
-        stream = self._enter()
+        stream = self._streams.enter()
         self._epoch = epoch = self._epoch + 1
         self._ready.give(epoch, stream)
         if epoch > _SLOTS:
@@ -430,7 +417,7 @@ class IpcChannel(MovableChannel):
 
     def finish(self) -> None:
         """Put the unpacking on the current stream, and take the short cuts."""
-        stream = self._enter()
+        stream = self._streams.enter()
         epoch = self._epoch
         if self._put is not None:
             self._may_write.wait(epoch, stream)
@@ -449,17 +436,10 @@ class IpcChannel(MovableChannel):
     def close(self) -> None:
         """Wait until the stream has done with the memory, which stays as it is for the peers.
 
-        A stream that does not end within ``HALOX_TIMEOUT``, as when a kernel of the caller's runs on, has not ended
-        later either: the memory is never used again.
+        That of a stream which does not end within ``HALOX_TIMEOUT`` is never used again.
         """
-        stream = self._order.last
-        if not self.has_ended or stream is None:
-            return
-        waiter = self._link.world.waiter()
-        try:
-            waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")
-        except ExchangeTimeoutError:
-            self.has_ended = False
+        if self.has_ended:
+            self.has_ended = self._streams.end(self._link.world.waiter())
 
     def free(self) -> None:
         """Release the memory, the events and the flags."""

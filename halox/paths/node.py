@@ -3,10 +3,11 @@
 A rank's block of shared memory holds its flags, each in a cache line of its own, and behind them the packed
 messages that it sends, once for each of two slots::
 
-    | packed | consumed | ready | read | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
+    | packed | consumed | ready | read | words | message 0, 1, ... (slot 0) | message 0, 1, ... (slot 1) |
 
-A flag is a 64-bit count that only its owner writes and that only grows, over the lives of all plans that use
-the block: a plan's epochs count from what the flags held when it was made.
+The words are numbers for the peers, of paths that need some: written before a flag is raised. A flag is a 64-bit count
+that only its owner writes and that only grows, over the lives of all plans that use the block: a plan's epochs count
+from what the flags held when it was made.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class _Record(NamedTuple):
     """Description of a rank's block for its peers: the first values of its flags, and offsets by (peer, tag)."""
 
     place: HostPlace
+    words: int
     slot_bytes: int
     bases: list[int]
     offsets: dict[tuple[int, int], int]
@@ -110,19 +112,26 @@ class NodeLink:
     """
 
     def __init__(
-        self, world: World, arena: SharedArena, sends: Sequence[Message], peers: Sequence[int]
+        self,
+        world: World,
+        arena: SharedArena,
+        sends: Sequence[Message],
+        peers: Sequence[int],
+        words: int = 0,
     ) -> None:
         self.world, self._arena = world, arena
         offsets, end = {}, 0
+        messages_at = _HEAD_BYTES + rounded_up(8 * words, _LINE_BYTES)
         for message in sends:
             offsets[message.peer, message.tag] = end
             end += rounded_up(message.packed_bytes, _MESSAGE_ALIGNMENT)
-        self._block: Block | None = arena.allocate(_HEAD_BYTES + 2 * end)
+        self._block: Block | None = arena.allocate(messages_at + 2 * end)
         self.failed = self._block is None
         if self._block is None:
             return
         place = self._block.place
-        self._own = _Record(place, end, [self._base(place, n) for n in range(len(FLAGS))], offsets)
+        bases = [self._base(place, n) for n in range(len(FLAGS))]
+        self._own = _Record(place, words, end, bases, offsets)
         self._peers: dict[int, _Record] = world.swap(
             dict.fromkeys(peers, self._own), peers, "the making of a plan"
         )
@@ -148,12 +157,19 @@ class NodeLink:
         waited_for = [(peer, *other) for peer, other in zip(peers, others, strict=True)]
         return Flag(self.world, own, waited_for, FLAGS[name])
 
+    def words(self, rank: int | None = None) -> memoryview:
+        """Return the words of this rank, or of a peer."""
+        record = self._own if rank is None else self._peers[rank]
+        memory = self._arena.memory(record.place)[_HEAD_BYTES:][: 8 * record.words]
+        return memory.data.cast("B").cast("q")
+
     def place(self, message: Message, slot: int) -> HostPlace:
         """Return where a message is packed: in its sender's block."""
         record, key = self._own, (message.peer, message.tag)
         if message.direction == "receive":
             record, key = self._peers[message.peer], (self.world.rank, message.tag)
-        return record.place.at(_HEAD_BYTES + slot * record.slot_bytes + record.offsets[key])
+        messages_at = _HEAD_BYTES + rounded_up(8 * record.words, _LINE_BYTES)
+        return record.place.at(messages_at + slot * record.slot_bytes + record.offsets[key])
 
     def close(self) -> None:
         """Release the block; local."""

@@ -8,7 +8,6 @@ from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.datatypes import StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
@@ -214,6 +213,11 @@ def borrow(array: object) -> HostArray:
     return HostArray(memory, pointer - low + before, pointer)
 
 
+def address_of(memory: memoryview) -> int:
+    """Return the address of writable bytes of the host, 0 where there are none."""
+    return 0 if not len(memory) else ctypes.addressof(_Byte.from_buffer(memory))
+
+
 def memory_at(address: int, nbytes: int) -> memoryview:
     """Return bytes of the host by their address."""
     return memoryview((_Byte * nbytes).from_address(address))
@@ -258,16 +262,3 @@ def common_word(*layouts: tuple[int, StridedBlocks]) -> int:
     for origin, strided in layouts:
         common = gcd(common, origin + strided.offset, strided.block_bytes, *strided.strides)
     return common
-
-
-def strided_view(
-    memory: npt.NDArray[np.uint8], origin: int, strided: StridedBlocks, dtype: DType
-) -> Array:
-    """View strided blocks in bytes, from index ``origin`` on, as an array of shape ``counts + (elements,)``."""
-    return np.ndarray(
-        (*strided.counts, strided.block_bytes // dtype.itemsize),
-        dtype,
-        buffer=memory.data,
-        offset=origin + strided.offset,
-        strides=(*strided.strides, dtype.itemsize),
-    )

@@ -13,6 +13,7 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Communicator:
     ``limit_s`` seconds; 0 is no limit.
     """
 
-    def __init__(self, mpi: Any, parent: MPI.Intracomm, limit_s: float) -> None:
+    def __init__(self, mpi: ModuleType, parent: MPI.Intracomm, limit_s: float) -> None:
         self.mpi = mpi
         self.node_name = node_name()
         self.plans = 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from halox.runtime.arrays import Array
+from halox.runtime.arrays import Array, DType
 
-Run: TypeAlias = Callable[[Any, Any], None]
+Run: TypeAlias = Callable[[Array, Array], None]
 """Transforms the first array into the second one."""
 
 
@@ -47,7 +48,7 @@ class HostTransforms:
         """Return what a function depends on of an array: nothing, they fit all of a shape and dtype."""
         return None
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return an array with undefined contents."""
         return np.empty(shape, dtype)
 
@@ -114,15 +115,16 @@ class HostTransforms:
         return run
 
 
-def _library(dtype: Any) -> Any:
+def _library(dtype: DType) -> ModuleType | None:
     """Return scipy.fft for single precision where it is installed, else None."""
     return _scipy() if dtype == np.complex64 else None
 
 
 @cache
-def _scipy() -> Any:
+def _scipy() -> ModuleType | None:
     try:
         import scipy.fft
     except ImportError:
         return None
-    return scipy.fft
+    found: ModuleType = scipy.fft
+    return found

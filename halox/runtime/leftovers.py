@@ -20,9 +20,12 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class Closable(Protocol):
@@ -51,8 +54,8 @@ class Shared(Protocol):
 class _Active:
     """Requests under way, and the memory of the transport buffers that they belong to."""
 
-    receives: list[Any]
-    sends: list[Any]
+    receives: list[MPI.Request]
+    sends: list[MPI.Request]
     memory: Sequence[Closable]
 
 
@@ -74,7 +77,10 @@ class Leftovers:
         self._has_plans = False
 
     def keep(
-        self, receives: Sequence[Any], sends: Sequence[Any], memory: Sequence[Closable]
+        self,
+        receives: Sequence[MPI.Request],
+        sends: Sequence[MPI.Request],
+        memory: Sequence[Closable],
     ) -> None:
         """Take over persistent requests and their memory, and free what is not active; local, does not wait."""
         kept = _Active([*receives], [*sends], memory)
@@ -165,7 +171,7 @@ def _hold_all() -> None:
         _hold(found)
 
 
-def _is_active(request: Any) -> bool:
+def _is_active(request: MPI.Request) -> bool:
     """Return whether MPI may still use a request's memory, and free the request if not."""
     # An error of MPI does not say that it has done with the memory.
     with suppress(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class _Kept:
 
 
 def acquire(
-    mpi: Any, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
+    mpi: ModuleType, parent: MPI.Intracomm, making: str, limit_s: float, error: str = ""
 ) -> tuple[Communicator, Callable[[], None], list[str]]:
     """Return a communicator of a user's ranks that nothing else uses; collective over ``parent``.
 
@@ -77,7 +78,9 @@ def acquire(
     return found, release, errors
 
 
-def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s: float) -> int:
+def _common(
+    mpi: ModuleType, parent: MPI.Intracomm, offered: int, making: str, limit_s: float
+) -> int:
     """Return the bits that all ranks offer; the first step in which they meet.
 
     Each rank's are broadcast separately where ranks are few, so that the missing ones can be named.
@@ -113,17 +116,16 @@ def _common(mpi: Any, parent: MPI.Intracomm, offered: int, making: str, limit_s:
     return int(np.bitwise_and.reduce(bits if size <= _MOST_NAMED else total))
 
 
-def _kept_by(mpi: Any, parent: MPI.Intracomm) -> _Kept:
+def _kept_by(mpi: ModuleType, parent: MPI.Intracomm) -> _Kept:
     """Return the pool that a user's communicator keeps."""
     keyval = _keyval(mpi)
-    found: Any = parent.Get_attr(keyval)
-    if found is None:
-        found = _Kept()
-        parent.Set_attr(keyval, found)
-    kept: _Kept = found
+    kept = cast("_Kept | None", parent.Get_attr(keyval))
+    if kept is None:
+        kept = _Kept()
+        parent.Set_attr(keyval, kept)
     return kept
 
 
 @cache
-def _keyval(mpi: Any) -> int:
+def _keyval(mpi: ModuleType) -> int:
     return int(mpi.Comm.Create_keyval(delete_fn=lambda comm, keyval, kept: kept.destroy()))

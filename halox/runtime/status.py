@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,8 @@ CALLS = (
     "backward",
     "tune",
     "close",
+    "save",
+    "load",
 )
 """Names of the calls that are counted; their places here are their codes."""
 
@@ -163,7 +166,7 @@ class CallWatch:
     """
 
     def __init__(
-        self, mpi: Any, comm: MPI.Intracomm, blocks: dict[int, Block], pids: dict[int, int]
+        self, mpi: ModuleType, comm: MPI.Intracomm, blocks: dict[int, Block], pids: dict[int, int]
     ) -> None:
         self.note_after_s = _NOTE_AFTER_S
         self._mpi, self._comm, self.rank = mpi, comm, comm.rank

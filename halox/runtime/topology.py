@@ -41,6 +41,11 @@ class Topology:
             other for other, gpu in enumerate(self.gpus) if own and gpu == own and other != rank
         )
 
+    @property
+    def all_map(self) -> bool:
+        """Whether all ranks are on one node, and all with GPUs can map one another's memory."""
+        return not self.unmapped and len(set(self.nodes)) <= 1
+
     def why_unmapped(self, a: int, b: int) -> str | None:
         """Return why two ranks cannot map one another's device memory, None if they can."""
         for rank in (a, b):

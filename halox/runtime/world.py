@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from threading import get_ident
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from halox.errors import (
@@ -25,6 +26,7 @@ from halox.errors import (
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import Communicator, leave_to_mpi
+from halox.runtime.finalizing import before_finalize
 from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
@@ -44,7 +46,7 @@ Said = TypeVar("Said")
 _living: weakref.WeakSet[World] = weakref.WeakSet()
 
 
-def load_mpi() -> Any:
+def load_mpi() -> ModuleType:
     """Return ``mpi4py.MPI``; raise `MissingPackageError` without mpi4py or an MPI library."""
     try:
         from mpi4py import MPI
@@ -222,7 +224,7 @@ class World:
 
     # Agreement
 
-    def gather(self, mine: Any, doing: str, error: Exception | None = None) -> list[Any]:
+    def gather(self, mine: Said | None, doing: str, error: Exception | None = None) -> list[Said]:
         """Return an object of every rank, in the order of the ranks, or raise on all of them.
 
         ``mine`` can be pickled, ``doing`` names the common step in the text of a timeout, and ``error`` is the reason
@@ -232,7 +234,7 @@ class World:
         if self.size == 1:
             if error is not None:
                 raise_together([(0, type(error), str(error))], 1, error)
-            return [mine]
+            return [cast("Said", mine)]
         sent: Any = None
         if error is not None:
             sent = (type(error), str(error)), None
@@ -246,7 +248,7 @@ class World:
         errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
         if errors:
             raise_together(errors, self.size, error)
-        return [None if one is None else one[1] for one in found]
+        return [cast("Said", None) if one is None else one[1] for one in found]
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none; see `gather`."""
@@ -254,7 +256,7 @@ class World:
 
     def compare(
         self,
-        mine: Mapping[str, Any],
+        mine: Mapping[str, object],
         doing: str,
         *,
         remedies: Mapping[str, str] | None = None,
@@ -280,13 +282,13 @@ class World:
         if errors:
             raise_together(errors, self.size, None)
 
-    def guarded(self, build: Callable[[], Any], doing: str) -> Any:
+    def guarded(self, build: Callable[[], Built], doing: str) -> Built:
         """Return ``build()``, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
         self.agree(error, doing)
         return result
 
-    def gather_result(self, build: Callable[[], Any], doing: str) -> list[Any]:
+    def gather_result(self, build: Callable[[], Said], doing: str) -> list[Said]:
         """Return ``build()`` of every rank, or raise on all ranks if it raises on any."""
         result, error = _attempt(build)
         return self.gather(result, doing, error)
@@ -299,11 +301,11 @@ class World:
         if error is not None:
             error = as_halox_error(error, doing)
         mine, said = result or (None, None)
-        return cast("Built", mine), self.gather(said, doing, error)
+        return mine, self.gather(said, doing, error)
 
     def swap(
-        self, records: Mapping[int, Any], sources: Sequence[int], doing: str
-    ) -> dict[int, Any]:
+        self, records: Mapping[int, Said], sources: Sequence[int], doing: str
+    ) -> dict[int, Said]:
         """Send a small object to each of some ranks and receive one from each of ``sources``.
 
         Collective only over the ranks named; each one named must name this rank in turn.
@@ -336,12 +338,12 @@ class World:
             self._release()
 
 
-def _attempt(build: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
     """Return ``build()`` and None, or None and what it raises."""
     try:
         return build(), None
     except Exception as error:
-        return None, error
+        return cast("Built", None), error
 
 
 def raise_together(
@@ -366,12 +368,12 @@ def raise_together(
 
 
 @cache
-def _watch_finalize(mpi: Any) -> None:
-    """Close all worlds when MPI is finalized, which deletes COMM_SELF's attributes first."""
+def _watch_finalize(mpi: ModuleType) -> None:
+    """Close all worlds when MPI is finalized."""
+    before_finalize(mpi, _close_all)
 
-    def finalized(comm: Any, keyval: int, value: object) -> None:
-        leave_to_mpi()
-        for world in list(_living):
-            world.close("MPI has been finalized; use halox before MPI.Finalize")
 
-    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalized), object())
+def _close_all() -> None:
+    leave_to_mpi()
+    for world in list(_living):
+        world.close("MPI has been finalized; use halox before MPI.Finalize")

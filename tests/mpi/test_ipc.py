@@ -117,11 +117,14 @@ class Rig:
         peers = sorted({m.peer for m in (*job.sends, *job.receives)})
         self.link = NodeLink(self.world, self.shared, [], peers)
         assert not self.link.failed
-        memory: Any = (self.arena, self.events)
-        made = make_ipc_channel(self.world, job, ways, memory, self.link, self.cut)
+        made = self.channel_of(job, ways)
         if made is None:
             made = IdleChannel()
         return made
+
+    def channel_of(self, job: Job, ways: Any) -> Any:
+        memory: Any = (self.arena, self.events)
+        return make_ipc_channel(self.world, job, ways, memory, self.link, self.cut)
 
     def move(self, offset: int) -> None:
         """Go on with other arrays, at addresses some bytes from a multiple of 256."""

@@ -18,7 +18,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
 from tests.support import no_shared_memory
 
-FOR_GPUS = ["peer", "peer/ll", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
+FOR_GPUS = ["peer", "peer/ll", "nccl", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,8 @@ def test_messages_to_self_take_any(path: str, comm: MPI.Intracomm) -> None:
 
 
 def test_names_that_are_none(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "there is no path 'pigeon' between ranks; paths are peer, ipc, staged, cuda_aware, host"
+    paths = "peer, nccl, ipc, staged, cuda_aware, host, scatter_gather"
+    text = f"there is no path 'pigeon' between ranks; paths are {paths}"
     four = dt.contiguous(4, "f8")
     self_send, self_recv = Send(np.zeros(4), four, comm.rank), Recv(np.zeros(4), four, comm.rank)
     refused(comm, PathError, f"path: {text}", lambda: grid_of(comm, path="pigeon"))

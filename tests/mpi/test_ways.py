@@ -8,7 +8,7 @@ from mpi4py import MPI
 from tests.mpi import ways
 from tests.mpi.ways import Way
 
-WAYS = [Way("host", "cpu"), Way("host", "cpu", "rank")]
+WAYS = [Way("host", "cpu"), Way("host", "cpu", "rank"), Way("scatter_gather", "cpu")]
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: way.name)

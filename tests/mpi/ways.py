@@ -57,7 +57,8 @@ class Way:
     @property
     def is_straight(self) -> bool:
         """Whether it stores into fields that the grid has allocated."""
-        return self.path == "peer/direct"
+        is_copied = self.path.startswith("scatter_gather") and self.device == "gpu"
+        return self.path == "peer/direct" or is_copied
 
     def grid(self, shape: tuple[int, ...], comm: MPI.Intracomm, **options: Any) -> halox.Grid:
         return halox.Grid(shape, comm=comm, device=self.device, path=self.path, **options)
@@ -401,8 +402,13 @@ TYPE_PAIRS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def typed_messages(way: Way, comm: MPI.Intracomm, pair: str, one_way: bool) -> None:
-    """Unlike types on the two ends, and the same to this rank itself, against MPI's own transfer of NumPy arrays."""
+def typed_messages(
+    way: Way, comm: MPI.Intracomm, pair: str, one_way: bool, zeros: Any = None
+) -> None:
+    """Unlike types on the two ends, and the same to this rank itself, against MPI's own transfer of NumPy arrays.
+
+    ``zeros(n, dtype)`` makes the arrays, by default NumPy or CuPy.
+    """
     from halox.runtime.gpu.devices import to_host
 
     sent, received = TYPE_PAIRS[pair]
@@ -416,7 +422,7 @@ def typed_messages(way: Way, comm: MPI.Intracomm, pair: str, one_way: bool) -> N
             high if comm.rank < comm.size - 1 else MPI.PROC_NULL,
         )
     a, b = sent.to_mpi(), received.to_mpi()
-    source, target, own = (xp.zeros(nbytes, "u1") for _ in range(3))
+    source, target, own = ((zeros or xp.zeros)(nbytes, "u1") for _ in range(3))
     sends = [Send(source, sent, high)] if high != MPI.PROC_NULL else []
     receives = [Recv(target, received, low)] if low != MPI.PROC_NULL else []
     sends.append(Send(source, sent, comm.rank, tag=9))
@@ -440,11 +446,11 @@ def typed_messages(way: Way, comm: MPI.Intracomm, pair: str, one_way: bool) -> N
         b.Free()
 
 
-def one_way_runs_ahead(way: Way, comm: MPI.Intracomm) -> None:
+def one_way_runs_ahead(way: Way, comm: MPI.Intracomm, zeros: Any = None) -> None:
     """A sender to which nothing comes back must not overtake the receiver, however far its host runs ahead."""
     n = 1 << 15
     xp = module(way, comm)
-    x, y = xp.zeros(n), xp.zeros(2 * n)
+    x, y = ((zeros or xp.zeros)(k, "f8") for k in (n, 2 * n))
     sends = [Send(x, dt.contiguous(n, "f8"), comm.rank + 1)] if comm.rank < comm.size - 1 else []
     receives = [Recv(y, dt.vector(n, 1, 2, "f8"), comm.rank - 1)] if comm.rank else []
     wrong = xp.zeros((), "i8")

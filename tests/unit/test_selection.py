@@ -123,7 +123,7 @@ def on_gpu(rank: int, **said: Any) -> EndpointInfo:
         "layouts": (FACE,),
     }
     peer = plain | {name: value for name, value in said.items() if name in plain}
-    paths: dict[str, Any] = {"peer": PeerInfo(**peer)}
+    paths: dict[str, Any] = {"peer": PeerInfo(**peer), "nccl": said.get("runs", (False,))}
     if said.get("is_contiguous"):
         paths["ipc"] = True
     nbytes, block = said.get("nbytes", 2048), said.get("block_bytes", 8)
@@ -142,6 +142,7 @@ def named(found: Any) -> set[str]:
 PEER = {"peer/staging", "peer/ll", "peer/direct"}
 NO_MPI = "no MPI library was asked"
 IN_HOST = "it is for NumPy arrays, and these are on a GPU"
+NO_NCCL = {"nccl": "looks for NCCL only if some ranks cannot map"}
 APART = "ranks 0 and 1 are on different nodes"
 
 # What the ends, the GPUs and the operation are; the ways there are; and why not, of all other paths.
@@ -236,10 +237,68 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"staged/mpi", "cuda_aware/mpi"},
         {"peer": APART, "ipc": APART},
     ),
+    "other nodes, and NCCL": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "receiver": {"node": 1},
+            "surveys": {"nccl": None},
+        },
+        {"staged/mpi", "nccl/packed"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
+    "other nodes, and another NCCL": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "receiver": {"node": 1},
+            "surveys": {"nccl": "rank 1 has another"},
+        },
+        {"staged/mpi"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART, "nccl": "rank 1 has another"},
+    ),
+    "NCCL, contiguous at either end": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "sender": {"runs": (True,)},
+            "receiver": {"node": 1},
+            "surveys": {"nccl": None},
+        },
+        {"staged/mpi", "nccl/packed", "nccl/parts"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
+    "NCCL, short parts": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "sender": {"runs": (True, True)},
+            "receiver": {"node": 1, "runs": (False, True)},
+            "surveys": {"nccl": None},
+        },
+        {"staged/mpi", "nccl/packed"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
+    "NCCL, long parts": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "sender": {"runs": (True, False), "nbytes": 1 << 17},
+            "receiver": {"node": 1, "runs": (False, True), "nbytes": 1 << 17},
+            "surveys": {"nccl": None},
+        },
+        {"staged/mpi", "nccl/packed", "nccl/parts"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
+    "NCCL, parts that are strided at both ends": (
+        {
+            "topology": {"nodes": (0, 1)},
+            "sender": {"runs": (True, False), "nbytes": 1 << 17},
+            "receiver": {"node": 1, "runs": (True, False), "nbytes": 1 << 17},
+            "surveys": {"nccl": None},
+        },
+        {"staged/mpi", "nccl/packed"},
+        {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
+    ),
     "nobody knows the GPUs": (
         {"topology": None},
         {"staged/shared"},
-        {"cuda_aware": NO_MPI, "peer": "GPUs are not known", "ipc": "GPUs are not known"},
+        {"cuda_aware": NO_MPI} | dict.fromkeys(("peer", "ipc", "nccl"), "GPUs are not known"),
     ),
 }
 
@@ -250,7 +309,7 @@ def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
     topology = said.get("topology", {})
     selection = SelectionContext(
         topology=None if topology is None else two_gpus(**topology),
-        **{k: v for k, v in said.items() if k in ("operation", "no_device_pointers")},
+        **{k: v for k, v in said.items() if k in ("operation", "no_device_pointers", "surveys")},
     )
     return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), selection
 
@@ -261,7 +320,12 @@ def test_what_is_possible(name: str) -> None:
     possible, impossible = candidates(*situation(name))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
-    why_not = why_not | {"host": IN_HOST}
+    # Of the reasons against `ipc` that a message has.
+    adds = POSSIBLE[name][0].get("operation") == "add"
+    copied = "accumulate needs a copy" if adds else why_not.get("ipc", "allocate one by the grid")
+    why_not = {"host": IN_HOST, "scatter_gather": copied, **NO_NCCL, **why_not}
+    for path in {one.path for one in possible} & set(NO_NCCL):
+        del why_not[path]
     assert set(impossible) == set(why_not)
     assert {one.path for one in possible}.isdisjoint(impossible)
     for path, text in why_not.items():
@@ -405,7 +469,11 @@ def test_ranks_that_share_a_gpu_have_costs_of_their_own() -> None:
 
 
 def test_the_shipped_constants_prefer_the_gpu() -> None:
-    for name, path in (("all is well", "peer"), ("both share a GPU", "ipc")):
+    for name, path in (
+        ("all is well", "peer"),
+        ("both share a GPU", "ipc"),
+        ("other nodes, and NCCL", "nccl"),
+    ):
         for nbytes in (8, 1 << 12, 1 << 20, 1 << 26):
             *ends, selection = situation(name)
             ends = [replace(end, nbytes=nbytes) for end in ends]
@@ -415,7 +483,7 @@ def test_the_shipped_constants_prefer_the_gpu() -> None:
 
 # Names
 
-NO_PATH = "there is no path {!r} between ranks; paths are peer, ipc, staged, cuda_aware, host"
+NO_PATH = "there is no path {!r} between ranks; paths are peer, nccl, ipc, staged, cuda_aware, host, scatter_gather"
 
 
 @pytest.mark.parametrize(
@@ -482,5 +550,6 @@ def test_every_way_that_is_chosen_has_a_name() -> None:
         for name, path in PATHS.items()
         if path.is_tuned and not path.to_self
         for protocol in path.protocols
+        if protocol.is_tuned
     }
     assert shipped == named

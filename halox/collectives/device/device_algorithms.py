@@ -7,6 +7,8 @@ combined::
 
     node 0   GPUs 0 1 2 3, all get a = a0 op a1 op a2 op a3    rank 0: a -> host <- MPI -> a op b -> host of all -> GPUs
     node 1   GPUs 4 5 6 7, all get b = b4 op b5 op b6 op b7    rank 4: b -> host <-'
+
+Where the ranks have NCCL and a GPU each, that carries the nodes' values instead (`nccl_reduction`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Protocol, cast
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
 from halox.collectives.device.kernel_reductions import KernelReduction, meet
+from halox.collectives.device.nccl_reduction import NcclAcrossNodes
 from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
@@ -30,9 +33,11 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
 from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
+from halox.runtime.nccl_ranks import nccl_of, why_no_nccl
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
+_KERNELS = ("oneshot", "reduce_scatter_allgather")
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
@@ -307,7 +312,9 @@ def make_algorithm(
         return Nothing(), wish or "oneshot", reasons
     sharers = 1 + max(len(topology.sharers(rank)) for rank in range(world.size))
     nodes = len(set(world.nodes))
-    ranked = rank_algorithms(possible, nbytes, world.size, nodes, sharers=sharers)
+    ranked = rank_algorithms(
+        possible, nbytes, world.size, nodes, sharers=sharers, by_nccl=_can_use_nccl(context)
+    )
     for name in [wish] if wish is not None else ranked:
         try:
             return _made(context, device, name, what), name, reasons
@@ -337,4 +344,68 @@ def _made(
     operation = find_operation(op, dtype)
     if name == "host":
         return ThroughHost(context, operation, dtype, elements)
-    return AcrossNodes(context, operation, dtype, elements, device)
+    by_nccl = _across_nodes_by_nccl(context, device, what)
+    return by_nccl or AcrossNodes(context, operation, dtype, elements, device)
+
+
+def _can_use_nccl(context: Context) -> bool:
+    """Whether ``hierarchical`` may use NCCL between nodes; collective."""
+    return len(set(context.world.nodes)) > 1 and context.once(why_no_nccl) is None
+
+
+class _OneNode:
+    """A reduction within a node, with the context that it alone uses."""
+
+    def __init__(self, context: Context, within: DeviceAlgorithm) -> None:
+        self._context, self._within = context, within
+        self.reduce = within.reduce
+
+    def close(self) -> None:
+        """Release both; collective over the node."""
+        self._within.close()
+        self._context.close()
+
+
+def _across_nodes_by_nccl(
+    context: Context, device: int, what: tuple[str, DType, int]
+) -> DeviceAlgorithm | None:
+    """Make ``hierarchical`` by NCCL; None where a node cannot reduce by kernels alone. Collective."""
+    if not _can_use_nccl(context):
+        return None
+    op, dtype, elements = what
+    world = context.world
+    node: Context | None = None
+
+    def look() -> bool:
+        nonlocal node
+        if world.node_size == 1:
+            return True
+        node = Context(World(world.node_comm))
+        topology = begin_making(node, device, _MAKING, "and making a reduction needs the host")
+        return not set(_KERNELS) <= set(why_not(node.world, topology, op, dtype, elements))
+
+    def make() -> _OneNode | None:
+        if node is None:
+            return None
+        others = set(DEVICE_ALGORITHMS) - set(_KERNELS)
+        return _OneNode(node, make_algorithm(node, device, what, without=others)[0])
+
+    within: _OneNode | None = None
+    try:
+        if all(world.gather_result(look, _MAKING)):
+            within = world.guarded(make, _MAKING)
+            steps = partial(_moves, dtype, op, device)
+            return NcclAcrossNodes(context, nccl_of(context), dtype, elements, steps, within)
+    except HaloxError as error:
+        if within is not None:
+            within.close()
+        elif node is not None:
+            node.close_after(error)
+        raise
+    if node is not None:
+        node.close()
+    return None
+
+
+def _moves(dtype: DType, op: str, device: int, elements: int) -> DeviceMoves:
+    return DeviceMoves(dtype, op, elements, device)

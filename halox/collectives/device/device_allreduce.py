@@ -49,7 +49,8 @@ class DeviceAllreduce(ArrayReduction):
             if not self.captures and is_capturing(stream):
                 raise StateError(
                     f"the {self.algorithm!r} algorithm needs the host in every call and cannot be captured in a CUDA "
-                    "graph; 'oneshot' and 'reduce_scatter_allgather' can, where every rank has a GPU of its own"
+                    "graph; 'oneshot' and 'reduce_scatter_allgather' can, where every rank has a GPU of its own, and "
+                    "'hierarchical', where NCCL carries it between nodes"
                 )
             source = self._source(array)
             target = self._target(source, out)

@@ -13,7 +13,7 @@ The result of either is the same bits on every rank and in every run. Those of o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class HostAlgorithm:
             return None if shared else OrderedReduction(comm, world.wait_all, *what)
 
         self._shared, self._ordered = shared, world.guarded(make, _MAKING)
-        self._agrees_first = by_node or not (shared or self._ordered.carries_errors)
+        carries_errors = self._ordered is None or self._ordered.carries_errors
+        self._agrees_first = by_node or not carries_errors
         self._leaders = Leaders(world, *what) if by_node else None
 
     def reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
@@ -59,7 +60,7 @@ class HostAlgorithm:
         if self._shared is not None:
             moves = None if source is None or target is None else HostMoves(source, target)
             self._shared.reduce(moves, error)
-        elif not self._ordered(source, target):
+        elif self._ordered is not None and not self._ordered(source, target):
             self._world.agree(error, _DOING)
         if self._leaders is not None:
             assert target is not None
@@ -82,7 +83,7 @@ class Leaders:
         # Nodes are numbered in the order of their first ranks.
         world.gather(None, _MAKING)
         color = 0 if self.is_one else world.mpi.UNDEFINED
-        comm: Any = world.comm.Split(color, world.rank)
+        comm = cast("MPI.Intracomm", world.comm.Split(color, world.rank))
         self._comm: MPI.Intracomm | None = comm
         if self.is_one:
             self._between = OrderedReduction(comm, world.wait_all, operation, dtype, elements)

@@ -195,7 +195,7 @@ def _begin(world: World, op: str, signature: Signature) -> None:
 
 def _compare(world: World, mine: Signature | None, error: Exception | None) -> None:
     """Raise on all ranks if one has an error, or two reduce different arrays."""
-    found = world.gather(mine, _COMBINING, error)
+    found: list[Signature] = world.gather(mine, _COMBINING, error)
     for rank, other in enumerate(found):
         if other == found[0]:
             continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ elements give the same numbers, but may differ in the sign of a NaN, or in which
 HEAD_BYTES = _LINE_BYTES
 """Header of a gathered record: whether the rank's array is good."""
 
-Wait = Callable[[Sequence[Any], str], None]
+Wait: TypeAlias = "Callable[[Sequence[MPI.Request], str], None]"
 
 _WAITING = "in an allreduce for the other ranks"
 

@@ -25,7 +25,7 @@ they waited for their streams, and after that came the meeting at which piece p 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
@@ -116,7 +116,7 @@ class SharedReduction:
         self._count = max(count for _, count in records)
         self._flag = flag
         names = {place: rank for rank, place in world.node_ranks.items()}
-        self._others: list[tuple[int, Any]] = []
+        self._others: list[tuple[int, memoryview]] = []
         self._slots: list[list[Array]] = [[] for _ in range(_SLOTS)]
         stride = rounded_up(longest * dtype.itemsize, _LINE_BYTES)
         for number, place in enumerate(places):
@@ -196,7 +196,7 @@ class SharedReduction:
         fence()
         return is_good
 
-    def _wait_for(self, rank: int, flag: Any, count: int) -> None:
+    def _wait_for(self, rank: int, flag: memoryview, count: int) -> None:
         self._waiter.until(
             lambda: flag[0] >= count,
             lambda: f"rank {self._world.rank} has waited in an allreduce for rank {rank}",

@@ -101,7 +101,7 @@ class HostPath(Path):
             why = "same node, packed: array sent not in a grid's shared memory"
         else:
             why = f"same node, read in place: blocks of {run} B on average"
-            return [self.offer("direct", why)]
+            return [self.offer("direct", why, preferred=True)]
         return [self.offer("shared", why)]
 
     def negotiate(self, build: Build) -> NodeLink | None:

@@ -1,21 +1,13 @@
 """The ``direct`` protocol of the ``host`` path: copies halos straight from the neighbour's array in shared memory.
 
 For arrays that a grid allocated, on one node, with runs long enough that reading another core's cache lines in place is
-faster than packing them; the receiver's array may be any, with its axes in any order. No cell is copied twice; in
-exchange a rank must not return before its neighbours have read its cells, so that two flags are needed where the packed
-path needs one::
-
-    A: cells final | ready=e | ...... copy B's cells | read=e | wait for B's read=e | return
-    B: cells final | ready=e | copy A's cells | read=e | ...... wait for A's read=e | return
-
-A rank that waits copies for its other exchanges between `start` and `finish` too, so that they may be finished in any
-order (`halox.runtime.waiting`).
+faster than packing them; the receiver's array may be any, with its axes in any order. `halox.paths.in_place` has the
+order of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,12 +15,12 @@ import numpy as np
 from halox.datatypes import StridedBlocks
 from halox.packing.blocking import Move, blocked
 from halox.packing.host import common_views, element_view
-from halox.paths.base import Channel, Job
+from halox.paths.base import Job
+from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arena import HostPlace
 from halox.runtime.arrays import WORDS, HostArray, common_word
-from halox.runtime.waiting import UNDER_WAY
 
 if TYPE_CHECKING:
     from halox.runtime.context import Context
@@ -106,7 +98,7 @@ def _array_at(context: Context, place: HostPlace) -> HostArray:
     return HostArray(segment.data, place.offset, segment.ctypes.data + place.offset)
 
 
-class DirectChannel(Channel):
+class DirectChannel(InPlaceChannel):
     """Copies from the neighbours' arrays."""
 
     def __init__(
@@ -116,11 +108,9 @@ class DirectChannel(Channel):
         link: NodeLink,
         windows: Mapping[tuple[int, int], Window],
     ) -> None:
-        self._world, self._link = link.world, link
-        self._epoch = 0
-        self._copied = 0
-        # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
-        self._to_copy: list[int] = []
+        sources = sorted({m.peer for m in job.receives})
+        readers = sorted({m.peer for m in job.sends})
+        super().__init__(link, sources, readers)
         moves = []
         for message in job.receives:
             places, layouts = windows[message.peer, message.tag]
@@ -131,79 +121,12 @@ class DirectChannel(Channel):
                 source = _array_at(context, place), layout
                 moves.append(_move((job.arrays[part.array], own), source))
         self._moves = blocked(moves)
-        sources = sorted({m.peer for m in job.receives})
-        readers = sorted({m.peer for m in job.sends})
-        self._ready = link.flag("ready", sources)
-        self._read = link.flag("read", readers)
 
-    def start(self) -> None:
-        """Let the neighbours read."""
-        self.run()
-        self._to_copy.append(self._epoch)
-        UNDER_WAY[self] = None
-
-    def run(self) -> None:
-        """Let the neighbours read; nobody waits for anything else before `finish`."""
-        self._epoch += 1
-        self._ready.signal(self._epoch)
-
-    def finish(self) -> None:
-        """Copy what the neighbours hold, and wait until they have read as well."""
-        epoch = self._epoch
-        if UNDER_WAY and not self._is_alone():
-            self._finish_helping(epoch)
-            return
-        self._ready.wait(epoch)
-        copyto = np.copyto
+    def _move(self) -> None:
         for target, source in self._moves:
-            copyto(target, source)
-        self._read.signal(epoch)
-        self._read.wait(epoch)
-
-    def _is_alone(self) -> bool:
-        """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
-        was_started = UNDER_WAY.pop(self, self) is None
-        if not was_started:
-            self._to_copy.append(self._epoch)
-        elif not UNDER_WAY:
-            with suppress(IndexError):
-                self._to_copy.pop()
-                return True
-        return False
-
-    def _finish_helping(self, epoch: int) -> None:
-        """Finish while other exchanges are under way, or after somebody has copied."""
-        self._ready.wait(epoch)
-        self._copy()
-        self._world.waiter().until(
-            lambda: self._copied == epoch,
-            lambda: f"rank {self._world.rank} has waited for another thread to copy",
-        )
-        self._read.wait(epoch)
-
-    def help(self) -> None:
-        """Copy, if the neighbours have come and nobody has copied yet."""
-        if self._to_copy and self._ready.passed(self._epoch):
-            self._copy()
-
-    def _copy(self) -> None:
-        try:
-            epoch = self._to_copy.pop()
-        except IndexError:  # somebody else does
-            return
-        for target, source in self._moves:
-            np.copyto(target, source)
-        self._read.signal(epoch)
-        self._copied = epoch
+            target[...] = source
 
     def close(self) -> None:
-        """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
-        UNDER_WAY.pop(self, None)
+        """Leave an exchange that is under way, and let go of the arrays."""
         self._moves = []
-        if self._to_copy:
-            self._to_copy.clear()
-            self._read.signal(self._epoch)
-
-    def free(self) -> None:
-        """Release the flags."""
-        self._link.close()
+        super().close()

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from halox.errors import DeviceError
@@ -81,14 +82,15 @@ def version_text(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def cupy() -> Any:
+def cupy() -> ModuleType:
     """Return CuPy, with a GPU behind it; raise `DeviceError` without. Creates no CUDA context."""
     reason = why_no_gpu()
     if reason is not None:
         raise DeviceError(f"no GPU can be used: {reason}")
     import cupy as module
 
-    return module
+    found: ModuleType = module
+    return found
 
 
 def gpu_count() -> int:

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from halox.errors import DeviceError, StateError
+from halox.runtime.dlpack import DType, XArray
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.streams import StreamOrder, is_capturing
 
-Run: TypeAlias = Callable[[Any, Any], None]
+Run: TypeAlias = Callable[[XArray, XArray], None]
 
 _FORWARD, _INVERSE = -1, 1
 _MOST_AXES = 3
@@ -38,11 +39,11 @@ class Form:
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     aligned: bool
 
     @classmethod
-    def of(cls, array: Any) -> Form:
+    def of(cls, array: XArray) -> Form:
         """Describe an array."""
         size = array.dtype.itemsize
         strides = tuple(s // size for s in array.strides)
@@ -52,7 +53,7 @@ class Form:
         return cls(array.shape, strides, array.dtype, whole and pointer % pair == 0)
 
     @classmethod
-    def contiguous(cls, array: Any, order: Sequence[int]) -> Form:
+    def contiguous(cls, array: XArray, order: Sequence[int]) -> Form:
         """Describe a work array of the shape of an array, the axes in an order in memory."""
         strides = [0] * len(order)
         step = 1
@@ -94,7 +95,7 @@ class CuFFT:
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], Any] = {}
-        self._work: dict[tuple[tuple[int, ...], np.dtype[Any]], Any] = {}
+        self._work: dict[tuple[tuple[int, ...], DType], XArray] = {}
         self._order = StreamOrder()
 
     def begin(self) -> None:
@@ -107,45 +108,46 @@ class CuFFT:
         self._plans.clear()
         self._work.clear()
 
-    def key(self, array: Any) -> object:
+    def key(self, array: XArray) -> object:
         """Return what a function depends on of an array."""
         return int(array.data.ptr) % 16, array.strides
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> XArray:
         """Return an array with undefined contents on the current GPU."""
-        return cupy().empty(shape, dtype)
+        found: XArray = cupy().empty(shape, dtype)
+        return found
 
     def destroys(self, axes: Sequence[int]) -> bool:
         """Whether `c2r` destroys its source."""
         return True
 
     def c2c(
-        self, source: Any, target: Any, axes: Sequence[int], *, forward: bool, norm: str
+        self, source: XArray, target: XArray, axes: Sequence[int], *, forward: bool, norm: str
     ) -> Run:
         """Transform complex numbers along some axes."""
         sign = _FORWARD if forward else _INVERSE
         return self._along(source, target, tuple(axes), sign)
 
-    def r2c(self, source: Any, target: Any, axes: Sequence[int], *, norm: str) -> Run:
+    def r2c(self, source: XArray, target: XArray, axes: Sequence[int], *, norm: str) -> Run:
         """Transform real numbers along some axes, the last of which is halved."""
         rest, first = self._halved(source, target, axes, _FORWARD)
         return self._after(first, target, rest, _FORWARD)
 
-    def c2r(self, source: Any, target: Any, axes: Sequence[int], *, norm: str) -> Run:
+    def c2r(self, source: XArray, target: XArray, axes: Sequence[int], *, norm: str) -> Run:
         """Transform halved spectra to real numbers along some axes, the last of which is halved."""
         rest, final = self._halved(source, target, axes, _INVERSE)
         if not rest:
             return final
         before = self._along(source, source, rest, _INVERSE)
 
-        def run(source: Any, target: Any) -> None:
+        def run(source: XArray, target: XArray) -> None:
             before(source, source)
             final(source, target)
 
         return run
 
     def _halved(
-        self, source: Any, target: Any, axes: Sequence[int], sign: int
+        self, source: XArray, target: XArray, axes: Sequence[int], sign: int
     ) -> tuple[tuple[int, ...], Run]:
         """Return a transform along the halved axis and others if one plan can do it, and the axes that are left."""
         *others, last = axes
@@ -156,7 +158,7 @@ class CuFFT:
                 return inner[:-size], run
         return inner[:-1], self._one_axis(source, target, last, sign, half=True)
 
-    def _along(self, source: Any, target: Any, axes: tuple[int, ...], sign: int) -> Run:
+    def _along(self, source: XArray, target: XArray, axes: tuple[int, ...], sign: int) -> Run:
         """Transform complex numbers by as few plans as possible."""
         axes = tuple(sorted(axes))
         for size in range(min(len(axes), _MOST_AXES), 1, -1):
@@ -165,12 +167,12 @@ class CuFFT:
                 return self._after(run, target, axes[:-size], sign)
         return self._after(self._one_axis(source, target, axes[-1], sign), target, axes[:-1], sign)
 
-    def _after(self, first: Run, target: Any, axes: tuple[int, ...], sign: int) -> Run:
+    def _after(self, first: Run, target: XArray, axes: tuple[int, ...], sign: int) -> Run:
         if not axes:
             return first
         rest = self._along(target, target, axes, sign)
 
-        def run(source: Any, target: Any) -> None:
+        def run(source: XArray, target: XArray) -> None:
             first(source, target)
             rest(target, target)
 
@@ -191,7 +193,13 @@ class CuFFT:
         return self._runner(found, source.dtype, target.dtype, sign)
 
     def _by_one_plan(
-        self, source: Any, target: Any, axes: tuple[int, ...], sign: int, *, half: bool = False
+        self,
+        source: XArray,
+        target: XArray,
+        axes: tuple[int, ...],
+        sign: int,
+        *,
+        half: bool = False,
     ) -> Run | None:
         """Transform directly, or with a contiguous work array in place of one of both; None if neither is possible."""
         natural = tuple(range(source.ndim))
@@ -202,7 +210,7 @@ class CuFFT:
         return None
 
     def _one_axis(
-        self, source: Any, target: Any, axis: int, sign: int, *, half: bool = False
+        self, source: XArray, target: XArray, axis: int, sign: int, *, half: bool = False
     ) -> Run:
         """Transform along one axis, if need be in work arrays in which it is innermost."""
         inner = (*(k for k in range(source.ndim) if k != axis), axis)
@@ -218,8 +226,8 @@ class CuFFT:
 
     def _between_work(
         self,
-        source: Any,
-        target: Any,
+        source: XArray,
+        target: XArray,
         before: tuple[int, ...] | None,
         after: tuple[int, ...] | None,
         axes: tuple[int, ...],
@@ -234,18 +242,17 @@ class CuFFT:
             return None
         return _through(run, self._work_array(source, before), self._work_array(target, after))
 
-    def _work_array(self, array: Any, order: tuple[int, ...] | None) -> Any:
+    def _work_array(self, array: XArray, order: tuple[int, ...] | None) -> XArray | None:
         """Return a work array of a shape with the axes in an order in memory; None for none."""
         if order is None:
             return None
         key = tuple(array.shape[k] for k in order), array.dtype
         if key not in self._work:
             self._work[key] = self.empty(*key)
-        return self._work[key].transpose(np.argsort(order).tolist())
+        found: XArray = self._work[key].transpose(np.argsort(order).tolist())
+        return found
 
-    def _runner(
-        self, found: Launches, source: np.dtype[Any], target: np.dtype[Any], sign: int
-    ) -> Run:
+    def _runner(self, found: Launches, source: DType, target: DType, sign: int) -> Run:
         if is_capturing():
             raise StateError(
                 "the current stream is being captured, and making a plan of cuFFT needs the host; make the first call "
@@ -257,13 +264,13 @@ class CuFFT:
             plan = self._plans[key] = _plan(found.arguments, source, target)
         if found.starts == [(0, 0)]:
 
-            def run(source: Any, target: Any) -> None:
+            def run(source: XArray, target: XArray) -> None:
                 plan.fft(source, target, sign)
 
             return run
         steps = [(i * source.itemsize, o * target.itemsize) for i, o in found.starts]
 
-        def run_all(source: Any, target: Any) -> None:
+        def run_all(source: XArray, target: XArray) -> None:
             start, end = source.data.ptr, target.data.ptr
             for i, o in steps:
                 plan.fft(_At(start + i), _At(end + o), sign)
@@ -271,7 +278,7 @@ class CuFFT:
         return run_all
 
 
-def _plan(arguments: tuple[Any, ...], source: np.dtype[Any], target: np.dtype[Any]) -> Any:
+def _plan(arguments: tuple[Any, ...], source: DType, target: DType) -> Any:
     """Make a plan of cuFFT from the arguments that `launches` returns, of 32 bits or 64."""
     cufft = cupy().cuda.cufft
     shape, inembed, istride, idist, onembed, ostride, odist, batch = arguments
@@ -298,12 +305,12 @@ def _plan(arguments: tuple[Any, ...], source: np.dtype[Any], target: np.dtype[An
     )
 
 
-def _through(run: Run, before: Any, after: Any) -> Run:
+def _through(run: Run, before: XArray | None, after: XArray | None) -> Run:
     """Run a transform of work arrays between copies; None for an array that needs none."""
     if before is None and after is None:
         return run
 
-    def through(source: Any, target: Any) -> None:
+    def through(source: XArray, target: XArray) -> None:
         if before is not None:
             before[...] = source
         run(source if before is None else before, target if after is None else after)

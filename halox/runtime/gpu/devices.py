@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def choose_device(wanted: str, turn: int | None) -> int | None:
     return device
 
 
-def array_module(device: int | None) -> Any:
+def array_module(device: int | None) -> ModuleType:
     """Return ``numpy`` for the host, ``cupy`` for a GPU."""
     if device is None:
         return np
@@ -67,7 +68,7 @@ def to_host(array: Any) -> Array:
     return np.asarray(array.get() if cuda.is_cupy_array(array) else array)
 
 
-def fill_value(value: Any, dtype: DType, shape: tuple[int, ...]) -> Array:
+def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     """Return a value as an array of a dtype that broadcasts to a shape: converted as `numpy.full` converts it.
 
     The value is a scalar, an array on the host or a GPU, or for a structured dtype a tuple of its fields' values.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from halox.errors import DeviceError
@@ -30,7 +31,7 @@ _OTHERWISE = "if an earlier CUDA call of this process failed, this is its conseq
 
 
 @cache
-def bindings() -> Any:
+def bindings() -> ModuleType:
     """Return the module ``cuda.bindings.driver``; raise `DeviceError` without it or a driver. Creates no context."""
     try:
         from cuda.bindings import driver
@@ -45,7 +46,8 @@ def bindings() -> Any:
             f"the NVIDIA driver's library cannot be loaded ({error}); install the driver, or where "
             "this runs in a container start it with access to the GPUs"
         ) from error
-    return driver
+    found: ModuleType = driver
+    return found
 
 
 def call(function: Callable[..., Any], *arguments: Any, device: int | None = None) -> Any:

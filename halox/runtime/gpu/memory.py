@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from types import ModuleType
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ def memory_range(address: int) -> tuple[int, int] | None:
 
 
 @cache
-def _attributes(cu: Any) -> list[Any]:
+def _attributes(cu: ModuleType) -> list[object]:
     asked = cu.CUpointer_attribute
     return [
         asked.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -90,7 +91,7 @@ class DeviceBytes:
             self._stream = cp.cuda.Stream(non_blocking=True)
             self._event = cp.cuda.Event(disable_timing=True)
         self.pointer = int(self._memory.ptr)
-        self._kept: list[Any] = []  # host memory of uploads that may be under way
+        self._kept: list[object] = []  # host memory of uploads that may be under way
 
     def write(self, at: int, values: Array) -> None:
         """Start to upload an array to byte ``at``."""
@@ -135,7 +136,7 @@ class _Pages:
         flags = self._runtime.hostAllocPortable | self._runtime.hostAllocMapped
         self.pointer = 0
         self.pointer = int(self._runtime.hostAlloc(max(1, nbytes), flags))
-        self.__array_interface__: dict[str, Any] = {
+        self.__array_interface__: dict[str, object] = {
             "version": 3,
             "shape": (nbytes,),
             "typestr": "|u1",

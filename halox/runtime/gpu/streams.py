@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Protocol
 
-from halox.errors import StateError
+from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
+from halox.runtime.waiting import Waiter
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
@@ -32,7 +33,7 @@ def refuse_capture(stream: Stream | int, path: str) -> None:
         raise StateError(
             f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            'its own (path="peer" or HALOX_PATH=peer)'
+            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
         )
 
 
@@ -58,6 +59,40 @@ class Stream(Protocol):
     @property
     def done(self) -> bool:
         """Whether all work on it has ended."""
+
+
+class CallStreams:
+    """Streams of the calls of a plan on a path that cannot be captured: each is ordered behind the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._order = path, StreamOrder()
+        self._current = cupy().cuda.get_current_stream
+
+    def enter(self) -> int:
+        """Return the current stream, put behind what the last one was given."""
+        stream = self._current()
+        if self._order.last is not stream:
+            self._order.follow(stream)
+        return int(stream.ptr)
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured, and one behind a last one that is."""
+        refuse_capture(self._current(), self._path)
+        if self._order.last is not None:
+            refuse_capture(self._order.last, self._path)
+
+    def end(self, waiter: Waiter, *others: Stream) -> bool:
+        """Wait until the stream of the last call, and others, have ended; False if not within ``HALOX_TIMEOUT``.
+
+        A stream that does not end in time, as when a kernel of the caller's runs on, has not ended later either.
+        """
+        last = self._order.last
+        for stream in others if last is None else (last, *others):
+            try:
+                waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")  # noqa: B023
+            except ExchangeTimeoutError:
+                return False
+        return True
 
 
 class StreamOrder:

@@ -12,8 +12,10 @@ from halox.errors import PathError
 from tests.mpi.ways import Way
 
 PEER = [Way("peer/ll"), Way("peer/staging"), Way("peer/direct")]
+NCCL = [Way("nccl"), Way("nccl", node="rank")]
 BY_HOST = [Way("ipc"), Way("staged"), Way("staged", node="rank"), Way("cuda_aware")]
-WAYS = PEER + BY_HOST
+CAPTURED = PEER + NCCL
+WAYS = CAPTURED + BY_HOST
 
 _known: dict[Way, str | None] = {}
 

@@ -280,7 +280,7 @@ def test_without_shared_memory(
         u = grid.zeros("f8")
         plan = grid.plan(u)
         rows = [row for row in plan.explain().rows if row.peer != comm.rank]
-        if way.path.startswith("peer") or way.path == "cuda_aware":
+        if way.path.startswith("peer") or way.path in ("nccl", "cuda_aware"):
             assert way.check_taken(plan, comm)
         else:
             assert {(row.path, row.protocol) for row in rows} == {("staged", "mpi")}

@@ -15,6 +15,9 @@ from halox_bench.allreduce.cases import AllreduceCase
 from halox_bench.allreduce.jacobi import steps_us
 from halox_bench.allreduce.run import AllreduceBench
 from halox_bench.common.machine import why_not_gpu_aware
+from halox_bench.ddtbench.baselines import HALOX_PACK
+from halox_bench.ddtbench.cases import select as select_ddt
+from halox_bench.ddtbench.run import DdtBench
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import Bench
@@ -76,6 +79,23 @@ def test_pingpong(pattern: str, place: str, comm: Any) -> None:
         assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
         timed = {(row.name, row.mode) for row in rows if row.us}
         assert {("selected", "stream"), (ZERO_COPY, "stream")} <= timed
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
+@pytest.mark.parametrize("pattern", ["WRF_x_vec/8x8", "LAMMPS_atomic/1217-114", "FFT2/256"])
+def test_ddtbench(pattern: str, place: str, comm: Any) -> None:
+    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here")
+    try:
+        bench = DdtBench(comm, place, options)
+    except PathError as error:
+        assert place == "2gpus" and "GPUs" in str(error)
+        return
+    for rows in map(bench.measure, select_ddt([pattern])):
+        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+        timed = {(row.name, row.mode) for row in rows if row.us}
+        assert {(name, "stream") for name in ("selected", ZERO_COPY, HALOX_PACK)} <= timed
+        assert {row.name for row in rows if row.pack_us} == {ZERO_COPY, HALOX_PACK}
 
 
 ALLREDUCES = [

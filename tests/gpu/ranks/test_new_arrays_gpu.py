@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 3, 4)]
 MOVING = [
     Way("peer/ll"),
     Way("peer/staging"),
+    Way("nccl"),
     Way("ipc"),
     Way("staged"),
     Way("staged", node="rank"),

@@ -12,7 +12,7 @@ import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import PathError
-from tests.gpu.ranks.paths import BY_HOST, PEER, WAYS, along, why_not
+from tests.gpu.ranks.paths import BY_HOST, NCCL, PEER, WAYS, along, why_not
 from tests.mpi import ways
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way
@@ -24,7 +24,7 @@ import cupy  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
-STRIDED = [Way("peer/ll"), Way("peer/staging"), *BY_HOST]
+STRIDED = [Way("peer/ll"), Way("peer/staging"), *NCCL, *BY_HOST]
 """Those that do not depend on whose memory the arrays lie in."""
 
 

@@ -1,0 +1,327 @@
+"""Reductions between nodes by NCCL, all on the stream: the middle of ``hierarchical``.
+
+NCCL only moves bytes here. Its own allreduce combines in an order of its own, and has neither all operations nor NaN in
+"min" and "max"; the kernels here combine the nodes' values in the order of the nodes, the same bits on all ranks.
+
+Small arrays: each rank gets the value of every other node from a rank there, and combines them all. Large ones are cut
+into slices, one for each of the first ranks of a node (as many as the smallest node has), and slices into pieces, one
+for each node::
+
+    node 0, ranks 0 1    pieces  | s0 n0 | s0 n1 | s1 n0 | s1 n1 |       1. rank 0 gets s0 n0 of rank 2, rank 1 gets
+    node 1, ranks 2 3                                                       s1 n0 of rank 3, 2 s0 n1 of 0, 3 s1 n1 of 1
+                                                                         2. each combines its piece, which goes back
+                                                                         3. ranks of a node swap their slices
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from halox.collectives.algorithms import NCCL_GATHERED_BYTES
+from halox.collectives.device.tree_reduction import DeviceMoves
+from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
+from halox.runtime.arrays import DType
+from halox.runtime.context import Context
+from halox.runtime.gpu.marks import Mark, MarkLaunch
+from halox.runtime.gpu.nccl import NcclOp
+from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.world import World
+from halox.values import rounded_up
+
+_ALIGNMENT = 512
+_NOTE_TAG = 5
+_MOST_STEPS = 64
+
+
+class Transfer(NamedTuple):
+    """Elements [start, stop) that go to a rank or come from it; what comes in the first step goes to a node's slot."""
+
+    is_send: bool
+    peer: int
+    start: int
+    stop: int
+    slot: int = -1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Transfers of one rank.
+
+    Attributes
+    ----------
+    before : tuple of Transfer
+        Between nodes, before anything is combined.
+    piece : tuple of int
+        Elements [start, stop) that this rank combines; all of them where arrays are not cut.
+    after : tuple of tuple of Transfer
+        Of what has been combined, step by step.
+    """
+
+    before: tuple[Transfer, ...]
+    piece: tuple[int, int]
+    after: tuple[tuple[Transfer, ...], ...] = ()
+
+
+def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> Schedule:
+    """Return the transfers of a rank, given the node of each.
+
+    Examples
+    --------
+    >>> schedule((0, 1), 0, 6, is_cut=False).before
+    (Transfer(is_send=True, peer=1, start=0, stop=6, slot=-1), Transfer(is_send=False, peer=1, start=0, stop=6, slot=1))
+    >>> schedule((0, 1), 1, 6, is_cut=True).piece
+    (3, 6)
+    """
+    count = len(set(nodes))
+    members = [[r for r, node in enumerate(nodes) if node == n] for n in range(count)]
+    own = nodes[rank]
+    mates, place = members[own], members[own].index(rank)
+    others = [node for node in range(count) if node != own]
+    if not is_cut:
+        sends = [
+            Transfer(True, peer, 0, elements)
+            for node in others
+            for at, peer in enumerate(members[node])
+            if at % len(mates) == place
+        ]
+        comes = [
+            Transfer(False, members[node][place % len(members[node])], 0, elements, node)
+            for node in others
+        ]
+        return Schedule((*sends, *comes), (0, elements))
+    slices = min(map(len, members))
+
+    def piece(at: int, node: int) -> tuple[int, int]:
+        number, total = at * count + node, slices * count
+        return number * elements // total, (number + 1) * elements // total
+
+    def whole(at: int) -> tuple[int, int]:
+        return piece(at, 0)[0], piece(at, count - 1)[1]
+
+    before: list[Transfer] = []
+    back: list[Transfer] = []
+    within: list[Transfer] = []
+    if place < slices:
+        for node in others:
+            peer = members[node][place]
+            before.append(Transfer(True, peer, *piece(place, node)))
+            before.append(Transfer(False, peer, *piece(place, own), node))
+            back.append(Transfer(True, peer, *piece(place, own)))
+            back.append(Transfer(False, peer, *piece(place, node)))
+        within += [Transfer(True, mate, *whole(place)) for mate in mates if mate != rank]
+    within += [
+        Transfer(False, mate, *whole(at)) for at, mate in enumerate(mates[:slices]) if mate != rank
+    ]
+    mine = piece(place, own) if place < slices else (0, 0)
+    return Schedule(tuple(before), mine, tuple(tuple(step) for step in (back, within) if step))
+
+
+class WithinNode(Protocol):
+    """Combines arrays of the ranks of a node: see `DeviceAlgorithm`."""
+
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
+        """Combine."""
+
+    def close(self) -> None:
+        """Release what it holds; collective over the node."""
+
+
+class _Notes:
+    """Notes by MPI that a rank has cancelled a call, for ranks of other nodes; of all reductions on a communicator.
+
+    ``made`` counts the reductions, alike on all ranks, and ``found`` has for each the calls that ranks have cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.found: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._sent: list[tuple[Any, Any]] = []
+
+    def send(self, world: World, number: int, call: int) -> None:
+        """Tell the ranks of other nodes; does not wait."""
+        self._sent = [(request, note) for request, note in self._sent if not request.Test()]
+        note = np.array([number, call], "i8")
+        for rank in set(range(world.size)) - set(world.node_ranks):
+            self._sent.append((world.comm.Isend(note, rank, _NOTE_TAG), note))
+
+    def look(self, world: World) -> None:
+        """Receive what has come; does not wait."""
+        if not world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG):
+            return
+        status, note = world.mpi.Status(), np.zeros(2, "i8")
+        while world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG, status):
+            world.comm.Recv(note, status.Get_source(), _NOTE_TAG)
+            self.found[int(note[0])][int(note[1])] = status.Get_source()
+
+
+class NcclAcrossNodes:
+    """``hierarchical`` with NCCL in the middle; see the module. Collective to make.
+
+    ``moves`` makes the steps on arrays of some number of elements, and ``within`` combines the ranks of this node, None
+    where it is alone there.
+    """
+
+    captures = True
+
+    def __init__(
+        self,
+        context: Context,
+        ranks: NcclRanks,
+        dtype: DType,
+        elements: int,
+        moves: Callable[[int], DeviceMoves],
+        within: WithinNode | None,
+    ) -> None:
+        world, arena = context.world, context.device_arena
+        assert arena is not None
+        self._ranks, self._arena, self._within = ranks, arena, within
+        self._item = dtype.itemsize
+        nodes = len(set(world.nodes))
+        nbytes = elements * self._item
+        is_cut = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and elements >= world.size
+        self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
+        self._node, self._nodes = world.nodes[world.rank], nodes
+        start, stop = plan.piece
+        slot = rounded_up((stop - start) * self._item, _ALIGNMENT)
+        own = rounded_up(nbytes, _ALIGNMENT)
+        self._block = arena.allocate(own + nodes * slot)
+        self._own = int(arena.pointer(self._block.place))
+        self._slots = [self._own + own + node * slot for node in range(nodes)]
+        self._piece = moves(stop - start) if stop > start else None
+        transfers = [*plan.before, *(one for step in plan.after for one in step)]
+        targets = {one.peer for one in transfers if one.is_send}
+        sources = {one.peer for one in transfers if not one.is_send}
+        ranks.connect(world, targets, sources)
+        self._watch = watch = ranks.watch(sorted(targets | sources), world.limit_s)
+        # Of calls without a limit, none; otherwise the launches that mark their begin, and their end.
+        marks = () if watch is None else (watch.begin, watch.end)
+        assert arena.device is not None
+        self._marks = [MarkLaunch(mark, arena.device).launch for mark in marks]
+        self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
+        self._order = StreamOrder()
+        self._world = world
+        self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
+        self._number = self._notes.made = self._notes.made + 1
+        self._call, self._cancelled = 0, set[int]()
+
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
+        """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
+        if self._ranks.failed:
+            raise ExchangeTimeoutError(self._ranks.failed)
+        if error is not None:
+            self._cancel(stream, error)
+            raise error
+        self._check_notes()
+        self._order.follow(stream)
+        self._put(source, target, stream)
+
+    def _check_notes(self) -> None:
+        """Raise if a rank of another node has cancelled a call."""
+        self._notes.look(self._world)
+        found = self._notes.found[self._number]
+        # A call that this rank has yet to make it must make too: the cancelling rank takes part in it, and waits.
+        past = [call for call in found if call < self._call]
+        ranks = [found.pop(call) for call in past if call not in self._cancelled]
+        if ranks:
+            raise MismatchError(
+                f"rank {ranks[0]} has cancelled a reduction, because its array did not fit; the result of the "
+                "last call, or the one before, is not valid"
+            )
+
+    def _cancel(self, stream: Stream, error: Exception) -> None:
+        """Take part in a call without an array, so that the other ranks do not wait for this one, and tell them."""
+        self._cancelled.add(self._call)
+        self._notes.send(self._world, self._number, self._call)
+        self._order.follow(stream)
+        if self._within is not None:
+            with suppress(HaloxError):
+                self._within.reduce(0, 0, stream, error)
+        self._transfer(self._own, self._own, stream.ptr)
+
+    def _put(self, source: int, target: int, stream: Stream) -> None:
+        pointer, value = stream.ptr, source
+        if self._within is not None:
+            value = self._own
+            self._within.reduce(source, value, stream, None)
+        self._transfer(value, target, pointer)
+
+    def _transfer(self, value: int, target: int, pointer: int) -> None:
+        """Swap and combine the nodes' values."""
+        self._call += 1
+        for step in self._steps.get((value, target)) or self._steps_of(value, target):
+            step(pointer)
+
+    def _steps_of(self, value: int, target: int) -> Sequence[Callable[[int], None]]:
+        """Return what a call launches for an array at one address and a result at another, which may be the same."""
+        if len(self._steps) >= _MOST_STEPS:
+            self._steps.clear()
+        plan, watch = self._schedule, self._watch
+        ends_early = watch is not None and not plan.after and self._piece is not None
+        combining = self._combining(value, target, watch.end if watch and ends_early else None)
+        made = [
+            *self._marks[:1],
+            *self._grouped(plan.before, value),
+            *combining,
+            *(group for step in plan.after for group in self._grouped(step, target)),
+            *([] if ends_early else self._marks[1:]),
+        ]
+        self._steps[value, target] = made
+        return made
+
+    def _combining(
+        self, value: int, target: int, mark: Mark | None
+    ) -> Sequence[Callable[[int], None]]:
+        """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch leaves a mark."""
+        moves = self._piece
+        if moves is None:
+            return []
+        offset = self._schedule.piece[0] * self._item
+        values = [*self._slots]
+        values[self._node] = value + offset
+        made = []
+        total = values[0]
+        for number, one in enumerate(values[1:], 1):
+            # On the way not in the result: that may be the array, whose turn is still to come.
+            to = target + offset if number == self._nodes - 1 else self._slots[self._node]
+            is_first = number == 1
+            addresses = to, total, one
+            made.append(moves.two(addresses, is_first=is_first, mark=mark if is_first else None))
+            total = to
+        return made
+
+    def _grouped(
+        self, transfers: Sequence[Transfer], array: int
+    ) -> Sequence[Callable[[int], None]]:
+        """Return the group of transfers, if there are any."""
+        ops = self._ops(transfers, array)
+        return [self._ranks.prepared(ops)] if ops else []
+
+    def _ops(self, transfers: Sequence[Transfer], array: int) -> list[NcclOp]:
+        item = self._item
+        return [
+            NcclOp(
+                one.is_send,
+                array + one.start * item if one.slot < 0 else self._slots[one.slot],
+                (one.stop - one.start) * item,
+                one.peer,
+            )
+            for one in transfers
+            if one.stop > one.start
+        ]
+
+    def close(self) -> None:
+        """Wait for the last call, and release what it holds; collective."""
+        self._order.synchronize()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._within is not None:
+            self._within.close()
+        self._arena.release(self._block)

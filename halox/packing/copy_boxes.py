@@ -1,0 +1,190 @@
+"""Fewest copies of the CUDA driver that move blocks of one list to those of another: boxes, and a batch of the rest.
+
+Blocks are given pairwise, as addresses on both sides and lengths. Runs of them that are alike and equally far apart, on
+both sides, are the rows of a box, and runs of alike boxes its slices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
+
+Int64Array = npt.NDArray[np.int64]
+
+MOST_BOXES = 64
+"""Boxes of a plan; each is a call of some microseconds of host time. Of more, all blocks go in a batch."""
+
+_MOST_ROWS = 1 << 14
+
+
+class Box(NamedTuple):
+    """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes; steps in bytes from each to the next."""
+
+    source: int
+    target: int
+    width: int
+    height: int = 1
+    depth: int = 1
+    source_pitch: int = 0
+    target_pitch: int = 0
+    source_slice: int = 0
+    target_slice: int = 0
+    area: int = 0
+
+
+class Blocks(NamedTuple):
+    """Copies of contiguous bytes, pairwise: addresses on both sides, lengths and areas, shape (n,) each.
+
+    An area is a pair of allocations; the driver refuses a box that reaches from one to another.
+    """
+
+    source: Int64Array
+    target: Int64Array
+    lengths: Int64Array
+    areas: Int64Array
+
+
+Side = tuple[Int64Array, Int64Array, Int64Array]
+"""Blocks of one side: addresses, lengths, and the number of the allocation of each."""
+
+
+def common_blocks(source: Side, target: Side) -> Blocks:
+    """Cut two lists of blocks, of as many bytes, where either begins a block.
+
+    Blocks that follow one another on both sides are joined.
+
+    Examples
+    --------
+    >>> list = np.array
+    >>> source = list([0, 10]), list([4, 4]), list([0, 0])
+    >>> found = common_blocks(source, (list([100, 200]), list([2, 6]), list([0, 1])))
+    >>> [column.tolist() for column in found]
+    [[0, 2, 10], [100, 200, 202], [2, 2, 4], [0, 1, 1]]
+    """
+    starts = [np.cumsum(lengths) - lengths for _, lengths, _ in (source, target)]
+    cuts = np.union1d(*starts)
+    columns, areas = [], np.zeros(cuts.size, np.int64)
+    for (addresses, _, numbers), first in zip((source, target), starts, strict=True):
+        block = np.searchsorted(first, cuts, "right") - 1
+        columns.append(addresses[block] + (cuts - first[block]))
+        areas = areas * (numbers.max() + 1) + numbers[block]
+    lengths = np.diff(cuts, append=int(source[1].sum()))
+    joined = areas[1:] == areas[:-1]
+    for addresses in columns:
+        joined &= addresses[1:] == addresses[:-1] + lengths[:-1]
+    first = np.append(0, np.flatnonzero(~joined) + 1)
+    return Blocks(
+        columns[0][first], columns[1][first], np.add.reduceat(lengths, first), areas[first]
+    )
+
+
+def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]:
+    """Return boxes for the blocks that form some, and the others; no boxes if there would be more than ``most``."""
+    rows = _rows(blocks)
+    boxes = [] if rows is None else _slices(rows)
+    alone = [box for box in boxes if box.height == 1]
+    others = [box for box in boxes if box.height > 1]
+    if rows is None or len(others) > most:
+        return [], blocks
+    if len(alone) == 1:
+        return boxes, Blocks(*np.zeros((4, 0), np.int64))
+    columns = [(box.source, box.target, box.width, box.area) for box in alone]
+    return others, Blocks(*np.array(columns, np.int64).reshape(-1, 4).T)
+
+
+def _rows(blocks: Blocks) -> list[Box] | None:
+    """Join blocks to boxes of one slice; None if they are too many to be looked at one by one."""
+    source, target, lengths, areas = blocks
+    steps = np.diff(source), np.diff(target)
+    fits = (lengths[1:] == lengths[:-1]) & (lengths[:-1] <= np.minimum(*steps))
+    fits &= (np.maximum(*steps) <= MAX_PITCH) & (areas[1:] == areas[:-1])
+    # Step k is another than step k - 1, or is none of a box.
+    changes = np.flatnonzero(
+        ~fits[1:] | (steps[0][1:] != steps[0][:-1]) | (steps[1][1:] != steps[1][:-1])
+    )
+    found, at, n = [], 0, lengths.size
+    while at < n:
+        end = at + 1
+        if at + 1 < n and fits[at]:
+            place = int(np.searchsorted(changes, at))
+            end = int(changes[place]) + 2 if place < changes.size else n
+        box = Box(int(source[at]), int(target[at]), int(lengths[at]), area=int(areas[at]))
+        if end > at + 1:
+            pitches = int(steps[0][at]), int(steps[1][at])
+            box = box._replace(height=end - at, source_pitch=pitches[0], target_pitch=pitches[1])
+        found.append(box)
+        at = end
+        if len(found) > _MOST_ROWS:
+            return None
+    return found
+
+
+def _slices(rows: list[Box]) -> list[Box]:
+    """Join boxes of one slice to boxes of several."""
+    found: list[Box] = []
+    for box in rows:
+        last = found[-1] if found else None
+        if last is None or last[2:4] != box[2:4] or last[5:7] != box[5:7] or box.height == 1:
+            found.append(box)
+            continue
+        steps = (
+            box.source - last.source - (last.depth - 1) * last.source_slice,
+            box.target - last.target - (last.depth - 1) * last.target_slice,
+        )
+        is_next = last.area == box.area and (
+            last.depth == 1 or steps == (last.source_slice, last.target_slice)
+        )
+        pitches = last.source_pitch, last.target_pitch
+        if is_next and all(
+            s % p == 0 and s >= last.height * p for s, p in zip(steps, pitches, strict=True)
+        ):
+            found[-1] = last._replace(
+                depth=last.depth + 1, source_slice=steps[0], target_slice=steps[1]
+            )
+        else:
+            found.append(box)
+    return found
+
+
+class PreparedCopies:
+    """Copies from one list of blocks to another, as work of a stream; prepared once.
+
+    Attributes
+    ----------
+    calls : int
+        Driver calls of a launch; a batch counts as one.
+    """
+
+    def __init__(self, blocks: Blocks, device: int) -> None:
+        boxes, rest = boxes_of(blocks)
+        self._boxes = [(box.target, box.source, _prepared(box, device)) for box in boxes]
+        self._batch: PreparedBatch | None = None
+        if rest.lengths.size:
+            self._batch = PreparedBatch(rest.target, rest.source, rest.lengths, device=device)
+        self.calls = len(self._boxes) + (self._batch is not None)
+
+    def launch(self, stream: int) -> None:
+        """Copy; threads may not call at once."""
+        for target, source, copy in self._boxes:
+            copy.launch(target, source, stream)
+        if self._batch is not None:
+            self._batch.launch(0, 0, stream)
+
+
+def _prepared(box: Box, device: int) -> PreparedMemcpy:
+    if box.height == 1:
+        return PreparedMemcpy(box.width, device=device)
+    return PreparedMemcpy(
+        box.width,
+        box.height,
+        box.depth,
+        target_pitch=box.target_pitch,
+        source_pitch=box.source_pitch,
+        target_rows=box.target_slice // box.target_pitch or box.height,
+        source_rows=box.source_slice // box.source_pitch or box.height,
+        device=device,
+    )

@@ -1,0 +1,116 @@
+"""Exchanges in which a rank reaches its peers' arrays in place, so that nobody returns before it is done.
+
+No cell is copied twice; in exchange a rank must not return before its peers have done with its cells, so that two flags
+are needed where a packed message needs one::
+
+    A: cells final | ready=e | ...... move B's cells | read=e | wait for B's read=e | return
+    B: cells final | ready=e | move A's cells | read=e | ...... wait for A's read=e | return
+
+A rank that waits takes this step for its other exchanges between `start` and `finish` too, so that they may be finished
+in any order (`halox.runtime.waiting`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+
+from halox.paths.base import Channel
+from halox.paths.node import NodeLink
+from halox.runtime.waiting import UNDER_WAY
+
+
+class InPlaceChannel(Channel):
+    """Base of channels that move cells from array to array; `_move` is all that they add.
+
+    Parameters
+    ----------
+    link : NodeLink
+        Flags; freed by `free`.
+    waits_for : sequence of int
+        Ranks whose arrays this rank reaches in `_move`.
+    waited_for : sequence of int
+        Ranks that reach this rank's arrays.
+    """
+
+    def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
+        self._world, self._link = link.world, link
+        self._epoch = 0
+        self._copied = 0
+        # Epochs to be copied, at most one. Whoever takes it out copies, of whichever thread.
+        self._to_copy: list[int] = []
+        self._ready = link.flag("ready", waits_for)
+        self._read = link.flag("read", waited_for)
+
+    @abstractmethod
+    def _move(self) -> None:
+        """Move what the peers hold, which are ready."""
+
+    def start(self) -> None:
+        """Let the neighbours read."""
+        self.run()
+        self._to_copy.append(self._epoch)
+        UNDER_WAY[self] = None
+
+    def run(self) -> None:
+        """Let the neighbours read; nobody waits for anything else before `finish`."""
+        self._epoch += 1
+        self._ready.signal(self._epoch)
+
+    def finish(self) -> None:
+        """Copy what the neighbours hold, and wait until they have read as well."""
+        epoch = self._epoch
+        if UNDER_WAY and not self._is_alone():
+            self._finish_helping(epoch)
+            return
+        self._ready.wait(epoch)
+        self._move()
+        self._read.signal(epoch)
+        self._read.wait(epoch)
+
+    def _is_alone(self) -> bool:
+        """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
+        was_started = UNDER_WAY.pop(self, self) is None
+        if not was_started:
+            self._to_copy.append(self._epoch)
+        elif not UNDER_WAY:
+            with suppress(IndexError):
+                self._to_copy.pop()
+                return True
+        return False
+
+    def _finish_helping(self, epoch: int) -> None:
+        """Finish while other exchanges are under way, or after somebody has copied."""
+        self._ready.wait(epoch)
+        self._copy()
+        self._world.waiter().until(
+            lambda: self._copied == epoch,
+            lambda: f"rank {self._world.rank} has waited for another thread to copy",
+        )
+        self._read.wait(epoch)
+
+    def help(self) -> None:
+        """Copy, if the neighbours have come and nobody has copied yet."""
+        if self._to_copy and self._ready.passed(self._epoch):
+            self._copy()
+
+    def _copy(self) -> None:
+        try:
+            epoch = self._to_copy.pop()
+        except IndexError:  # somebody else does
+            return
+        self._move()
+        self._read.signal(epoch)
+        self._copied = epoch
+
+    def close(self) -> None:
+        """Leave an exchange that is under way: the neighbours need not wait for this rank to read."""
+        UNDER_WAY.pop(self, None)
+        if self._to_copy:
+            self._to_copy.clear()
+            self._read.signal(self._epoch)
+
+    def free(self) -> None:
+        """Release the flags."""
+        self._link.close()

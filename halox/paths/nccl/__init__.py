@@ -1,0 +1,100 @@
+"""The ``nccl`` path: packed on the device, sent by NCCL, unpacked on the device, all on the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Carried,
+    EndpointInfo,
+    Path,
+    Protocol,
+    SelectionContext,
+    why_not_gpus,
+)
+from halox.paths.costs import ProtocolCost
+from halox.paths.messages import Message, Part
+from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
+
+if TYPE_CHECKING:
+    from halox.runtime.arrays import Described
+    from halox.runtime.context import Context
+
+PART_BYTES = 1 << 16
+"""Least mean bytes of the parts of a message that go each by itself: a send costs a microsecond or two."""
+
+NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another's GPU memory, or if it is asked for"
+
+_Runs: TypeAlias = tuple[bool, ...]
+"""For each part of a message whether it is one run of bytes at this end."""
+
+
+class NcclPath(Path):
+    """Sends between the GPUs of all ranks by NCCL, whichever nodes they are on."""
+
+    name = "nccl"
+    protocols = (
+        # One send a message. Measured on one node, as those of other paths are.
+        Protocol("packed", ProtocolCost(17.0, 1.5, (60.0, 110.0, 150.0, 180.0)), reach="nodes"),
+        # A send a part, from and to the arrays where the part is one run.
+        Protocol("parts", ProtocolCost(14.0, 1.5, (100.0, 150.0, 200.0, 250.0)), reach="nodes"),
+    )
+    summary = "between ranks with a GPU each, on any nodes, if NCCL is installed; see `halox info --paths -n N`"
+
+    def survey(self, context: Context, *, is_named: bool) -> str | None:
+        """Return why the ranks cannot use NCCL; collective."""
+        if not is_named and context.find_gpus().all_map:
+            return NOT_LOOKED_FOR
+        return context.once(why_no_nccl)
+
+    def describe(
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+    ) -> _Runs | None:
+        """Say which parts of the message are one run each."""
+        if arrays[message.parts[0].array].device is None:
+            return None
+        return tuple(run_of(part) is not None for part in message.parts)
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer a send of the packed message, or one of each part."""
+        why = why_not_gpus(
+            sender, receiver, selection, lambda *_: selection.surveys.get(self.name, NOT_LOOKED_FOR)
+        )
+        if why is not None:
+            return why
+        found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
+        ends: list[_Runs] = [sender.paths[self.name], receiver.paths[self.name]]
+        many, parts = [len(one) for one in ends], len(ends[0])
+        is_long = parts == 1 or sender.nbytes >= parts * PART_BYTES
+        if many[0] == many[1] and is_long and all(map(any, zip(*ends, strict=True))):
+            why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
+            found.append(self.offer("parts", why))
+        return found
+
+    def negotiate(self, build: Build) -> NcclRanks:
+        """Make NCCL's communicator if there is none, and connect the ranks of this plan."""
+        job = build.job(self)
+        ranks = nccl_of(build.context)
+        ranks.connect(build.world, {m.peer for m in job.sends}, {m.peer for m in job.receives})
+        return ranks
+
+    def channels(self, build: Build, agreed: NcclRanks | None) -> Sequence[Carried]:
+        """Make the channel."""
+        job, arena = build.job(self), build.context.device_arena
+        if agreed is None or arena is None or not job.messages:
+            return ()
+        from halox.paths.nccl.channel import NcclChannel
+
+        channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
+        return [Carried(self.name, channel, job.messages)]
+
+
+def run_of(part: Part) -> int | None:
+    """Return where a part begins in its array if it is one run of bytes, else None."""
+    strided = part.strided
+    return strided.offset if strided is not None and not strided.counts else None

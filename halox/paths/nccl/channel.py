@@ -1,0 +1,196 @@
+"""Exchanges by NCCL: pack kernels, one group of sends and receives, unpack kernels, all in order on one stream.
+
+Each end packs and unpacks as it likes: what travels is each message, or each of its parts, as bytes in one send::
+
+    "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array      one send a message
+    "parts"   array ------------------> send ... receive -------------------> array       one send a part
+              array -> pack -> buffer | send ... receive | buffer -> unpack -> array      where it is no run of bytes
+
+Between two ranks NCCL matches sends and receives in their order, which is that of the tags, and of the parts. There is
+one buffer a message: the stream has unpacked it before the next exchange receives into it.
+
+All ranks must put the exchanges of all plans on their streams in the same order, since NCCL carries out what one
+communicator is given one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from halox.errors import ExchangeTimeoutError
+from halox.paths.base import Job, Key
+from halox.paths.launches import (
+    Call,
+    Item,
+    MovableChannel,
+    MovableLaunches,
+    View,
+    clearing_of,
+    packing,
+    unpacking,
+)
+from halox.paths.messages import Message
+from halox.paths.nccl import run_of
+from halox.runtime.device_arena import DeviceArena
+from halox.runtime.gpu import pools
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.marks import Mark, MarkLaunch
+from halox.runtime.gpu.nccl import NcclOp
+from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.world import World
+from halox.values import rounded_up
+
+_ALIGNMENT = 512
+
+_Views = tuple[Sequence[View], Sequence[int]]
+"""Launches for other arrays, and the addresses of these."""
+
+
+class NcclChannel(MovableChannel):
+    """All messages of a plan that NCCL carries; see the module. Local."""
+
+    needs_host = False
+
+    def __init__(
+        self,
+        world: World,
+        job: Job,
+        protocols: Mapping[Key, str],
+        ranks: NcclRanks,
+        arena: DeviceArena,
+    ) -> None:
+        self._ranks, self._arena, self._device = ranks, arena, arena.device
+        self._adds = job.operation == "add"
+        self._block = arena.allocate(
+            sum(rounded_up(m.packed_bytes, _ALIGNMENT) for m in job.messages)
+        )
+        self._next = int(arena.pointer(self._block.place))
+        # Array and offset of each run that is sent from an array, or received there; else the address.
+        self._ops: list[tuple[int | None, NcclOp]] = []
+        packed = [item for m in job.sends for item in self._items(m, protocols[m.key])]
+        come = [item for m in job.receives for item in self._items(m, protocols[m.key])]
+        self._watch = watch = ranks.watch(job.peers, world.limit_s)
+        begin, end = (watch.begin, watch.end) if watch is not None else (None, None)
+        self._before: list[MovableLaunches] = []
+        self._after = clearing_of(job, self._device)
+        # Marks that no kernel for packing or unpacking leaves.
+        self._begin, self._end = (
+            _marked(begin, packed, self._device),
+            _marked(end, come, self._device),
+        )
+        if packed:
+            self._before.append(packing(job, packed, self._device, begin))
+        if come:
+            self._after.append(unpacking(job, come, self._device, end))
+        self._movable = [*self._before, *self._after]
+        self._pointers: Sequence[int] = [array.pointer for array in job.arrays]
+        self._group: Callable[[int], None] = self._grouped(self._pointers)
+        self._collect()
+        self._current_stream = cupy().cuda.get_current_stream
+        self._runtime = cupy().cuda.runtime
+        self._order = StreamOrder()
+        self._side = pools.SIDE_STREAMS.take(self._device)
+        self._is_aside = False
+
+    def _items(self, message: Message, protocol: str) -> list[Item]:
+        """Add a message's sends or receives, and return the parts that are packed, with their addresses."""
+        sends, peer = message.direction == "send", message.peer
+        start = self._next
+        self._next += rounded_up(message.packed_bytes, _ALIGNMENT)
+        at = [start + offset for offset in message.offsets]
+        items = [*zip(message.parts, at, strict=True)]
+        if protocol == "packed":
+            nbytes = message.offsets[-1] + message.parts[-1].nbytes
+            self._ops.append((None, NcclOp(sends, start, nbytes, peer)))
+            return items
+        packed = []
+        for part, address in items:
+            run = run_of(part) if sends or not self._adds else None
+            if run is None:
+                packed.append((part, address))
+                self._ops.append((None, NcclOp(sends, address, part.nbytes, peer)))
+            else:
+                self._ops.append((part.array, NcclOp(sends, run, part.nbytes, peer)))
+        return packed
+
+    def _grouped(self, pointers: Sequence[int]) -> Callable[[int], None]:
+        """Return the group of sends and receives for arrays at these addresses."""
+        return self._ranks.prepared(
+            [
+                op if array is None else op._replace(pointer=pointers[array] + op.pointer)
+                for array, op in self._ops
+            ]
+        )
+
+    def views(self, memories: Sequence[int]) -> _Views:  # type: ignore[override]
+        """Return launches for arrays at other addresses, and these."""
+        return super().views(memories), memories
+
+    def bind(self, views: _Views) -> None:  # type: ignore[override]
+        """Work on the arrays of these views."""
+        launches, pointers = views
+        super().bind(launches)
+        if pointers != self._pointers and any(array is not None for array, _ in self._ops):
+            self._group = self._grouped(pointers)
+        self._pointers = pointers
+        self._collect()
+
+    def _collect(self) -> None:
+        """List what a call launches before and after the group."""
+        before, after = (
+            [call for launches in ahead for call in launches.stages[0]]
+            for ahead in (self._before, self._after)
+        )
+        self._calls = [*self._begin, *before], [*self._end, *after]
+
+    def run(self) -> None:
+        """Put the whole exchange on the current stream."""
+        self._enter(self._current_stream())
+
+    def start(self) -> None:
+        """Put the whole exchange on a stream of its own, after what the current one holds by now."""
+        side, runtime = self._side, self._runtime
+        aside = side.stream.ptr
+        runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
+        runtime.streamWaitEvent(aside, side.before.ptr)
+        self._enter(side.stream)
+        runtime.eventRecord(side.after.ptr, aside)
+        self._is_aside = True
+
+    def finish(self) -> None:
+        """Order the current stream after the exchange."""
+        if self._is_aside:
+            self._is_aside = False
+            self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
+
+    def _enter(self, stream: Stream) -> None:
+        if self._ranks.failed:
+            raise ExchangeTimeoutError(self._ranks.failed)
+        pointer = stream.ptr
+        if self._order.last is not stream:
+            self._order.follow(stream)
+        before, after = self._calls
+        for launch, source, target in before:
+            launch(pointer, source, target)
+        self._group(pointer)
+        for launch, source, target in after:
+            launch(pointer, source, target)
+
+    def close(self) -> None:
+        """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
+        self._order.synchronize()
+        self.has_failed = bool(self._ranks.failed)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        pools.SIDE_STREAMS.release(self._device, self._side)
+
+    def free(self) -> None:
+        """Release the buffers."""
+        self._arena.release(self._block)
+
+
+def _marked(mark: Mark | None, packed: Sequence[Item], device: int) -> list[Call]:
+    """Return the launch that leaves a mark, where there is one and nothing is packed."""
+    return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]

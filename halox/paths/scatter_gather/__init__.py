@@ -1,0 +1,187 @@
+"""The ``scatter_gather`` path: engines that walk both ends' block lists by themselves, without packing.
+
+After Suresh et al. 2022, section IV. An engine (`halox.paths.scatter_gather.engine`) moves windows of a message, cut at
+the same bytes at both ends (`windows`), between keys that are mapped once and kept (`keys`). Each is a protocol:
+
+- ``process_vm``: NumPy arrays of two ranks of a node, copied by the kernel.
+- ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from halox.paths.base import (
+    Build,
+    Candidate,
+    Carried,
+    EndpointInfo,
+    Path,
+    Protocol,
+    SelectionContext,
+    why_not_gpus,
+)
+from halox.paths.costs import ProtocolCost
+from halox.paths.messages import Message
+from halox.paths.scatter_gather.copy_channel import CopyChannel, make_copy_channel
+from halox.paths.scatter_gather.copy_engine import CopyEngine
+from halox.paths.scatter_gather.engine import Direction
+from halox.paths.scatter_gather.keys import Keys
+from halox.paths.scatter_gather.node_channel import NodeChannel, make_node_channel
+from halox.paths.scatter_gather.process_vm import ProcessVm
+from halox.runtime.context import Context
+from halox.runtime.cross_memory import Attachments, survey
+from halox.runtime.topology import Topology
+
+if TYPE_CHECKING:
+    from halox.runtime.arrays import Described
+
+BLOCK_BYTES = 4 << 10
+"""NumPy arrays' blocks at least this long are copied by the kernel rather than packed, where both ends can move half of
+a message: a block costs the kernel some 0.2 us. Of messages both ways each rank would move one, which takes it as long
+as packing and unpacking (docs/performance/log.md)."""
+
+MESSAGE_BYTES = 64 << 10
+"""Messages of NumPy arrays at least this large."""
+
+ROW_BYTES = 128
+"""Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
+takes them as long as some hundred bytes, however short it is."""
+
+Agreed = tuple[NodeChannel | None, CopyChannel | None]
+
+
+def _process_vm_keys(context: Context) -> Keys:
+    attachments: Attachments = context.world.ranks.kept[ScatterGatherPath.name]
+    return Keys(ProcessVm(context.world.rank, attachments.pids))
+
+
+def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
+    if context.device_arena is None:
+        raise AssertionError("a message between GPUs on a rank without memory for it")
+    engine = CopyEngine(context.device_arena)
+    return Keys(engine), engine
+
+
+class ScatterGatherPath(Path):
+    """Moves messages without packing; its protocols are the engines."""
+
+    name = "scatter_gather"
+    protocols = (
+        # It competes with those of the host path, which follow fixed rules, and so does it.
+        Protocol(ProcessVm.name, fallback="host/mpi", memory="host", is_tuned=False),
+        # As ipc/put, but that every row of a box costs a copy engine as much as some hundred bytes.
+        Protocol(
+            CopyEngine.name,
+            ProtocolCost(26.0, 6.0, (1.0, 4.0, 16.0, 120.0)),
+            ProtocolCost(390.0, 6.0, (1.0, 4.0, 16.0, 120.0)),
+            fallback="staged/mpi",
+            in_field=True,
+        ),
+    )
+    summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
+
+    def survey(self, context: Context, *, is_named: bool) -> Attachments | None:
+        """Find out between which ranks of a node the kernel copies; once a communicator."""
+        kept = context.world.ranks.kept
+        if self.name not in kept:
+            kept[self.name] = survey(context.world)
+        found: Attachments = kept[self.name]
+        return found
+
+    def describe(
+        self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
+    ) -> bool | None:
+        """Say that the message's arrays are in memory of this rank's GPU that peers can map."""
+        arena = context.device_arena
+        if arena is None or floats:
+            return None
+        for part in message.parts:
+            array, (first, end) = arrays[part.array], part.datatype.reach(part.count)
+            if array.device is None:
+                return None
+            if arena.locate(array.pointer + first, array.pointer + end) is None:
+                return None
+        return True
+
+    def candidates(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer the engines that reach both ends."""
+        if selection.operation == "add":
+            return "accumulate needs a copy"
+        if "gpu" in (sender.memory, receiver.memory):
+            return self._on_gpus(sender, receiver, selection)
+        return self._on_hosts(sender, receiver, selection)
+
+    def _on_hosts(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer the kernel, and prefer it for long blocks that go one way, of which both ends then move half."""
+        attachments: Attachments | None = selection.surveys.get(self.name)
+        if attachments is None:
+            return "it is not known whether the kernel copies between the ranks"
+        why = attachments.why_not(sender.rank, receiver.rank)
+        if why is not None:
+            return why
+        block = min(sender.block_bytes, receiver.block_bytes)
+        is_long = block >= BLOCK_BYTES and sender.nbytes >= MESSAGE_BYTES
+        said = f"same node, copied by the kernel: blocks of {block} B on average"
+        if sender.is_one_way:
+            said += ", half by each end"
+        return [self.offer(ProcessVm.name, said, preferred=is_long and sender.is_one_way)]
+
+    def _on_gpus(
+        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
+    ) -> Sequence[Candidate] | str:
+        """Offer the copy engine where either end's arrays can be mapped."""
+        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
+        if why is not None:
+            return why
+        block = min(sender.block_bytes, receiver.block_bytes)
+        if self.name in receiver.paths:
+            said = "copied by the driver into the receiver's array, no kernel"
+        elif self.name in sender.paths:
+            said = "copied by the driver from the sender's array, no kernel"
+        else:
+            return "neither end's array is in memory that the other rank maps; allocate one by the grid"
+        preferred = selection.leave_sms and block >= ROW_BYTES
+        return [self.offer(CopyEngine.name, said, preferred=preferred)]
+
+    def negotiate(self, build: Build) -> Agreed:
+        """Swap keys with the peers, engine by engine."""
+        context = build.context
+        link = build.link(self, words=len(build.whole.arrays))
+        on_host, on_gpu = None, None
+        if (self.name, ProcessVm.name) in build.protocols_used:
+            job = build.job(self, ProcessVm.name)
+            keys = context.once(_process_vm_keys) if job.messages else None
+            on_host = make_node_channel(build.world, job, keys, link)
+        if (self.name, CopyEngine.name) in build.protocols_used:
+            job = build.job(self, CopyEngine.name)
+            engine = None
+            if job.messages and context.events is not None:
+                engine = (*context.once(_copy_engine_keys), context.events)
+            directions = {m.key: self._direction(build, m) for m in job.messages}
+            on_gpu = make_copy_channel(build.world, job, directions, engine, link)
+        return on_host, on_gpu
+
+    def _direction(self, build: Build, message: Message) -> Direction:
+        """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
+        receiver = (
+            build.peer_info(self, message)
+            if message.direction == "send"
+            else self.describe(message, build.whole.arrays, build.context, floats=False)
+        )
+        return "put" if receiver else "get"
+
+    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
+        """Return the channels that were agreed on."""
+        on_host, on_gpu = agreed or (None, None)
+        found = []
+        if on_host is not None:
+            found.append(Carried(f"{self.name}/{ProcessVm.name}", on_host, on_host.messages))
+        if on_gpu is not None:
+            found.append(Carried(f"{self.name}/{CopyEngine.name}", on_gpu, on_gpu.messages))
+        return found

@@ -1,0 +1,104 @@
+"""Agreement of both ends of messages on chunk sizes and keys, when a plan is made.
+
+The sender chooses a chunk size, the receiver reduces it: both swap what suits them, and derive the same size. Then each
+maps its keys and tells the peer of them, unless the peer knows them already::
+
+    A: proposals | map keys | offers, keys only where B does not know them | transfers
+    B: proposals | map keys | offers, keys only where A does not know them | transfers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from halox.errors import PathError
+from halox.paths.base import Key
+from halox.paths.messages import Message
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
+from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
+
+_OPPOSITE: dict[str, str] = {"send": "receive", "receive": "send"}
+
+Name = tuple[str, int]
+"""Direction and tag of a message between two ranks."""
+
+Proposals = Mapping[Name, Proposal]
+"""Chunk sizes that suit a rank, by message."""
+
+Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
+"""Keys of a rank, by message, with the numbers of the arrays that they are in."""
+
+
+def opposite(message: Message) -> Name:
+    """Return the name of a message at its other end."""
+    return _OPPOSITE[message.direction], message.tag
+
+
+class Agreement:
+    """Agreement on some messages, this rank's part: their block lists, chunk sizes and keys.
+
+    Parameters
+    ----------
+    keys : Keys
+    messages : sequence of Message
+    memory : callable
+        Returns the memory of a message's arrays.
+    rank : int
+        This rank, for errors.
+
+    Attributes
+    ----------
+    blocks, chunks, own : dict
+        By the key of each message: its blocks; the chunk size, and the keys of this end, once they are there.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        messages: Sequence[Message],
+        memory: Callable[[MessageBlocks], list[Memory]],
+        rank: int,
+    ) -> None:
+        self._keys, self._messages, self._memory, self._rank = keys, messages, memory, rank
+        self.blocks = {m.key: MessageBlocks.of(m) for m in messages}
+        self.chunks: dict[Key, int] = {}
+        self.own: dict[Key, KeyList] = {}
+        self._proposed = {m.key: propose(self.blocks[m.key], keys.engine.limits) for m in messages}
+
+    def proposals(self) -> dict[int, Proposals]:
+        """Return for each peer the chunk sizes that suit this rank."""
+        found: dict[int, dict[Name, Proposal]] = {}
+        for m in self._messages:
+            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
+        return dict(found)
+
+    def map(self, theirs: Mapping[int, Proposals]) -> None:
+        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
+        for m in self._messages:
+            own, other = self._proposed[m.key], theirs[m.peer][opposite(m)]
+            sender, receiver = (own, other) if m.direction == "send" else (other, own)
+            chunk = agreed_chunk(sender, receiver, m.nbytes)
+            if chunk is None:
+                raise PathError(
+                    f"rank {self._rank} and rank {m.peer} agree on no chunk size for the {m.direction} of {m.nbytes} "
+                    f"bytes, in {m.block_count} blocks here: they are too short for the {self._keys.engine.name} "
+                    "engine; leave the choice of the path to halox"
+                )
+            self.chunks[m.key] = chunk
+            blocks = self.blocks[m.key]
+            self.own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
+
+    def offers(self, messages: Sequence[Message]) -> dict[int, Offers]:
+        """Return for each peer the keys of some messages, which it must take."""
+        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
+        for m in messages:
+            offer = self._keys.offer(self.own[m.key], m.peer)
+            arrays = self.blocks[m.key].arrays
+            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
+        return dict(found)
+
+    def release(self) -> None:
+        """Let go of this rank's keys."""
+        for own in self.own.values():
+            self._keys.release(own)
+        self.own = {}

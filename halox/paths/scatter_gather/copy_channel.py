@@ -1,0 +1,255 @@
+"""The channel of the copy engine: GPUs that map one another's arrays, their streams ordered by interprocess events.
+
+The sender puts a message where the receiver's arrays can be mapped, else the receiver gets it. As on the ``ipc`` path
+(`halox.paths.ipc`) the host never waits for a GPU: flags say that an event *has been recorded*, and streams wait for
+events::
+
+    put  B: ready | flag |                                       wait for A's flag | stream waits for moved
+         A:       | flag | stream waits for ready | copy -> B's array | moved | flag
+    get  A: ready | flag |                                       wait for B's flag | stream waits for moved
+         B:       | flag | stream waits for ready | copy <- A's array | moved | flag
+
+Copies run on the current stream; those of an exchange that is started and finished run on a stream of their own, behind
+what the current one held at the start, so that they go on beside the work in between.
+
+An event is recorded again only when all who wait for it have been seen to: "ready" in the next exchange, after this
+one has ended with the flags of those that reach this rank's arrays, and "moved" after the next flags of those whose
+arrays it reaches, which they raise when they have ended this one. So one event of each kind is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from halox.paths.base import Job, Key
+from halox.paths.in_place import InPlaceChannel
+from halox.paths.messages import Message
+from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.copy_engine import CopyEngine
+from halox.paths.scatter_gather.engine import Direction, Transfer
+from halox.paths.scatter_gather.keys import Keys, Memory
+from halox.paths.scatter_gather.windows import MessageBlocks
+from halox.runtime.arrays import Described, span
+from halox.runtime.device_arena import Allocation
+from halox.runtime.gpu.ipc_events import EventPool
+from halox.runtime.gpu.pools import SIDE_STREAMS
+from halox.runtime.gpu.streams import CallStreams
+from halox.runtime.handshake import handshake
+from halox.runtime.world import World
+
+
+@dataclass(frozen=True)
+class CopyRecord:
+    """Description of a rank for a peer.
+
+    Attributes
+    ----------
+    offers : mapping
+        Keys of the messages that the peer moves.
+    segments : mapping
+        Handles of the memory behind them.
+    ready, moved : int
+        Numbers of this rank's events.
+    events : dict
+        Their handles.
+    """
+
+    offers: Offers
+    segments: dict[Allocation, bytes]
+    ready: int
+    moved: int
+    events: dict[int, bytes]
+
+
+class CopyChannel(InPlaceChannel):
+    """Moves arrays between GPUs by copies of the driver; see the module.
+
+    Made in three steps: the peers swap `proposals` of chunk sizes, then `records`, and `open` those of the others.
+
+    Local. Streams wait for the peers'; the host waits for the peers' hosts alone. Cannot be captured.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        directions: Mapping[Key, Direction],
+        keys: Keys,
+        engine: CopyEngine,
+        events: EventPool,
+        link: NodeLink,
+    ) -> None:
+        self.messages = job.messages
+        self._moving = [m for m in job.messages if _is_mover(m, directions[m.key])]
+        self._moved_by_peer = [m for m in job.messages if not _is_mover(m, directions[m.key])]
+        self._touched, self._touching = (
+            sorted({m.peer for m in found}) for found in (self._moving, self._moved_by_peer)
+        )
+        super().__init__(link, self._touched, self._touching)
+        self._directions, self._keys, self._engine, self._events = directions, keys, engine, events
+        self._arrays: Sequence[Described] = job.arrays
+        self._agreement = Agreement(keys, job.messages, self._memory, link.world.rank)
+        self._numbers = events.take(2)
+        self._streams = CallStreams("scatter_gather")
+        self._stream = 0
+        self._side = SIDE_STREAMS.take(engine.device)
+        self._is_aside = False
+        self._transfers: list[Transfer] = []
+        self._wait_ready: list[int] = []
+        self._wait_moved: list[int] = []
+
+    def _memory(self, blocks: MessageBlocks) -> list[Memory]:
+        found = []
+        for number in blocks.arrays:
+            array = self._arrays[number]
+            before, behind = span(array.shape, array.strides, array.dtype.itemsize)
+            address = array.pointer - before
+            found.append(Memory(array.pointer, address, before + behind, None))
+        return found
+
+    def proposals(self) -> dict[int, Proposals]:
+        """Return for each peer the chunk sizes that suit this rank."""
+        return self._agreement.proposals()
+
+    def records(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
+        """Map the keys, and return this rank's description for each peer."""
+        self._agreement.map(theirs)
+        offers = self._agreement.offers(self._moved_by_peer)
+        ready, moved = self._numbers
+        found = {}
+        for peer in sorted({m.peer for m in self.messages}):
+            segments: dict[Allocation, bytes] = {}
+            for m in self._moved_by_peer:
+                if m.peer == peer:
+                    for key in self._agreement.own[m.key].keys:
+                        segments |= self._engine.handles(self._engine.export(key))
+            handles = self._events.handles(self._numbers)
+            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles)
+        return found
+
+    def open(self, records: Mapping[int, CopyRecord]) -> None:
+        """Map the peers' memory and events, and prepare the copies."""
+        from halox.runtime.gpu.cuda import cupy
+
+        runtime = cupy().cuda.runtime
+        self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
+        for peer, record in records.items():
+            self._engine.open(record.segments)
+            self._events.open(peer, record.events)
+        opened = self._events.opened
+        self._wait_ready = [opened(peer, records[peer].ready) for peer in self._touched]
+        self._wait_moved = [opened(peer, records[peer].moved) for peer in self._touching]
+        self._ready_event, self._moved_event = map(self._events.own, self._numbers)
+        for m in self._moving:
+            _, offer = records[m.peer].offers[opposite(m)]
+            remote = self._keys.take(m.peer, offer)
+            self._transfers += [
+                self._engine.transfer(self._directions[m.key], key, other, m.peer)
+                for key, other in zip(self._agreement.own[m.key].keys, remote, strict=True)
+            ]
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured, and one behind a last one that is."""
+        self._streams.check()
+
+    def start(self) -> None:
+        """Let the peers reach this rank's arrays, behind what the stream holds; copies will not wait for more."""
+        before = self._side.before.ptr
+        self._record(before, self._streams.enter())
+        self._wait(self._side.stream.ptr, before)
+        self._stream, self._is_aside = self._side.stream.ptr, True
+        super().start()
+
+    def run(self) -> None:
+        """Let the peers reach this rank's arrays, behind what the stream holds."""
+        if not self._is_aside:
+            self._stream = self._streams.enter()
+        if self._touching:
+            self._record(self._ready_event, self._stream)
+        super().run()
+
+    def finish(self) -> None:
+        """Put the copies on their stream, and let the current one wait for them and for the peers'."""
+        if not self._is_aside:
+            self._stream = self._streams.enter()
+        super().finish()
+        for event in self._wait_moved:
+            self._wait(self._stream, event)
+        if self._is_aside:
+            self._is_aside = False
+            after = self._side.after.ptr
+            self._record(after, self._stream)
+            self._wait(self._streams.enter(), after)
+
+    def _move(self) -> None:
+        if not self._transfers:
+            return
+        stream = self._stream
+        for event in self._wait_ready:
+            self._wait(stream, event)
+        for transfer in self._transfers:
+            transfer.post(stream=stream)
+        self._record(self._moved_event, stream)
+
+    def abandon(self) -> None:
+        """Release everything, after an error that was raised on all ranks."""
+        self.close()
+        self.free()
+
+    def close(self) -> None:
+        """Leave an exchange that is under way, and wait until the stream has done with the memory."""
+        super().close()
+        if self.has_ended:
+            self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
+        self._agreement.release()
+
+    def free(self) -> None:
+        """Release the events and the flags."""
+        super().free()
+        self._events.release(self._numbers)
+        self._numbers = []
+        if self.has_ended:
+            SIDE_STREAMS.release(self._engine.device, self._side)
+
+
+def _is_mover(message: Message, direction: Direction) -> bool:
+    """Whether this rank moves a message."""
+    return (message.direction == "send") == (direction == "put")
+
+
+def make_copy_channel(
+    world: World,
+    job: Job,
+    directions: Mapping[Key, Direction],
+    engine: tuple[Keys, CopyEngine, EventPool] | None,
+    link: NodeLink | None,
+) -> CopyChannel | None:
+    """Make the channel of this rank's messages together with its peers; collective over the world.
+
+    None on a rank without messages, which takes part in the rounds alone.
+    """
+
+    def begin() -> CopyChannel | None:
+        if engine is None or link is None:
+            return None
+        return CopyChannel(job, directions, *engine, link)
+
+    def proposed(mine: CopyChannel, _: object) -> dict[int, Proposals]:
+        return mine.proposals()
+
+    def described(mine: CopyChannel, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
+        return mine.records(theirs)
+
+    def opened(mine: CopyChannel, records: Mapping[int, CopyRecord]) -> CopyChannel:
+        mine.open(records)
+        return mine
+
+    made: CopyChannel | None = handshake(
+        world,
+        begin,
+        (proposed, described, opened),
+        "the making of a plan",
+        peers=lambda _: job.peers,
+    )
+    return made

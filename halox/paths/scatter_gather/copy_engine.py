@@ -1,0 +1,100 @@
+"""The ``copy_engine`` engine: copies of the CUDA driver between this rank's GPU and memory of a peer that it maps.
+
+2D and 3D copies, and batches of contiguous ones; between GPUs copy engines move them, and no kernel of halox's runs. A
+key is a list of blocks, in a segment of memory that peers map where it is to be exported. Segments are never numbered
+alike, so that their numbers are generations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halox.packing.copy_boxes import PreparedCopies, common_blocks
+from halox.packing.copy_engine import MOST_RUNS
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Region, RemoteKey
+from halox.paths.scatter_gather.windows import Window
+from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.place import Place
+
+
+class CopyEngine(Engine):
+    """Mover of windows between GPUs of a node, or within one that ranks share; ``arena`` is that of this rank's GPU."""
+
+    name = "copy_engine"
+    limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, pool=0)
+    needs_registration = False
+
+    def __init__(self, arena: DeviceArena) -> None:
+        self._arena = arena
+        self.device = arena.device
+
+    def register(self, address: int, nbytes: int, generation: int) -> Region:
+        """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
+        place = self._arena.locate(address, address + nbytes)
+        return Region(address, nbytes, 0, handle=None if place is None else place.segment)
+
+    def make_key(self) -> Key:
+        """Return a key, which costs nothing."""
+        return Key()
+
+    def map(self, key: Key, window: Window) -> None:
+        """Let a key stand for a window."""
+        key.window = window
+
+    def export(self, key: Key) -> RemoteKey:
+        """Return the places of the key's blocks, for ranks that have mapped their segments."""
+        window = key.window
+        assert window is not None
+        segments: dict[Allocation, int] = {}
+        places: list[DevicePlace] = []
+        origin = np.zeros(window.array_of.max() + 1, np.int64)
+        index = np.zeros(window.array_of.max() + 1, np.int64)
+        for array in np.unique(window.array_of).tolist():
+            mine = window.array_of == array
+            low = int(window.addresses[mine].min())
+            high = int((window.addresses[mine] + window.lengths[mine]).max())
+            place = self._arena.locate(low, high)
+            assert place is not None, "keys of memory that no peer can map are not exported"
+            if place.segment not in segments:
+                segments[place.segment] = len(places)
+                places.append(Place(place.segment))
+            index[array] = segments[place.segment]
+            origin[array] = low - place.offset
+        blocks = window.addresses - origin[window.array_of], window.lengths, index[window.array_of]
+        return RemoteKey(nbytes=window.nbytes, blocks=(tuple(places), *blocks))
+
+    def handles(self, remote: RemoteKey) -> dict[Allocation, bytes]:
+        """Return the handles of the segments of an exported key of this rank."""
+        return self._arena.handles(remote.blocks[0])
+
+    def open(self, handles: dict[Allocation, bytes]) -> None:
+        """Map a peer's segments."""
+        self._arena.open(handles)
+
+    def transfer(
+        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
+    ) -> CopyTransfer:
+        """Prepare the copies; the segments of the peer's key are open."""
+        window = key.window
+        assert window is not None
+        places, offsets, lengths, index = remote.blocks
+        pointers = np.array([self._arena.pointer(place) for place in places], np.int64)
+        own = window.addresses, window.lengths, window.array_of
+        theirs = offsets + pointers[index], lengths, index
+        ends = (own, theirs) if direction == "put" else (theirs, own)
+        return CopyTransfer(PreparedCopies(common_blocks(*ends), self._arena.device))
+
+    def complete(self) -> None:
+        """Return at once: copies are ordered by their stream."""
+
+
+class CopyTransfer:
+    """A window, by copies on a stream."""
+
+    def __init__(self, copies: PreparedCopies) -> None:
+        self.calls = copies.calls
+        self._launch = copies.launch
+
+    def post(self, immediate: int | None = None, stream: int = 0) -> None:
+        """Put the copies on a stream."""
+        self._launch(stream)

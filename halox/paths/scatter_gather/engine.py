@@ -1,0 +1,196 @@
+"""The engine of a transfer without packing: registers memory, maps windows of blocks to keys, moves them.
+
+An engine is a piece of hardware, or the kernel, that walks a list of blocks by itself. A *key* names such a list, the
+blocks of one window of a message; making one may be expensive, mapping it to blocks is cheaper, using it is cheap.
+After Suresh et al. 2022, section IV. The life of a transfer::
+
+    region = engine.register(address, nbytes)                    once per piece of memory
+    key = engine.make_key()                                      in advance, into a pool
+    engine.map(key, window)                                      once per layout, address and chunk size
+    remote = engine.export(key)                                  sent to the peer, once
+    transfer = engine.transfer("put", key, theirs, peer)         by the rank that will move the window
+    transfer.post(immediate)                                     in every exchange
+    engine.complete()                                            the bytes are in place
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from halox.paths.scatter_gather.windows import Window
+
+Direction = Literal["put", "get"]
+
+IMMEDIATE_BITS = 32
+"""Bits of the number that a put may hand to the receiver, as in InfiniBand."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an engine's keys.
+
+    Attributes
+    ----------
+    entries : int
+        Most entries of a key.
+    repeats : int
+        Most blocks of one length at one distance that a single entry describes: 1 where each block needs its own.
+    key_bytes : int
+        Most bytes of a window.
+    keys : int
+        Most keys at a time; a message of more windows is moved in rounds.
+    pool : int
+        Keys made at a time, in advance.
+    windows : int
+        Windows into which long messages are divided at least, as far as each keeps `window_bytes`.
+    window_bytes : int
+        Bytes below which a message is not divided for the sake of `windows`.
+    """
+
+    entries: int
+    repeats: int = 1
+    key_bytes: int = 1 << 30
+    keys: int = 1 << 16
+    pool: int = 64
+    windows: int = 1
+    window_bytes: int = 1 << 16
+
+
+class Region(NamedTuple):
+    """Registered memory of this rank.
+
+    ``lkey`` stands for it in entries of local keys, ``rkey`` in requests of peers; 0 for engines that need none. No two
+    registrations of a process have the same ``generation``, even of the same addresses.
+    """
+
+    address: int
+    nbytes: int
+    generation: int
+    lkey: int = 0
+    rkey: int = 0
+    handle: Any = None
+
+
+class Key:
+    """A list of blocks that an engine walks; engines derive their own.
+
+    Attributes
+    ----------
+    window : Window or None
+        The blocks to which it is mapped.
+    """
+
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class RemoteKey:
+    """A key of another rank, for requests to it; can be pickled.
+
+    It means the same after its owner has mapped the key to other blocks.
+
+    Attributes
+    ----------
+    rkey, address : int
+        As requests name the memory behind it.
+    nbytes : int
+    blocks : object
+        Description of the blocks, where the engine needs it at the other end.
+    """
+
+    rkey: int = 0
+    address: int = 0
+    nbytes: int = 0
+    blocks: Any = None
+
+
+class Transfer(Protocol):
+    """One window of a message, between a key of this rank and one of a peer."""
+
+    def post(self, immediate: int | None = None, stream: int = 0) -> None:
+        """Begin to move the window, after those posted before to the same peer.
+
+        A put hands ``immediate``, of `IMMEDIATE_BITS` bits, to the peer once its bytes are in place. Engines
+        that work in streams take the one behind whose work the window is moved.
+        """
+
+
+class Engine(ABC):
+    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator.
+
+    Attributes
+    ----------
+    name : str
+        Also of the protocol, as in ``path="scatter_gather/process_vm"``.
+    limits : Limits
+    needs_registration : bool
+        Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address.
+    """
+
+    name: ClassVar[str]
+    limits: Limits
+    needs_registration = True
+
+    def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
+        """Return a peer's key for other arrays of the same layouts, each some bytes further on than the known one.
+
+        Only of engines that need no registration, whose keys are addresses and no more.
+        """
+        raise NotImplementedError
+
+    def address(self) -> Any:
+        """Return what peers must know of this rank to reach it; can be pickled."""
+        return None
+
+    def connect(self, peers: Mapping[int, Any]) -> None:  # noqa: B027 - most need nothing
+        """Prepare transfers with peers, from each one's `address`; those known already are left as they are."""
+
+    def register(self, address: int, nbytes: int, generation: int) -> Region:
+        """Register memory of this rank."""
+        return Region(address, nbytes, generation)
+
+    def deregister(self, region: Region) -> None:  # noqa: B027 - most keep nothing
+        """End a registration, when no mapped key stands on it any more."""
+
+    @abstractmethod
+    def make_key(self) -> Key:
+        """Make a key; an error of the engine is a `PathError`."""
+
+    def destroy_key(self, key: Key) -> None:  # noqa: B027 - most keep nothing
+        """Destroy a key that is not in use."""
+
+    @abstractmethod
+    def map(self, key: Key, window: Window) -> None:
+        """Let a key stand for the blocks of a window, whose regions are registered; no transfer uses the key now."""
+
+    @abstractmethod
+    def export(self, key: Key) -> RemoteKey:
+        """Return the key as peers need it."""
+
+    @abstractmethod
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
+        """Prepare a window's transfer: "put" from this rank to the peer, "get" from the peer to this rank.
+
+        As many bytes are moved as the key's window has when it is posted.
+        """
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Wait until everything posted has been moved, at most for ``HALOX_TIMEOUT``.
+
+        Raises `PathError` if a transfer has failed: names the peer and the reason.
+        """
+
+    def notify(self, peer: int, immediate: int) -> None:
+        """Hand a number to a peer, behind everything posted to it; of engines that reach other nodes."""
+        raise NotImplementedError
+
+    def arrivals(self) -> Iterable[tuple[int, int]]:
+        """Return (peer, immediate) of what has arrived since the last call, in order a peer; does not wait."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing
+        """Release everything, when no peer can reach this rank any more."""

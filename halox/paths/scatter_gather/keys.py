@@ -1,0 +1,337 @@
+"""Keys of an engine, made in advance and used again: the pool, registrations, and the caches of both ends.
+
+Mapping a layout to keys and sending keys to a peer cost more than a transfer, and applications use the same layouts
+again and again. So a list of keys, once mapped, is kept by (layout, addresses, chunk size), together with the ranks
+to which it has been sent; and a peer keeps what it has been sent by (rank, layout, addresses, chunk size). After
+Suresh et al. 2022, section IV.E.
+
+An address alone says nothing: memory that was freed may be allocated again, and a registration of it then stands for
+pages that are gone. So registrations are tied to the object that owns the memory, and every list of keys has a
+*generation*, which no other list of its process ever has.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from halox.errors import PathError
+from halox.paths.scatter_gather.engine import Engine, Key, Region, RemoteKey
+from halox.paths.scatter_gather.windows import MessageBlocks, Window
+
+LayoutKey = tuple[bytes, tuple[int, ...], int]
+"""Identity of a block list, addresses of its arrays, and chunk size: what a list of keys is mapped to."""
+
+
+MOST_LISTS = 256
+"""Lists that no plan uses and are kept all the same, and as many of each peer's at addresses of later arrays."""
+
+
+class KeyPool:
+    """Keys of an engine that are not in use; `Limits.pool` are made at a time, before they are needed.
+
+    None are kept of an engine whose pool is 0, as its keys cost nothing.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._free: list[Key] = []
+        self._made = 0
+        self.refill()
+
+    @property
+    def free(self) -> int:
+        """Number of keys that can be taken without making any."""
+        return len(self._free)
+
+    def refill(self) -> None:
+        """Make more keys if half of a batch, or more, has been taken; as many as the engine still allows."""
+        limits = self._engine.limits
+        if 2 * len(self._free) <= limits.pool:
+            self._make(limits.pool)
+
+    def _make(self, number: int) -> None:
+        for _ in range(min(number, self._engine.limits.keys - self._made)):
+            self._free.append(self._engine.make_key())
+            self._made += 1
+
+    def take(self, number: int) -> list[Key]:
+        """Return keys, fewer than asked for only where the engine has no more."""
+        self._make(number - len(self._free))
+        taken, self._free = self._free[:number], self._free[number:]
+        return taken
+
+    def put_back(self, keys: Sequence[Key]) -> None:
+        """Return keys that are not in use any more."""
+        if self._engine.limits.pool:
+            self._free += keys
+            return
+        self._made -= len(keys)
+        for key in keys:
+            self._engine.destroy_key(key)
+
+    def close(self) -> None:
+        """Destroy all keys, which must have been put back."""
+        for key in self._free:
+            self._engine.destroy_key(key)
+        self._free = []
+
+
+@dataclass(eq=False)
+class _Registration:
+    region: Region
+    owner: weakref.ref[object] | None
+    users: int = 0
+
+
+class Registrations:
+    """Registered memory of this rank, by address; registered again if its owner is another object than before."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._generations = engine, count(1)
+        self._known: dict[tuple[int, int], _Registration] = {}
+
+    def find(self, address: int, nbytes: int, owner: object) -> Region:
+        """Return the region of memory that an object owns."""
+        found = self._known.get((address, nbytes))
+        if found is not None and found.owner is not None and found.owner() is owner:
+            return found.region
+        if found is not None:
+            self._engine.deregister(found.region)
+        region = self._engine.register(address, nbytes, next(self._generations))
+        ref: weakref.ref[object] | None = None
+        with suppress(
+            TypeError
+        ):  # arrays of other libraries may take none, and are registered each time
+            ref = weakref.ref(owner)
+        self._known[address, nbytes] = _Registration(region, ref)
+        return region
+
+    def is_current(self, region: Region) -> bool:
+        """Whether a region is registered still, and its owner alive."""
+        found = self._known.get((region.address, region.nbytes))
+        return (
+            found is not None
+            and found.region.generation == region.generation
+            and found.owner is not None
+            and found.owner() is not None
+        )
+
+    def close(self) -> None:
+        """End all registrations."""
+        for found in self._known.values():
+            self._engine.deregister(found.region)
+        self._known = {}
+
+
+@dataclass(eq=False)
+class KeyList:
+    """Keys of the windows of one message at one end.
+
+    Where an engine has fewer keys than the message has windows, they slide over it: in round r of n windows key number
+    k stands for window ``r * n + k``.
+
+    Attributes
+    ----------
+    key : LayoutKey
+    generation : int
+    windows : list of Window
+    keys : list of Key
+    regions : tuple of Region
+    sent_to : set of int
+        Ranks that know them.
+    users : int
+        Plans that use them.
+    """
+
+    key: LayoutKey
+    generation: int
+    windows: list[Window]
+    keys: list[Key]
+    regions: tuple[Region, ...]
+    sent_to: set[int] = field(default_factory=set)
+    users: int = 0
+    mapped: tuple[int, int] | None = None
+    """Round to which the keys are mapped, and its number of windows."""
+
+    @property
+    def slides(self) -> bool:
+        """Whether there are fewer keys than windows."""
+        return len(self.keys) < len(self.windows)
+
+
+class Memory(NamedTuple):
+    """Memory of one of a message's arrays.
+
+    Attributes
+    ----------
+    base : int
+        Address of the array's first element.
+    address, nbytes : int
+        The memory of the array of which it is a view, to be registered as a whole.
+    owner : object
+        The object with whose life that memory ends.
+    """
+
+    base: int
+    address: int
+    nbytes: int
+    owner: object
+
+
+class Offer(NamedTuple):
+    """A list of keys as a peer is told of it; ``keys`` is None if it knows them, ``dropped`` are lists to forget.
+
+    ``at_once`` is the number of windows in a round.
+    """
+
+    key: LayoutKey
+    generation: int
+    n_windows: int
+    at_once: int
+    keys: tuple[RemoteKey, ...] | None
+    dropped: tuple[LayoutKey, ...] = ()
+
+
+class Keys:
+    """All keys of this rank, and what it knows of its peers'; local."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.pool = engine, KeyPool(engine)
+        self.registrations = Registrations(engine)
+        self._generations = count(1)
+        self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
+        self._remote: dict[tuple[int, LayoutKey], Offer] = {}
+        self._dropped: dict[int, list[LayoutKey]] = {}
+        self._moved: dict[tuple[int, LayoutKey], tuple[RemoteKey, ...]] = {}
+
+    def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
+        """Return the keys of a message over some memory, one for each of its arrays, until `release`.
+
+        They are those of an earlier call with the same layout, addresses and chunk size, if the memory is the same.
+        """
+        bases = tuple([one.base for one in memory])
+        regions = tuple(map(self._region, memory))
+        key = blocks.identity, bases, chunk_bytes
+        found = self._local.pop(key, None)
+        if found is not None and (found.regions != regions or (found.slides and found.users)):
+            self._drop(found)
+            found = None
+        if found is None:
+            found = self._mapped(key, blocks.windows(chunk_bytes, regions, bases), regions)
+        self._local[key] = found
+        found.users += 1
+        if len(self._local) > MOST_LISTS:
+            unused = next((other for other in self._local.values() if not other.users), None)
+            if unused is not None:
+                self._drop(unused)
+        return found
+
+    def _region(self, one: Memory) -> Region:
+        if self.engine.needs_registration:
+            return self.registrations.find(one.address, one.nbytes, one.owner)
+        return Region(one.address, one.nbytes, 0)
+
+    def _mapped(
+        self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]
+    ) -> KeyList:
+        keys = self.pool.take(len(windows))
+        for other in [*self._local.values()]:
+            if len(keys) == len(windows):
+                break
+            if not other.users:
+                self._drop(other)
+                keys += self.pool.take(len(windows) - len(keys))
+        if not keys:
+            raise PathError(
+                f"the {self.engine.name} engine has no keys left: all {self.engine.limits.keys} are in use by plans; "
+                "close plans that are not needed"
+            )
+        made = KeyList(key, next(self._generations), windows, keys, regions)
+        self.map_round(made, 0)
+        return made
+
+    def map_round(self, found: KeyList, number: int, at_once: int = 0) -> None:
+        """Let the keys stand for the windows of a round of ``at_once``, once nothing uses them for those of another."""
+        at_once = at_once or len(found.keys)
+        if found.mapped == (number, at_once):
+            return
+        has_mapped = found.mapped == (number, len(found.keys)) and not number
+        found.mapped = number, at_once
+        if has_mapped:  # the first of them are mapped as they must be
+            return
+        for key, window in zip(
+            found.keys[:at_once], found.windows[number * at_once :], strict=False
+        ):
+            self.engine.map(key, window)
+
+    def release(self, found: KeyList) -> None:
+        """Say that a plan uses a list no more; it stays mapped as long as nothing else needs the keys."""
+        found.users -= 1
+        if not found.users and self._local.get(found.key) is not found:
+            self._reclaim(found)
+        self.pool.refill()
+
+    def _drop(self, found: KeyList) -> None:
+        """Forget a list, here and at the peers; its keys are free once no plan uses it."""
+        self._local.pop(found.key, None)
+        for rank in found.sent_to:
+            self._dropped.setdefault(rank, []).append(found.key)
+        if not found.users:
+            self._reclaim(found)
+
+    def _reclaim(self, found: KeyList) -> None:
+        self.pool.put_back(found.keys)
+        found.keys = []
+
+    def offer(self, found: KeyList, rank: int) -> Offer:
+        """Return what a peer must be told of a list; it must `take` it."""
+        keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
+        found.sent_to.add(rank)
+        dropped = tuple(self._dropped.pop(rank, ()))
+        return Offer(
+            found.key, found.generation, len(found.windows), len(found.keys), keys, dropped
+        )
+
+    def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
+        """Return the keys of a peer's offer, sent with it or known from an earlier one.
+
+        Raises `PathError` if they are not known, or those that are known are of another generation.
+        """
+        for key in offer.dropped:
+            if key != offer.key or offer.keys is None:
+                self._remote.pop((rank, key), None)
+        if offer.keys is not None:
+            self._remote[rank, offer.key] = offer
+        known = self._remote.get((rank, offer.key))
+        if known is None or known.keys is None or known.generation != offer.generation:
+            raise PathError(
+                f"rank {rank} counts on keys that are not known here (generation {offer.generation}); "
+                "make the plan anew"
+            )
+        return known.keys
+
+    def moved(self, rank: int, offer: Offer, bases: tuple[int, ...]) -> tuple[RemoteKey, ...]:
+        """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
+        layout, known, chunk_bytes = offer.key
+        place = rank, (layout, bases, chunk_bytes)
+        found = self._moved.pop(place, None)
+        if found is None:
+            shifts = [new - old for new, old in zip(bases, known, strict=True)]
+            found = tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
+            if len(self._moved) >= MOST_LISTS:
+                del self._moved[next(iter(self._moved))]
+        self._moved[place] = found
+        return found
+
+    def close(self) -> None:
+        """Release everything, when no peer reaches this rank any more."""
+        for found in [*self._local.values()]:
+            self._drop(found)
+        self.pool.close()
+        self.registrations.close()
+        self._remote, self._dropped, self._moved = {}, {}, {}

@@ -1,0 +1,230 @@
+"""The channel of an engine that reaches the memory of all ranks of a node, ordered by flags in shared memory.
+
+Either end can move a window: the receiver gets it, or the sender puts it. Between ranks that send both ways each gets
+what it receives. Of a message that has none opposite both ends take half, so that neither waits while the other works::
+
+    A: cells final | ready=e | wait for B's ready=e | put windows 0 .. n/2      | read=e | wait for B's read=e | return
+    B: halo free   | ready=e | wait for A's ready=e | get windows n/2 .. n      | read=e | wait for A's read=e | return
+
+A rank writes the addresses of its arrays beside its flags before it raises one, so that a plan can move to other
+arrays of the same layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from halox.paths.base import Job, Key
+from halox.paths.in_place import InPlaceChannel
+from halox.paths.messages import Message
+from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.engine import Direction, Transfer
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.windows import MessageBlocks
+from halox.runtime.arrays import address_of
+from halox.runtime.handshake import handshake
+from halox.runtime.world import World
+
+_MOST_AIMED = 64
+
+Bases = tuple[int, ...]
+"""Addresses of the first elements of a rank's arrays."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Windows of a message that this rank moves.
+
+    Attributes
+    ----------
+    message : Message
+    blocks : MessageBlocks
+        Of this end.
+    chunk_bytes : int
+    direction : {"put", "get"}
+    windows : slice
+    """
+
+    message: Message
+    blocks: MessageBlocks
+    chunk_bytes: int
+    direction: Direction
+    windows: slice
+
+
+def shares_of(
+    job: Job, blocks: Mapping[Key, MessageBlocks], chunks: Mapping[Key, int]
+) -> list[Share]:
+    """Return what this rank moves of a job's messages, by the same rule as its peers.
+
+    ``blocks`` and ``chunks`` are by the keys of the messages.
+    """
+    both_ways = job.both_ways
+    found = []
+    for message in job.messages:
+        own, chunk = blocks[message.key], chunks[message.key]
+        half = 0 if message.peer in both_ways else -(-own.nbytes // chunk) // 2
+        if message.direction == "receive":
+            found.append(Share(message, own, chunk, "get", slice(half, None)))
+        elif half:
+            found.append(Share(message, own, chunk, "put", slice(0, half)))
+    return found
+
+
+class NodeChannel(InPlaceChannel):
+    """Moves arrays straight between processes; see the module.
+
+    Made in three steps: the peers swap `proposals` of chunk sizes, what each `offers`, and `open` those of the others.
+    It moves to other arrays unless the engine needs them registered.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        keys: Keys,
+        link: NodeLink,
+    ) -> None:
+        peers = job.peers
+        super().__init__(link, peers, peers)
+        self.messages = job.messages
+        self.is_movable = not keys.engine.needs_registration
+        self._keys, self._arrays = keys, job.arrays
+        self._words = link.words()
+        self._origins = [array.origin for array in job.arrays]
+        self._spans = [len(array.memory) for array in job.arrays]
+        self._home: Bases = tuple([array.pointer for array in job.arrays])
+        self._bases = self._home
+        self._job = job
+        self._shares: list[Share] = []
+        self._agreement = Agreement(
+            keys, job.messages, lambda blocks: self._memory(blocks, self._home), link.world.rank
+        )
+        self._peer_words: list[memoryview] = []
+        self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
+        self._aim: tuple[Bases, ...] = ()
+        self._transfers: list[Transfer] = []
+
+    def proposals(self) -> dict[int, Proposals]:
+        """Return for each peer the chunk sizes that suit this rank."""
+        return self._agreement.proposals()
+
+    def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
+        """Return for each peer the keys of all messages with it, in windows that suit both ends."""
+        agreement = self._agreement
+        agreement.map(theirs)
+        self._shares = shares_of(self._job, agreement.blocks, agreement.chunks)
+        return agreement.offers(self.messages)
+
+    def _memory(self, blocks: MessageBlocks, bases: Bases) -> list[Memory]:
+        return [
+            Memory(bases[n], bases[n] - self._origins[n], self._spans[n], None)
+            for n in blocks.arrays
+        ]
+
+    def open(self, theirs: Mapping[int, Offers]) -> None:
+        """Take the keys of the peers."""
+        self._their_offers = [theirs[s.message.peer][opposite(s.message)] for s in self._shares]
+        peers = list(dict.fromkeys(share.message.peer for share in self._shares))
+        self._peer_words = [self._link.words(peer) for peer in peers]
+        self._place = {peer: n for n, peer in enumerate(peers)}
+        for share, (_, offer) in zip(self._shares, self._their_offers, strict=True):
+            self._keys.take(share.message.peer, offer)
+
+    def views(self, memories: Sequence[memoryview]) -> Bases:
+        """Return the addresses of other arrays."""
+        return tuple(
+            [address_of(memory) + n for memory, n in zip(memories, self._origins, strict=True)]
+        )
+
+    def bind(self, views: Bases) -> None:
+        """Work on the arrays at these addresses."""
+        self._bases = views
+
+    def run(self) -> None:
+        """Let the peers reach this rank's arrays."""
+        for n, base in enumerate(self._bases):
+            self._words[n] = base
+        super().run()
+
+    def _move(self) -> None:
+        aim = (self._bases, *map(tuple, self._peer_words))
+        if aim != self._aim:
+            self._take_aim(aim)
+        for transfer in self._transfers:
+            transfer.post()
+        self._keys.engine.complete()
+
+    def _take_aim(self, aim: tuple[Bases, ...]) -> None:
+        """Find the transfers between arrays at some addresses, of this rank and of its peers."""
+        found = self._aimed.pop(aim, None)
+        if found is None:
+            found = self._made(aim)
+            if len(self._aimed) >= _MOST_AIMED:
+                for unused in self._aimed.pop(next(iter(self._aimed)))[1]:
+                    self._keys.release(unused)
+        self._aimed[aim] = found
+        self._aim, self._transfers = aim, found[0]
+
+    def _made(self, aim: tuple[Bases, ...]) -> tuple[list[Transfer], list[KeyList]]:
+        keys, (own_bases, *peer_bases) = self._keys, aim
+        transfers, lists = [], []
+        for share, (arrays, offer) in zip(self._shares, self._their_offers, strict=True):
+            peer = share.message.peer
+            own = keys.local(share.blocks, share.chunk_bytes, self._memory(share.blocks, own_bases))
+            lists.append(own)
+            bases = peer_bases[self._place[peer]]
+            remote = keys.moved(peer, offer, tuple([bases[n] for n in arrays]))
+            transfers += [
+                keys.engine.transfer(share.direction, key, other, peer)
+                for key, other in [*zip(own.keys, remote, strict=True)][share.windows]
+            ]
+        return transfers, lists
+
+    def abandon(self) -> None:
+        """Release everything, after an error that was raised on all ranks."""
+        self.close()
+        self.free()
+
+    def close(self) -> None:
+        """Leave an exchange that is under way, and let go of the keys."""
+        super().close()
+        for _, used in self._aimed.values():
+            for one in used:
+                self._keys.release(one)
+        self._aimed, self._transfers, self._aim = {}, [], ()
+        self._agreement.release()
+
+
+def make_node_channel(
+    world: World, job: Job, keys: Keys | None, link: NodeLink | None
+) -> NodeChannel | None:
+    """Make the channel of this rank's messages together with its peers; collective over the world.
+
+    None on a rank without messages, which takes part in the rounds alone.
+    """
+
+    def begin() -> NodeChannel | None:
+        if keys is None or link is None:
+            return None
+        return NodeChannel(job, keys, link)
+
+    def proposed(mine: NodeChannel, _: object) -> dict[int, Proposals]:
+        return mine.proposals()
+
+    def offered(mine: NodeChannel, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
+        return mine.offers(theirs)
+
+    def opened(mine: NodeChannel, theirs: dict[int, Offers]) -> NodeChannel:
+        mine.open(theirs)
+        return mine
+
+    made: NodeChannel | None = handshake(
+        world,
+        begin,
+        (proposed, offered, opened),
+        "the making of a plan",
+        peers=lambda _: job.peers,
+    )
+    return made

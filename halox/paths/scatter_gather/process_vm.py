@@ -1,0 +1,102 @@
+"""The ``process_vm`` engine: Linux copies between the memory of two processes of a node, block list to block list.
+
+A key is a list of addresses. Any memory of a rank can be reached, so that nothing is registered, and keys of other
+arrays of a layout follow from known ones.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from halox.errors import ExchangeTimeoutError, HaloxError, PathError
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey
+from halox.paths.scatter_gather.windows import Int64Array, Window
+from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
+
+WINDOWS = 8
+"""Least windows of a long message: they are shared out between both of its ends."""
+
+
+class BlockKey(Key):
+    """A list of blocks in this process."""
+
+
+class BlockTransfer:
+    """A window, by one call of the kernel."""
+
+    def __init__(self, call: Callable[[], None], rank: int, peer: int) -> None:
+        self._call, self._rank, self._peer = call, rank, peer
+
+    def post(self, immediate: int | None = None, stream: int = 0) -> None:
+        """Move the window, at once."""
+        try:
+            self._call()
+        except OSError as error:
+            raise _failure(error, self._rank, self._peer) from error
+
+
+class ProcessVm(Engine):
+    """Mover of windows between processes of a node; ``pids`` are those of all ranks."""
+
+    name = "process_vm"
+    limits = Limits(entries=MOST_BLOCKS, key_bytes=MOST_BYTES, pool=0, windows=WINDOWS)
+    needs_registration = False
+
+    def __init__(self, rank: int, pids: Sequence[int]) -> None:
+        self._rank, self._pids = rank, pids
+
+    def make_key(self) -> BlockKey:
+        """Return a key, which costs nothing."""
+        return BlockKey()
+
+    def map(self, key: Key, window: Window) -> None:
+        """Let a key stand for a window."""
+        key.window = window
+
+    def export(self, key: Key) -> RemoteKey:
+        """Return the addresses and lengths of the key's blocks, each with the number of its array."""
+        window = key.window
+        assert window is not None
+        blocks = window.addresses, window.lengths, window.array_of
+        return RemoteKey(nbytes=window.nbytes, blocks=blocks)
+
+    def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
+        """Return a peer's key for arrays some bytes further on."""
+        addresses, lengths, array_of = remote.blocks
+        moved = addresses + np.array(shifts, np.int64)[array_of]
+        return replace(remote, blocks=(moved, lengths, array_of))
+
+    def transfer(
+        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
+    ) -> BlockTransfer:
+        """Prepare the call."""
+        window = key.window
+        assert window is not None and window.nbytes == remote.nbytes
+        kind: Literal["read", "write"] = "write" if direction == "put" else "read"
+        theirs = iovec(*remote.blocks[:2])
+        own = iovec(window.addresses, window.lengths)
+        return BlockTransfer(Call(kind, self._pids[peer], own, theirs), self._rank, peer)
+
+    def complete(self) -> None:
+        """Return at once: a call moves its window before it returns."""
+
+
+def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:
+    """Return blocks as the kernel takes them."""
+    return np.stack([addresses, lengths], axis=1).astype(np.uint64)
+
+
+def _failure(error: OSError, rank: int, peer: int) -> HaloxError:
+    if error.errno == errno.ESRCH:
+        return ExchangeTimeoutError(
+            f"rank {rank} cannot reach the memory of rank {peer}, whose process has ended"
+        )
+    freed = "; an array of the plan was freed" if error.errno == errno.EFAULT else ""
+    return PathError(
+        f"rank {rank} cannot reach the memory of rank {peer} any more: {error.strerror}{freed}"
+    )

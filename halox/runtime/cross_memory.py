@@ -1,0 +1,200 @@
+"""Memory of other processes of this machine, copied by the kernel: ``process_vm_readv`` and ``process_vm_writev``.
+
+Whether the kernel lets one process do so depends on both: on their users, on Yama's ``ptrace_scope``, on the filters of
+containers, and on whether they see one another's process numbers. So it is tried out between every two ranks of a node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from halox.runtime.world import World
+
+Iovec = npt.NDArray[np.uint64]
+"""Blocks of memory, shape (n, 2): address and bytes of each."""
+
+MOST_BLOCKS = 1024
+"""Most blocks of a call, on either side: Linux's IOV_MAX."""
+
+MOST_BYTES = 1 << 30
+"""Most bytes of a call, less than the 2 GiB at which Linux stops."""
+
+_SURVEYING = "the survey of cross-memory attach"
+_APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
+_TOKEN_BYTES = 16
+_SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+class Call:
+    """A copy between blocks of this process and blocks of another one, of as many bytes; prepared once.
+
+    Raises `OSError` where this system has no such calls.
+    """
+
+    def __init__(self, kind: Literal["read", "write"], pid: int, own: Iovec, theirs: Iovec) -> None:
+        read, write = _functions()
+        self._function = read if kind == "read" else write
+        self._pid, self._own, self._theirs = pid, own, theirs
+        self._arguments = pid, own.ctypes.data, len(own), theirs.ctypes.data, len(theirs), 0
+        self.nbytes = int(own[:, 1].sum())
+
+    def __call__(self) -> None:
+        """Copy; an `OSError` says why the kernel does not."""
+        moved = self._function(*self._arguments)
+        if moved != self.nbytes:
+            self._rest(moved)
+
+    def _rest(self, moved: int) -> None:
+        """Copy what is left, as the kernel stops at the first block that it cannot reach, without saying why."""
+        while moved < self.nbytes:
+            own, theirs = _behind(self._own, max(moved, 0)), _behind(self._theirs, max(moved, 0))
+            more = -1
+            if moved >= 0:
+                more = self._function(
+                    *(self._pid, own.ctypes.data, len(own), theirs.ctypes.data, len(theirs), 0)
+                )
+            if more <= 0:
+                code = ctypes.get_errno() if more < 0 else errno.EFAULT
+                raise OSError(code, os.strerror(code))
+            moved += more
+
+
+def _behind(blocks: Iovec, nbytes: int) -> Iovec:
+    """Return blocks without their first bytes."""
+    ends = np.cumsum(blocks[:, 1].astype(np.int64))
+    first = int(np.searchsorted(ends, nbytes, "right"))
+    rest = blocks[first:].copy()
+    cut = nbytes - (int(ends[first - 1]) if first else 0)
+    rest[0] += np.array([cut, 0], np.uint64)
+    rest[0, 1] -= np.uint64(cut)
+    return rest
+
+
+@cache
+def _functions() -> tuple[Any, Any]:
+    library = ctypes.CDLL(None, use_errno=True)
+    try:
+        found = library.process_vm_readv, library.process_vm_writev
+    except AttributeError as error:
+        raise OSError(errno.ENOSYS, "this system has no process_vm_readv") from error
+    pointer, number = ctypes.c_void_p, ctypes.c_ulong
+    for function in found:
+        function.argtypes = [ctypes.c_int, pointer, number, pointer, number, number]
+        function.restype = ctypes.c_ssize_t
+    return found
+
+
+class _Probe(NamedTuple):
+    """Number of a rank's process in its namespace, and memory there: a token, and behind it a byte for each rank."""
+
+    pid: int
+    namespace: int
+    address: int
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """Process numbers of all ranks, and for pairs of one node (who attaches, to whom) the reason why that fails."""
+
+    pids: tuple[int, ...]
+    nodes: tuple[int, ...]
+    refused: Mapping[tuple[int, int], str]
+
+    def why_not(self, a: int, b: int) -> str | None:
+        """Return why two ranks cannot both reach one another's memory, None if they can."""
+        if self.nodes[a] != self.nodes[b]:
+            return f"ranks {a} and {b} are on different nodes"
+        return self.refused.get((a, b)) or self.refused.get((b, a))
+
+
+def survey(world: World) -> Attachments:
+    """Try to read and write memory of the other ranks of the node; collective over the world.
+
+    Memory is written only where what was read before shows that it is the rank's.
+    """
+    memory = np.zeros(_TOKEN_BYTES + world.size, np.uint8)
+    token = os.urandom(_TOKEN_BYTES)
+    memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
+    mine = _Probe(os.getpid(), _namespace(), memory.ctypes.data, token)
+    probes: list[_Probe] = world.gather(mine, _SURVEYING)
+    refused: dict[tuple[int, int], str] = {}
+    for rank in world.node_ranks:
+        if rank != world.rank:
+            why = _try(world.rank, rank, mine, probes[rank])
+            if why is not None:
+                refused[world.rank, rank] = why
+    said = world.gather(refused, _SURVEYING)
+    found = {pair: why for one in said for pair, why in one.items()}
+    unseen = {
+        (rank, world.rank): f"what rank {rank} wrote to memory of rank {world.rank} did not arrive"
+        for rank in world.node_ranks
+        if rank != world.rank
+        and (rank, world.rank) not in found
+        and not memory[_TOKEN_BYTES + rank]
+    }
+    for one in world.gather(unseen, _SURVEYING):
+        found.update(one)
+    return Attachments(tuple(probe.pid for probe in probes), world.nodes, found)
+
+
+def _namespace() -> int:
+    """Return the number of this process's PID namespace, 0 where it is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
+    """Return why a rank's memory cannot be read and written from here, None if it can."""
+    if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
+        return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
+    found, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
+    theirs = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
+    mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
+    try:
+        Call("read", probe.pid, iovec_of(found), theirs)()
+        if found.tobytes() != probe.token:
+            return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
+        Call("write", probe.pid, iovec_of(one), mark)()
+    except OSError as error:
+        return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_why(error)}"
+    return None
+
+
+def iovec_of(array: npt.NDArray[np.uint8]) -> Iovec:
+    """Return the one block of a contiguous array."""
+    return np.array([[array.ctypes.data, array.nbytes]], np.uint64)
+
+
+def _why(error: OSError) -> str:
+    text = error.strerror or str(error)
+    if error.errno == errno.EPERM:
+        scope = _ptrace_scope()
+        remedy = (
+            f"kernel.yama.ptrace_scope is {scope}, 0 would allow it"
+            if scope not in (None, "0")
+            else "the processes have different users, or a container forbids it (--cap-add=SYS_PTRACE)"
+        )
+        return f"{text}; {remedy}"
+    if error.errno in (errno.ESRCH, errno.EFAULT):
+        return f"{text}; perhaps the ranks {_APART}"
+    return text
+
+
+def _ptrace_scope() -> str | None:
+    try:
+        with open(_SCOPE_FILE) as file:
+            return file.read().strip()
+    except OSError:
+        return None

@@ -1,0 +1,186 @@
+"""NVIDIA's NCCL by ctypes, for the few functions that halox calls.
+
+CuPy's binding holds the interpreter while a communicator is made or aborted, so that no thread could end a wait that
+lasts too long; and it has no communicators but its own. The library is the one that the process has loaded, that
+``nvidia-nccl-cu12`` or ``nvidia-nccl-cu13`` installs, or the system's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from halox.errors import DeviceError
+
+FILE = "libnccl.so.2"
+LEAST_VERSION = 21000
+"""NCCL's number of the oldest version that serves: of 2.10, with graphs and sends within them."""
+
+_ID_BYTES = 128
+_IN_PROGRESS = 7
+_UINT8 = 1
+_STREAMS = 16  # for which the calls of a group are kept
+_INSTALL = "install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for CUDA 12)"
+
+
+class NcclOp(NamedTuple):
+    """A send or receive in a group: bytes at an address of this rank's GPU, and the other rank."""
+
+    is_send: bool
+    pointer: int
+    nbytes: int
+    peer: int
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * _ID_BYTES),)
+
+
+class Nccl:
+    """The library; see :func:`load_nccl`. Calls raise `DeviceError` with NCCL's reason. ``version`` is its number."""
+
+    def __init__(self, library: Any) -> None:
+        pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+        self._text = library.ncclGetErrorString
+        self._text.restype = ctypes.c_char_p
+        self._last = getattr(library, "ncclGetLastError", None)
+        if self._last is not None:
+            self._last.argtypes, self._last.restype = (pointer,), ctypes.c_char_p
+        self._get_unique_id = library.ncclGetUniqueId
+        self._init = library.ncclCommInitRank
+        self._init.argtypes = (ctypes.POINTER(pointer), number, _UniqueId, number)
+        self._abort = library.ncclCommAbort
+        self._abort.argtypes = (pointer,)
+        self._async_error = library.ncclCommGetAsyncError
+        self._async_error.argtypes = (pointer, ctypes.POINTER(number))
+        self._start, self._end = library.ncclGroupStart, library.ncclGroupEnd
+        # No types of arguments, which are converted beforehand: that takes a third of the time.
+        self._send, self._recv = library.ncclSend, library.ncclRecv
+        self._types = (pointer, size, number, number, pointer, pointer)
+        found = number()
+        self._check(library.ncclGetVersion(ctypes.byref(found)), "ncclGetVersion")
+        self.version = int(found.value)
+
+    def _check(self, code: int, name: str) -> None:
+        if not code:
+            return
+        last = b"" if self._last is None else self._last(None) or b""
+        more = f": {last.decode(errors='replace').strip()}" if last else ""
+        text = self._text(code).decode(errors="replace")
+        raise DeviceError(f"{name} of NCCL: {text}{more}; NCCL_DEBUG=INFO prints more")
+
+    def unique_id(self) -> bytes:
+        """Return the name under which the ranks of a communicator meet, made by one of them."""
+        made = _UniqueId()
+        self._check(self._get_unique_id(ctypes.byref(made)), "ncclGetUniqueId")
+        return bytes(made)
+
+    def make(self, size: int, unique_id: bytes, rank: int) -> int:
+        """Make a communicator on the current GPU, and return its address; blocks until all ranks have come."""
+        made = ctypes.c_void_p()
+        named = _UniqueId.from_buffer_copy(unique_id)
+        self._check(self._init(ctypes.byref(made), size, named, rank), "ncclCommInitRank")
+        return int(made.value or 0)
+
+    def abort(self, comm: int) -> None:
+        """End all that a communicator has under way, and free it; waits for graphs that use it."""
+        self._abort(comm)
+
+    def failure(self, comm: int) -> str:
+        """Return why a communicator has failed, for example since a connection broke; empty while it has not."""
+        code = ctypes.c_int()
+        if self._async_error(comm, ctypes.byref(code)) or code.value in (0, _IN_PROGRESS):
+            return ""
+        return str(self._text(code.value).decode(errors="replace"))
+
+    def prepared(self, comm: int, ops: Sequence[NcclOp]) -> Callable[[int], None]:
+        """Return a call that puts a group of sends and receives on a stream, given by its address."""
+        start, end = self._start, self._end
+        on_streams: dict[int, list[Callable[[], int]]] = {}
+
+        def on(stream: int) -> list[Callable[[], int]]:
+            if len(on_streams) >= _STREAMS:
+                on_streams.clear()
+            found = on_streams[stream] = [self._move(op, comm, stream) for op in ops]
+            return found
+
+        def launch(stream: int) -> None:
+            moves = on_streams.get(stream) or on(stream)
+            code = start()
+            for move in moves:
+                code = move() or code
+            code = end() or code
+            if code:
+                self._check(code, "a group of sends and receives")
+
+        return launch
+
+    def _move(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
+        """Return the call that sends or receives, with its arguments as ctypes passes them on."""
+        given = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
+        # A null pointer converts to None, which ctypes passes on as such.
+        converted = [kind.from_param(one) for kind, one in zip(self._types, given, strict=True)]
+        return partial(self._send if op.is_send else self._recv, *converted)
+
+
+@cache
+def load_nccl() -> Nccl:
+    """Return the library; raise `DeviceError` if there is none, or one that is too old."""
+    found = _loaded() or _by_pathfinder() or _by_name() or _by_cupy()
+    if found is None:
+        raise DeviceError(f"no {FILE} can be loaded; {_INSTALL}")
+    try:
+        made = Nccl(found)
+    except AttributeError as error:
+        raise DeviceError(f"{FILE} is too old ({error}); {_INSTALL}") from error
+    if made.version < LEAST_VERSION:
+        raise DeviceError(
+            f"NCCL {nccl_version_text(made.version)} is too old, 2.10 or newer is needed; {_INSTALL}"
+        )
+    return made
+
+
+def nccl_version_text(number: int) -> str:
+    """Return a version's number as text.
+
+    Examples
+    --------
+    >>> nccl_version_text(22907), nccl_version_text(2708)
+    ('2.29.7', '2.7.8')
+    """
+    thousand = 10000 if number >= 10000 else 1000
+    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
+
+
+def _loaded() -> Any | None:
+    """Return the library that this process has loaded already."""
+    with suppress(OSError):
+        return ctypes.CDLL(FILE, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return None
+
+
+def _by_pathfinder() -> Any | None:
+    # It comes with NVIDIA's bindings, and finds what pip or conda has installed.
+    with suppress(Exception):
+        import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nccl")
+        return _loaded()
+    return None
+
+
+def _by_name() -> Any | None:
+    with suppress(OSError):
+        return ctypes.CDLL(FILE)
+    return None
+
+
+def _by_cupy() -> Any | None:
+    # It loads the one that its own tool has installed.
+    with suppress(Exception):
+        import_module("cupy.cuda.nccl")
+        return _loaded()
+    return None

@@ -1,0 +1,257 @@
+"""NCCL between the GPUs of all ranks of a communicator.
+
+A communicator of NCCL is made collectively when a plan or reduction first needs it, and serves all that come later on
+the same ranks. It lives as long as the process: destroying one waits for every CUDA graph that holds a send of it.
+
+NCCL's kernels wait for other ranks without a limit, in graphs as well. So each exchange marks its begin and end in
+words of host memory, as its kernels for packing and unpacking start, and a thread looks at them: where one has been
+under way for ``HALOX_TIMEOUT`` seconds the thread aborts the communicator. Its kernels end then, and the next call
+raises::
+
+    stream   ... | pack |  group of sends and receives  | unpack | ...
+    word           1                                      2            a thread looks a few times a second
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from halox.errors import DeviceError
+from halox.runtime.gpu import pools
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.marks import Mark
+from halox.runtime.gpu.nccl import Nccl, NcclOp, load_nccl, nccl_version_text
+from halox.runtime.status import ranks_text
+from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from halox.runtime.context import Context
+
+_MAKING = "the making of an NCCL communicator"
+_LOOKS = 8
+_MOST_PAUSE_S = 0.5
+_LOOK_S = 1e-3
+_SCRATCH_BYTES = 512
+
+
+def why_no_nccl(context: Context) -> str | None:
+    """Return why the ranks cannot use NCCL, None if they can, the same on all; collective, for `Context.once`."""
+    world, topology = context.world, context.find_gpus()
+    for rank, gpu in enumerate(topology.gpus):
+        if gpu is None:
+            return f"rank {rank} has no GPU, and NCCL's communicator is of all ranks"
+        sharers = topology.sharers(rank)
+        if sharers:
+            return f"ranks {rank} and {sharers[0]} share a GPU, which NCCL refuses"
+    said: list[int | str] = world.gather(_version(), "the search for NCCL")
+    for rank, one in enumerate(said):
+        if isinstance(one, str):
+            return f"rank {rank}: {one}"
+    for rank, one in enumerate(said):
+        if one != said[0]:
+            texts = [nccl_version_text(int(number)) for number in (said[0], one)]
+            return f"rank 0 has NCCL {texts[0]}, rank {rank} has {texts[1]}; install the same version on all ranks"
+    return None
+
+
+def _version() -> int | str:
+    try:
+        return load_nccl().version
+    except DeviceError as error:
+        return str(error)
+
+
+def nccl_of(context: Context) -> NcclRanks:
+    """Return NCCL between a context's ranks, made if there is none yet or the last one has failed; collective.
+
+    Raises a `HaloxError` on all ranks if it cannot be made within ``HALOX_TIMEOUT`` seconds.
+    """
+    world, device = context.world, context.device
+    assert device is not None
+    key = f"nccl on GPU {device}"
+    found: NcclRanks | None = world.ranks.kept.get(key)
+    if all(world.gather(found is not None and not found.failed, _MAKING)):
+        assert found is not None
+        return found
+    if found is not None:
+        found.fail("another rank has lost its communicator")
+    made = world.ranks.kept[key] = NcclRanks(world, device)
+    return made
+
+
+class NcclRanks:
+    """A communicator of NCCL over the ranks of a world, on this rank's GPU; collective to make.
+
+    Attributes
+    ----------
+    rank : int
+        This rank; NCCL numbers the ranks as the world does.
+    failed : str
+        Why it was aborted; empty while it has not been.
+    """
+
+    def __init__(self, world: World, device: int) -> None:
+        self.rank, self.size, self.device = world.rank, world.size, device
+        self.failed = ""
+        self._lock = threading.Lock()
+        self._watched: list[Watch] = []
+        self._thread: threading.Thread | None = None
+        self._connected: set[tuple[bool, int]] = set()
+        first = world.gather_result(
+            lambda: load_nccl().unique_id() if world.rank == 0 else b"", _MAKING
+        )[0]
+        self._nccl: Nccl = load_nccl()
+
+        def make() -> int:
+            assert first is not None
+            made: int = _within_limit(
+                world,
+                device,
+                lambda: self._nccl.make(world.size, first, world.rank),
+                "for the other ranks in ncclCommInitRank",
+            )
+            return made
+
+        self._comm: int = world.guarded(make, _MAKING)
+
+    def prepared(self, ops: Sequence[NcclOp]) -> Callable[[int], None]:
+        """Return a call that puts a group of sends and receives on a stream, given by its address.
+
+        Between two ranks they are matched in their order. All peers must be connected.
+        """
+        return self._nccl.prepared(self._comm, ops)
+
+    def connect(self, world: World, targets: Collection[int], sources: Collection[int]) -> None:
+        """Connect this rank with others, which NCCL would do in the first exchange and cannot while one is captured.
+
+        Collective over the world: what is a target here is a source there.
+        """
+        wanted = {(True, peer) for peer in targets} | {(False, peer) for peer in sources}
+        new = sorted(wanted - self._connected)
+
+        def run() -> None:
+            cuda = cupy().cuda
+            memory = cuda.Memory(_SCRATCH_BYTES)
+            at = int(memory.ptr)
+            ops = [NcclOp(sends, at + sends * 256, 1, peer) for sends, peer in new]
+            stream = cuda.Stream(non_blocking=True)
+            self.prepared(ops)(stream.ptr)
+            stream.synchronize()
+
+        def connected() -> None:
+            if new:
+                peers = sorted({peer for _, peer in new})
+                _within_limit(world, self.device, run, f"to be connected with {ranks_text(peers)}")
+
+        try:
+            world.guarded(connected, "the connection of ranks by NCCL")
+        except Exception:
+            self.fail("ranks could not be connected")
+            raise
+        self._connected |= wanted
+
+    def fail(self, why: str) -> None:
+        """Abort the communicator; does not wait for that."""
+        if self.failed:
+            return
+        self.failed = why
+        # It waits for all graphs with sends of the communicator.
+        threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True).start()
+
+    def watch(self, peers: Sequence[int], limit_s: float) -> Watch | None:
+        """Return the watch of a plan's exchanges with some ranks; None without a limit."""
+        if not limit_s:
+            return None
+        made = Watch(self, peers, limit_s)
+        with self._lock:
+            self._watched.append(made)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, daemon=True)
+                self._thread.start()
+        return made
+
+    def forget(self, watch: Watch) -> None:
+        """Watch a plan's exchanges no longer."""
+        with self._lock:
+            self._watched.remove(watch)
+
+    def _look(self) -> None:
+        """Look at all exchanges until there are none to be watched."""
+        while True:
+            with self._lock:
+                if not self._watched or self.failed:
+                    self._thread = None
+                    return
+                pause = min(watch.limit_s / _LOOKS for watch in self._watched)
+                whys = [watch.look() for watch in self._watched]
+            why = next(filter(None, whys), "") or self._nccl.failure(self._comm)
+            if why:
+                self.fail(why)
+            time.sleep(min(pause, _MOST_PAUSE_S))
+
+
+class Watch:
+    """Watch of the exchanges of one plan, which leave ``begin`` and ``end`` on their stream.
+
+    The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
+    """
+
+    def __init__(self, ranks: NcclRanks, peers: Sequence[int], limit_s: float) -> None:
+        self.limit_s, self._ranks, self._peers = limit_s, ranks, peers
+        self._buffer = pools.HOST_WORDS.take(ranks.device)
+        self._buffer.array[:] = 0
+        self._words: Any = self._buffer.array.data.cast("I")
+        self._since: float | None = None
+        pointer = int(self._buffer.device_pointer)
+        self.begin, self.end = Mark(pointer, is_end=False), Mark(pointer, is_end=True)
+
+    def look(self) -> str:
+        """Return why an exchange counts as failed, or an empty text."""
+        now = time.monotonic()
+        if not self._words[0]:
+            self._since = None
+            return ""
+        if self._words[1] or self._since is None:
+            self._words[1], self._since = 0, now
+            return ""
+        if now - self._since < self.limit_s:
+            return ""
+        return (
+            f"rank {self._ranks.rank} has waited for {ranks_text(self._peers)} in an exchange by NCCL for "
+            f"{self.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not valid. "
+            "A rank has failed, is far behind, or has made another sequence of calls"
+        )
+
+    def close(self) -> None:
+        """End the watch, when the last exchange has ended."""
+        self._ranks.forget(self)
+        self._words.release()
+        pools.HOST_WORDS.release(self._ranks.device, self._buffer)
+
+
+def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str) -> Any:
+    """Return what a blocking call of NCCL returns, which goes on for ever in its thread if that takes too long."""
+    found: list[Any] = []
+    errors: list[Exception] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            with cupy().cuda.Device(device):
+                found.append(work())
+        except Exception as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    # A wait that lets the thread have the interpreter.
+    world.waiter().until(
+        lambda: ended.wait(_LOOK_S), lambda: f"rank {world.rank} has waited {waits}"
+    )
+    if errors:
+        raise errors[0]
+    return found[0]

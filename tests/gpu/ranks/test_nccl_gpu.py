@@ -1,0 +1,193 @@
+"""The path by NCCL between GPUs, a rank each: contiguous messages, components in any order, reductions.
+
+What all paths have in common is in the other modules here, for which `tests.gpu.ranks.paths` has this one as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.runtime.nccl_ranks import why_no_nccl
+from tests.gpu.ranks.paths import NCCL, along
+from tests.mpi.conftest import agree
+from tests.mpi.ways import Way
+from tests.support import require
+from tests.unit.reduction_oracle import expected, same, sample
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+from tests.gpu.ranks.stepping import Stepper  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
+
+
+@pytest.fixture
+def apart(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node for each rank; skips where the ranks cannot use NCCL, and says why."""
+    monkeypatch.setenv("HALOX_NODE", "rank")
+    with halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid:
+        why = _why(grid)
+    if why is not None:
+        pytest.skip(why)
+
+
+def _why(grid: halox.Grid) -> str | None:
+    context: Any = grid._context
+    context.use_device(grid.device_id)
+    return why_no_nccl(context)
+
+
+def test_two_ranks_on_one_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before NCCL is asked."""
+    count = cupy.cuda.runtime.getDeviceCount()
+    if comm.size <= count:
+        pytest.skip("each rank has a GPU")
+    with (
+        halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid,
+        pytest.raises(halox.errors.PathError, match="share a GPU, which NCCL refuses"),
+    ):
+        grid.plan(grid.zeros(), path="nccl")
+
+
+@along(NCCL)
+def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
+    """float32 components behind the grid axes, stored before them, beside a field of another dtype."""
+    with way.box(comm, n=10, halo=1) as grid:
+        stored = cupy.full((3, *grid.padded_shape), -1, "f4")
+        u, v = cupy.moveaxis(stored, 0, -1), grid.full(-1.0, "c16")
+        factors = (997, 31, 7)
+        numbers = sum(
+            i % n * f
+            for i, n, f in zip(grid.indices(halo=True), grid.grid_shape, factors, strict=True)
+        )
+        plan = grid.plan(u, v)
+        assert way.check_taken(plan, comm)
+        for step in range(3):
+            for component in range(3):
+                grid.interior(stored[component])[...] = grid.interior(
+                    numbers + (step + 5 * component)
+                )
+            grid.interior(v)[...] = grid.interior(numbers * 1j + step)
+            plan()
+            right = all(bool((stored[c] == numbers + (step + 5 * c)).all()) for c in range(3))
+            assert agree(right and bool((v == numbers * 1j + step).all()), comm), step
+
+
+@pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
+def test_contiguous_ends(form: str, apart: None, comm: MPI.Intracomm) -> None:
+    """Each end by itself sends from its array, or packs; in a stream, by start and finish, and in a graph."""
+    n = 300
+    run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
+    out = run if form in ("both", "sender") else column
+    into = run if form in ("both", "receiver") else column
+    source, target = cupy.zeros((n, 5)), cupy.zeros((n, 5))
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sends, receives = [Send(source, out, right)], [Recv(target, into, left)]
+
+    def check(step: int) -> None:
+        values = np.arange(5 * n).reshape(n, 5) + 1e4 * left + step
+        sent = values.ravel()[:n] if out is run else values[:, 0]
+        wanted = np.full((n, 5), -1.0)
+        if into is run:
+            wanted.ravel()[:n] = sent
+        else:
+            wanted[:, 0] = sent
+        assert agree(np.array_equal(target.get(), wanted), comm), (form, step)
+
+    def fill(step: int) -> None:
+        source[...] = cupy.arange(5 * n).reshape(n, 5) + 1e4 * comm.rank + step
+        target[...] = -1
+
+    with (
+        Exchange(sends, receives, comm=comm, path="nccl") as exchange,
+        cupy.cuda.Stream(non_blocking=True) as stream,
+    ):
+        found = {f"{row.path}/{row.protocol}" for row in exchange.explain().rows}
+        assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
+        fill(1)
+        exchange()
+        stream.synchronize()
+        check(1)
+        fill(2)
+        exchange.start()
+        exchange.finish()
+        stream.synchronize()
+        check(2)
+        stream.begin_capture()
+        exchange()
+        graph = stream.end_capture()
+        for step in (3, 4):
+            fill(step)
+            graph.launch(stream)
+            stream.synchronize()
+            check(step)
+
+
+@pytest.mark.parametrize("elements", [1, 1000, 300_001])
+@pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "f4"), ("bitwise_xor", "u2")])
+def test_allreduce_across_nodes(
+    op: str, dtype: str, elements: int, apart: None, comm: MPI.Intracomm
+) -> None:
+    """The bits of NumPy in the order of the nodes, in a stream and in a graph."""
+    values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
+    wanted = expected(op, values)
+    given = cupy.asarray(values[comm.rank])
+    out = cupy.zeros_like(given)
+    with (
+        halox.Allreduce(comm, elements, dtype, op, "hierarchical", device="gpu") as reduce,
+        cupy.cuda.Stream(non_blocking=True) as stream,
+    ):
+        assert reduce.captures
+        reduce(given, out)
+        assert agree(same(out.get(), wanted), comm)
+        stream.begin_capture()
+        reduce(given, out)
+        graph = stream.end_capture()
+        for _ in range(3):
+            out.fill(0)
+            graph.launch(stream)
+            assert agree(same(out.get(), wanted), comm)
+
+
+@pytest.mark.ranks(4)
+def test_nodes_of_two_in_one_graph(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peer kernels within a node, NCCL between, and a reduction over all ranks, replayed as one graph."""
+    monkeypatch.setenv("HALOX_NODE", f"pair {comm.rank // 2}")
+    with halox.Grid(
+        (8, 8, 32), halo=1, periodic=True, proc_shape=(1, 1, 4), comm=comm, device="gpu"
+    ) as grid:
+        why = _why(grid)
+        if why is not None:
+            pytest.skip(why)
+        stepper = Stepper(grid)
+        plan = grid.plan(stepper.u)
+        taken = {row.path for row in plan.explain().rows if row.peer != comm.rank}
+        if "peer" not in taken:
+            pytest.skip(f"no peer access: {taken}")
+        assert taken == {"peer", "nccl"}
+        value, total = cupy.full(3, comm.rank + 1.0), cupy.zeros(3)
+        with (
+            halox.Allreduce(comm, 3, "f8", device="gpu") as reduce,
+            cupy.cuda.Stream(non_blocking=True) as stream,
+        ):
+            assert (reduce.algorithm, reduce.captures) == ("hierarchical", True)
+            cupy.cuda.runtime.deviceSynchronize()
+            stream.begin_capture()
+            stepper.advance()
+            plan()
+            stepper.check()
+            reduce(value, total)
+            graph = stream.end_capture()
+            for _ in range(200):
+                graph.launch(stream)
+            stream.synchronize()
+            assert agree(stepper.found() == (200, 0) and bool((total == 10).all()), comm)

@@ -1,0 +1,202 @@
+"""The copy engine of the scatter_gather path on GPUs, shared or not: what arrives, in which order, by which copies.
+
+``mpirun -n 2 python -m mpi4py -m pytest tests/gpu/ranks/test_scatter_gather_gpu.py``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import PathError, StateError
+from tests.mpi import ways
+from tests.mpi.conftest import agree
+from tests.mpi.ways import Way
+from tests.support import require
+
+require("gpu")
+
+import cupy  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
+
+WAY = Way("scatter_gather/copy_engine")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, comm: MPI.Intracomm) -> None:
+    """On one node; skipped where the ranks' GPUs cannot map one another's memory."""
+    monkeypatch.setenv("HALOX_NODE", "")
+    monkeypatch.delenv("HALOX_PATH", raising=False)
+    with halox.Grid(
+        (8 * comm.size, 8), proc_shape=(comm.size, 1), periodic=True, comm=comm, device="gpu"
+    ) as grid:
+        u = grid.zeros("f8")
+        try:
+            grid.plan(u, path="ipc").close()
+        except PathError as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture
+def zeros(comm: MPI.Intracomm) -> Iterator[Callable[[int, str], Any]]:
+    """Arrays that other ranks can map."""
+    with halox.Grid((comm.size,), halo=0, comm=comm, device="gpu") as grid:
+
+        def make(n: int, dtype: str) -> Any:
+            found: Any = grid.zeros(dtype, components=(n,)).reshape(n)
+            return found
+
+        yield make
+
+
+def test_random_grids(comm: MPI.Intracomm) -> None:
+    ways.random_grids(WAY, comm, 12)
+
+
+def test_fields_of_many_kinds(comm: MPI.Intracomm) -> None:
+    ways.fields_of_many_kinds(WAY, comm)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_large_faces(axis: int, comm: MPI.Intracomm) -> None:
+    ways.large_faces(WAY, comm, axis, 256)
+
+
+def test_two_plans_under_way(comm: MPI.Intracomm) -> None:
+    ways.work_in_between(WAY, comm)
+
+
+def test_streams_that_change(comm: MPI.Intracomm) -> None:
+    ways.changing_streams(WAY, comm)
+
+
+def test_two_streams(comm: MPI.Intracomm) -> None:
+    ways.two_streams(WAY, comm, 8, 100)
+
+
+def test_two_streams_of_much_work(comm: MPI.Intracomm) -> None:
+    ways.two_streams(WAY, comm, 128, 20, 4)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "own stream"])
+def test_after_a_stalled_stream(own: bool, comm: MPI.Intracomm) -> None:
+    ways.after_a_stalled_stream(WAY, comm, own)
+
+
+@pytest.mark.parametrize("one_way", [False, True], ids=["both ways", "one way"])
+@pytest.mark.parametrize("pair", ways.TYPE_PAIRS)
+def test_typed_messages(pair: str, one_way: bool, zeros: Any, comm: MPI.Intracomm) -> None:
+    ways.typed_messages(WAY, comm, pair, one_way, zeros)
+
+
+def test_one_way_runs_ahead(zeros: Any, comm: MPI.Intracomm) -> None:
+    ways.one_way_runs_ahead(WAY, comm, zeros)
+
+
+@pytest.mark.parametrize("mappable", ["sender", "receiver", "neither"])
+def test_one_end_must_be_mappable(mappable: str, zeros: Any, comm: MPI.Intracomm) -> None:
+    """Put into the receiver's array, else got from the sender's; refused on all ranks where both are the user's."""
+    n, low, high = 1 << 12, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    ways.module(WAY, comm)
+    x = zeros(2 * n, "f8") if mappable == "sender" else cupy.zeros(2 * n)
+    y = zeros(2 * n, "f8") if mappable == "receiver" else cupy.zeros(2 * n)
+    types = dt.vector(n // 4, 4, 8, "f8"), dt.vector(n // 8, 8, 16, "f8")
+    sends, receives = [Send(x, types[0], high)], [Recv(y, types[1], low)]
+    if mappable == "neither":
+        with pytest.raises(PathError, match="allocate one by the grid"):
+            Exchange(sends, receives, comm=comm, path=WAY.path)
+        return
+    with Exchange(sends, receives, comm=comm, path=WAY.path) as exchange:
+        for step in range(4):
+            x[...] = cupy.arange(2 * n) + 1e6 * comm.rank + step
+            exchange()
+            came = (cupy.arange(2 * n) + 1e6 * low + step).reshape(-1, 8)[:, :4].ravel()
+            found = y.reshape(-1, 16)
+            right = (found[:, :8].ravel() == came).all() & (found[:, 8:] == 0).all()
+            assert agree(bool(right), comm)
+
+
+def test_no_kernel_runs(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between ranks, all is moved by copies of the driver."""
+    from halox.runtime.gpu.launch import PreparedLaunch
+
+    with WAY.grid(
+        (8 * comm.size, 64, 64), comm, proc_shape=(comm.size, 1, 1), periodic=(True, False, False)
+    ) as grid:
+        u = grid.full(-1.0, "f8")
+        grid.interior(u)[...] = comm.rank
+        plan = grid.plan(u)
+        assert WAY.check_taken(plan, comm)
+
+        def launch(*_: Any) -> None:
+            raise AssertionError("a kernel was launched")
+
+        for name in ("launch", "launch_at", "ready"):
+            monkeypatch.setattr(PreparedLaunch, name, launch)
+        plan()
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        right = (u[0, 1:-1, 1:-1] == low).all() & (u[-1, 1:-1, 1:-1] == high).all()
+        assert agree(bool(right), comm)
+
+
+def test_capture_is_refused(comm: MPI.Intracomm) -> None:
+    with WAY.box(comm) as grid:
+        u, counter = grid.zeros("f8"), cupy.zeros(1)
+        plan = grid.plan(u)
+        counter += 0
+        cupy.cuda.runtime.deviceSynchronize()
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            plan()
+            stream.begin_capture()
+            counter += 1
+            with pytest.raises(StateError, match=r"scatter_gather path .*captured"):
+                plan()
+            graph = stream.end_capture()
+            graph.launch(stream)
+            ways.fill(grid, u, 3)
+            plan()
+            wrong = ways.wrong_cells(grid, u, 3)
+            stream.synchronize()
+        assert agree(int(wrong) == 0 and float(counter[0]) == 1, comm)
+
+
+def test_multiprocessors_are_left_alone(comm: MPI.Intracomm) -> None:
+    """Long rows are left to copy engines while a kernel of the caller's runs on another stream."""
+    procs, shape = (comm.size, 1, 1), (16 * comm.size, 32, 128)
+    options: Any = {"periodic": (True, False, False), "proc_shape": procs, "device": "gpu"}
+    with halox.Grid(shape, halo=(1, 0, 0), comm=comm, leave_sms=True, **options) as grid:
+        u, work = grid.zeros("f8"), cupy.zeros(1 << 22)
+        plan = grid.plan(u)
+        rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+        assert rows and {row.path for row in rows} == {"scatter_gather"}, plan.explain()
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        wrong = cupy.zeros((), "i8")
+        for step in range(20):
+            grid.interior(u)[...] = 100 * step + comm.rank
+            plan.start()
+            work += 1
+            plan.finish()
+            wrong += (u[0] != 100 * step + low).sum() + (u[-1] != 100 * step + high).sum()
+        assert agree(int(wrong) == 0 and bool((work == 20).all()), comm), int(wrong)
+
+
+def test_fields_that_come_and_go(comm: MPI.Intracomm) -> None:
+    """Memory is freed and used again, by fields of other layouts: keys of earlier ones are never used for them."""
+    with WAY.box(comm, n=24) as grid:
+        wrong = cupy.zeros((), "i8")
+        for step in range(30):
+            u = grid.zeros(("f8", "f4", "c16")[step % 3])
+            if step % 4 == 1:
+                grid.zeros("f8")  # moves the next one
+            ways.fill(grid, u, step)
+            grid.exchange(u)
+            wrong += ways.wrong_cells(grid, u, step)
+            del u
+        assert agree(int(wrong) == 0, comm), int(wrong)

@@ -1,0 +1,289 @@
+"""The order of the copy engine's channel, without a GPU: what the streams of all ranks were given, judged together."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from halox.errors import ExchangeTimeoutError, StateError
+from halox.packing.copy_boxes import Blocks
+from halox.paths.base import Job
+from halox.paths.scatter_gather import copy_channel, copy_engine
+from halox.paths.scatter_gather.copy_channel import make_copy_channel
+from halox.paths.scatter_gather.copy_engine import CopyEngine
+from halox.paths.scatter_gather.keys import Keys
+from halox.runtime.gpu.pools import Pool
+from halox.runtime.leftovers import Leftovers
+from tests.mpi.conftest import agree
+from tests.mpi.fake_gpu import AREA, FakeEvent, FakeStream, Work, waits
+from tests.mpi.limits import short_waits
+from tests.mpi.test_ipc import EPOCHS, Rig, Wire, chain, judged, ring
+from tests.mpi.test_typed import TYPES
+
+pytestmark = pytest.mark.ranks(2, 3, 4)
+
+
+class CopyRig(Rig):
+    """A channel of copies over a GPU that runs nothing, and a caller that uses it."""
+
+    def __init__(self, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, *args: Any) -> None:
+        monkeypatch.setattr(copy_engine, "PreparedCopies", self.prepared)
+        monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(self.side_stream))
+        self.keys: Keys | None = None
+        self.mapped = 0
+        super().__init__(comm, monkeypatch, *args)
+
+    def side_stream(self, device: int) -> Any:
+        """A stream that nobody else uses; streams of the driver last."""
+        self.gpu.streams.append(FakeStream(self.gpu, 100 + len(self.gpu.streams)))
+        before, after = FakeEvent(self.gpu), FakeEvent(self.gpu)
+        return SimpleNamespace(stream=self.gpu.streams[-1], before=before, after=after)
+
+    def map(self, key: Any, window: Any) -> None:
+        self.mapped += 1
+        key.window = window
+
+    def prepared(self, blocks: Blocks, device: int) -> Any:
+        source, target = (
+            np.concatenate(
+                [at + np.arange(n) for at, n in zip(starts, blocks.lengths, strict=True)]
+            )
+            for starts in (blocks.source, blocks.target)
+        )
+        areas = source // AREA * (1 << 20) + target // AREA
+        steps = [("copy", source[areas == a], target[areas == a]) for a in np.unique(areas)]
+        made = self.gpu.launch(steps)
+        return SimpleNamespace(launch=made.launch, calls=1)
+
+    def channel_of(self, job: Job, ways: Any) -> Any:
+        if self.keys is None:
+            arena: Any = self.arena
+            self.engine = CopyEngine(arena)
+            self.engine.map = self.map  # type: ignore[method-assign]
+            self.keys = Keys(self.engine)
+        engine = (self.keys, self.engine, self.events) if job.messages else None
+        return make_copy_channel(self.world, job, ways, engine, self.link)
+
+
+@pytest.fixture
+def rig(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CopyRig]]:
+    made = []
+
+    def make(*args: Any) -> CopyRig:
+        made.append(CopyRig(comm, monkeypatch, *args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def mixed(size: int) -> list[Wire]:
+    """Both ways, of other types at each end; one direction put, the other one got."""
+    return [
+        Wire(r, (r + s) % size, ("columns", "vector"), ("vector", "scattered"), way, s + 1)
+        for r in range(size)
+        for s, way in ((-1, "put"), (1, "get"))
+    ]
+
+
+@pytest.mark.parametrize(
+    "wires",
+    [
+        lambda n: ring("put", n),
+        lambda n: ring("get", n),
+        lambda n: chain("put", n, "vector", "columns"),
+        lambda n: chain("get", n, "triangle", "columns"),
+        mixed,
+    ],
+    ids=["put", "get", "put one way", "get one way", "mixed"],
+)
+def test_every_wait_is_there_and_needed(
+    wires: Any, rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    made = rig(wires(comm.size))
+    made.poison()
+    for epoch in range(EPOCHS):
+        made.step(epoch)
+    logs = made.logs()
+    judged(logs, comm)
+    idle, found = [], []
+    if logs is not None:
+        found = list(waits(logs, range(3, EPOCHS - 2)))
+        for wait in found:
+            try:
+                Work(logs, without=wait).check_order()
+            except AssertionError:
+                continue
+            idle.append(wait)
+    assert agree(not idle, comm), idle
+    assert agree(comm.rank > 0 or len(found) >= 2 * (comm.size - 1), comm)
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_random_messages(number: int, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
+    """Any messages, types and parts at once, from any layout to any other."""
+    rng = np.random.default_rng([number, comm.size])
+    wires = []
+    for tag in range(rng.integers(1, 9)):
+        a, b = rng.choice(comm.size, 2, replace=False)
+        parts = rng.integers(1, 4)
+        sent, received = (tuple(rng.choice(list(TYPES), parts)) for _ in range(2))
+        wires.append(Wire(int(a), int(b), sent, received, str(rng.choice(["put", "get"])), tag))
+    made = rig(wires)
+    made.poison()
+    for epoch in range(4):
+        made.step(epoch)
+    judged(made.logs(), comm)
+
+
+def test_the_caller_changes_streams(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
+    made = rig(mixed(comm.size))
+    made.poison()
+    made.fill(0)
+    for epoch in range(EPOCHS):
+        made.gpu.epoch = epoch
+        made.channel.start()
+        made.gpu.current = made.gpu.streams[made.random.integers(3)]
+        made.channel.finish()
+        made.expect(0)
+    judged(made.logs(), comm)
+
+
+def test_two_plans_are_finished_in_any_order(
+    rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    """Each rank finishes them in an order of its own; whoever waits moves what the others wait for."""
+    with short_waits(20):
+        made = rig(mixed(comm.size))
+        links = [made.link]
+        plans = [(made.channel, made.sources, made.targets, made.held)]
+        made.sources = {w: made._arrays(w.sent, w.way != "get") for w in made.out}
+        made.targets = {w: made._arrays(w.received, w.way != "put") for w in made.into}
+        made.held = {w: [a.copy() for a in held] for w, held in made.held.items()}
+        plans.append((made.make(), made.sources, made.targets, made.held))
+        links.append(made.link)
+
+        def each(call: Callable[..., None], *args: Any) -> None:
+            for _, made.sources, made.targets, made.held in plans:
+                call(*args)
+
+        each(made.poison)
+        for epoch in range(EPOCHS):
+            made.gpu.epoch = epoch
+            each(made.fill, epoch)
+            for channel, *_ in plans:
+                channel.start()
+                made.pause()
+            for channel, *_ in plans if (epoch + comm.rank) % 2 else plans[::-1]:
+                channel.finish()
+            each(made.expect, epoch)
+        judged(made.logs(), comm)
+        plans[1][0].close()
+        comm.Barrier()
+        plans[1][0].free()
+        made.link = links[0]
+
+
+def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
+    """A second plan of the same arrays maps none and sends none, and neither memory nor events grow."""
+    made = rig(mixed(comm.size))
+    assert made.keys is not None
+    counts = []
+    for _ in range(4):
+        made.step(0)
+        made.leave()
+        made.channel = made.make()
+        counts.append((made.mapped, len(made.keys._remote), made.gpu.made))
+    assert agree(len(set(counts)) == 1 and counts[0][0] == 4, comm), counts
+
+
+def test_capture_is_refused_before_anything_happens(
+    rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    made = rig(mixed(comm.size))
+    made.poison()
+    made.step(0)
+    before = len(made.gpu.log)
+    made.gpu.capturing.add(made.gpu.current.ptr)
+    with pytest.raises(StateError, match=r"scatter_gather path .*captured"):
+        made.channel.check()
+    assert len(made.gpu.log) == before
+    made.gpu.capturing.clear()
+    made.step(1)
+    judged(made.logs(), comm)
+
+
+@pytest.mark.parametrize("way", ["put", "get"])
+def test_a_rank_that_does_not_come(
+    way: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    made = rig(ring(way, comm.size))
+    made.step(0)
+    comm.Barrier()
+    caught = None
+    if comm.rank != 1:
+        with short_waits():
+            try:
+                made.step(1)
+            except ExchangeTimeoutError as error:
+                caught = str(error)
+            made.channel.close()
+    named = caught is not None and f"rank {comm.rank} has waited for rank 1" in caught
+    assert agree(comm.rank not in (0, 2) or named, comm), caught
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_memory_stays_until_all_have_closed(
+    started: bool, rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    made = rig(ring("put", comm.size))
+    left, array = Leftovers(made.world), np.zeros(3)
+    made.step(0)
+    held = sys.getrefcount(array)
+    if started:
+        made.channel.start()
+    if comm.rank == 0:
+        made.channel.close()
+        left.add(1, [made.channel], [array] if started else [])
+    left.reclaim(made.world.gather(left.closed, "a test"))
+    assert not made.events._free
+    assert agree(sys.getrefcount(array) == held + (started and comm.rank == 0), comm)
+    if comm.rank != 0:
+        made.channel.close()
+        left.add(1, [made.channel], [])
+    left.reclaim(made.world.gather(left.closed, "a test"))
+    assert agree(sys.getrefcount(array) == held, comm)
+    assert made.events._free
+    made.channel = SimpleNamespace(close=lambda: None, free=lambda: None)
+    made.link = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+
+
+def test_an_error_of_one_rank_is_raised_on_all(
+    rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from halox.errors import HaloxError
+
+    made = rig(ring("put", comm.size))
+    made.channel.close()
+    comm.Barrier()
+    made.channel.free()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such luck")
+
+    if comm.rank == 1:
+        monkeypatch.setattr(copy_engine, "PreparedCopies", fail)
+    with pytest.raises(HaloxError, match=r"\[rank 1\] RuntimeError: no such luck"):
+        made.channel = made.make()
+    assert made.events._free, traceback.format_exc()
+    made.channel = SimpleNamespace(close=lambda: None, free=lambda: None)
+    made.link = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]

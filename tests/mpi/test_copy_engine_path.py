@@ -1,0 +1,197 @@
+"""The copy engine as a path, from end to end, on GPUs that the host plays: a driver that copies memory they map."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import DecompositionError, MismatchError, PathError
+from halox.paths.scatter_gather import copy_channel
+from halox.runtime import context
+from halox.runtime.device_arena import DevicePlace
+from halox.runtime.gpu import streams
+from halox.runtime.gpu.pools import Pool
+from tests.mpi.conftest import agree
+from tests.mpi.fake_cupy import Array, FakeArena, Machine, pinned
+from tests.support import require
+from tests.unit.fake_driver import fake_driver
+from tests.unit.host_launches import host_launches
+
+require("cxx")
+require("nvrtc")  # comes with the driver's bindings
+
+pytestmark = pytest.mark.ranks(2, 3, 4)
+
+PATH = "scatter_gather/copy_engine"
+
+
+class MappedArena(FakeArena):
+    """Memory that the ranks map, arrays included; all arenas of a process know one another's."""
+
+    arenas: ClassVar[dict[str, MappedArena]] = {}
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self._blocks: list[Any] = []
+        self.arenas[self.name] = self
+
+    def handles(self, places: Any) -> dict[Any, bytes]:
+        segments = {place.segment for place in places}
+        return {(name, n): self.arenas[name]._files[n].encode() for name, n in segments}
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+        block = self.allocate(nbytes)
+        self._blocks.append(block)
+        raw = (ctypes.c_char * nbytes).from_address(block.pointer)
+        return Array(np.frombuffer(raw, "u1").view(dtype).reshape(shape), self.device)
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        for block in (block for arena in self.arenas.values() for block in arena._blocks):
+            if block.pointer <= start and end <= block.pointer + block.nbytes:
+                return block.place.at(start - block.pointer)
+        return None
+
+
+@pytest.fixture(params=[13000, 12020], ids=["batches", "copy by copy"])
+def machine(
+    request: pytest.FixtureRequest, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A GPU a rank, shared by all ranks; yields the driver, which counts its calls."""
+    gpu = Machine(comm.rank, shared=True)
+    gpu.install(monkeypatch)
+    event = SimpleNamespace(ptr=0)
+    side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
+    monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
+    monkeypatch.setattr(context, "DeviceArena", MappedArena)
+    monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
+    monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
+    with ExitStack() as stack:
+        stack.enter_context(host_launches())
+        yield stack.enter_context(fake_driver(request.param))
+    streams._query.cache_clear()
+
+
+def of_grid(comm: MPI.Intracomm, n: int) -> tuple[halox.Grid, Any]:
+    """A grid that lends memory, and n bytes of it."""
+    grid = halox.Grid((comm.size,), halo=0, comm=comm.Dup(), device="gpu")
+    return grid, grid.zeros("u1", components=(n,)).reshape(n)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_halos(axis: int, machine: Any, comm: MPI.Intracomm) -> None:
+    """Fields of several dtypes, with edges and corners, uneven blocks, step by step."""
+    shape, procs = [7, 8, 9], [1, 1, 1]
+    shape[axis], procs[axis] = 4 * comm.size + 1, comm.size
+    with halox.Grid(
+        tuple(shape),
+        halo=((1, 2), 1, 1),
+        periodic=True,
+        proc_shape=tuple(procs),
+        comm=comm.Dup(),
+        device="gpu",
+        path=PATH,
+    ) as grid:
+        fields = [grid.zeros("f8"), grid.zeros("i2", components=(3,))]
+        plan = grid.plan(*fields)
+        rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+        assert {(row.path, row.protocol) for row in rows} == {tuple(PATH.split("/"))}
+        machine.counts()
+        for step in range(3):
+            wanted = []
+            for number, u in enumerate(fields):
+                whole = np.random.default_rng((step, number)).integers(1, 99, tuple(shape))
+                u.values[...] = 0
+                owned = whole[grid.owned]
+                inner = tuple(
+                    slice(low, low + n)
+                    for (low, _), n in zip(grid.halo, grid.rank_shape, strict=True)
+                )
+                u.values[(..., *inner)] = owned
+                index = [
+                    (np.arange(s.start - low, s.stop + high)) % n
+                    for s, (low, high), n in zip(grid.owned, grid.halo, shape, strict=True)
+                ]
+                wanted.append(whole[np.ix_(*index)])
+            plan()
+            right = [bool((u.values == w).all()) for u, w in zip(fields, wanted, strict=True)]
+            assert agree(all(right), comm), right
+        assert sum(machine.counts()) > 0
+        plan.close()
+
+
+@pytest.mark.parametrize("mappable", ["sender", "receiver", "both", "neither"])
+def test_which_end_is_mapped(mappable: str, machine: Any, comm: MPI.Intracomm) -> None:
+    n, low, high = 1 << 10, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    grid, own = of_grid(comm, 2 * n)
+    other, theirs = of_grid(comm, 2 * n)
+    x = own if mappable in ("sender", "both") else Array(np.zeros(2 * n, "u1"))
+    y = theirs if mappable in ("receiver", "both") else Array(np.zeros(2 * n, "u1"))
+    sends = [Send(x, dt.vector(n // 32, 32, 64, "u1"), high)]
+    receives = [Recv(y, dt.vector(n // 16, 16, 32, "u1"), low)]
+    if mappable == "neither":
+        with pytest.raises(PathError, match="allocate one by the grid"):
+            Exchange(sends, receives, comm=comm, path=PATH)
+    else:
+        with Exchange(sends, receives, comm=comm, path=PATH) as exchange:
+            reason = exchange.explain().rows[0].reason
+            assert ("from the sender" in reason) == (mappable == "sender")
+            for step in range(3):
+                x.values[...] = (np.arange(2 * n) + 7 * comm.rank + step) % 251
+                exchange()
+                came = ((np.arange(2 * n) + 7 * low + step) % 251).reshape(-1, 64)[:, :32].ravel()
+                found = y.values.reshape(-1, 32)
+                right = (found[:, :16].ravel() == came).all() and not found[:, 16:].any()
+                assert agree(bool(right), comm)
+    grid.close()
+    other.close()
+
+
+@pytest.mark.parametrize("n", [6, 128])
+def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracomm) -> None:
+    """Rows of a kilobyte are left to copy engines, shorter ones to kernels; a path asked for is taken."""
+    options: Any = {"periodic": True, "proc_shape": (comm.size, 1), "device": "gpu"}
+    with halox.Grid((4 * comm.size, n), comm=comm.Dup(), leave_sms=True, **options) as grid:
+        u = grid.zeros("f8")
+        wanted = {"scatter_gather"} if n == 128 else {"ipc"}
+        for path, found in ((None, wanted), ("ipc", {"ipc"})):
+            rows = grid.plan(u, path=path).explain().rows
+            assert {row.path for row in rows if row.peer != comm.rank} == found
+        u.values[...] = comm.rank
+        grid.exchange(u)
+        low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        assert agree(bool((u.values[0] == low).all() and (u.values[-1] == high).all()), comm)
+
+
+def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:
+    options: Any = {"comm": comm, "device": "gpu"}
+    with pytest.raises(MismatchError, match="leave_sms"):
+        halox.Grid((4 * comm.size,), leave_sms=comm.rank == 1, **options)
+    with pytest.raises(DecompositionError, match="leave_sms: expected True or False"):
+        halox.Grid((4 * comm.size,), leave_sms="yes", **options)
+
+
+def test_it_adds_nothing(machine: Any, comm: MPI.Intracomm) -> None:
+    with halox.Grid(
+        (4 * comm.size,), periodic=True, comm=comm.Dup(), device="gpu", path=PATH
+    ) as grid:
+        u = grid.zeros("f8")
+        with pytest.raises(PathError, match="accumulate needs a copy"):
+            grid.accumulate(u)
+
+
+def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
+    """Short blocks would take a copy engine far longer than a kernel."""
+    with halox.Grid((4 * comm.size, 6), periodic=True, comm=comm.Dup(), device="gpu") as grid:
+        rows = grid.plan(grid.zeros("f8")).explain().rows
+        assert all(row.path != "scatter_gather" for row in rows)

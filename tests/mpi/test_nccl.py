@@ -1,0 +1,386 @@
+"""The path by NCCL on GPUs that the host plays, with an NCCL that moves bytes by MPI."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import Exchange, Recv, Send
+from halox import datatypes as dt
+from halox.errors import ExchangeTimeoutError, PathError, StateError
+from halox.runtime.gpu import streams
+from tests.mpi.conftest import agree
+from tests.mpi.fake_cupy import Array, Machine
+from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
+from tests.mpi.limits import short_waits
+from tests.support import require
+from tests.unit.cpu_kernels import aligned
+from tests.unit.host_launches import HostLaunch, host_launches
+
+require("cxx")
+
+pytestmark = pytest.mark.ranks(2, 3)
+
+
+@pytest.fixture
+def comm() -> MPI.Intracomm:
+    """A communicator of its own, since NCCL is kept with it."""
+    return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture(params=["one node", "a node each"])
+def nodes(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def gpu(
+    nodes: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Machine, FakeNccl]]:
+    monkeypatch.setenv("HALOX_NODE", "rank" if nodes == "a node each" else "")
+    with host_launches():
+        yield machine_with_nccl(comm, monkeypatch)
+    streams._query.cache_clear()
+
+
+one_node = pytest.mark.parametrize("nodes", ["one node"], indirect=True)
+apart = pytest.mark.parametrize("nodes", ["a node each"], indirect=True)
+
+
+def array(shape: tuple[int, ...], dtype: Any = "f8", offset: int = 0) -> Array:
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return Array(aligned(nbytes, offset).view(dtype).reshape(shape))
+
+
+def box(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    return halox.Grid(
+        (4 * comm.size, 6, 5), comm=comm, device="gpu", **{"periodic": True, **options}
+    )
+
+
+def paths_of(report: Any) -> set[str]:
+    return {f"{row.path}/{row.protocol}" for row in report.rows if row.peer != report.rank}
+
+
+def fill(grid: halox.Grid, u: Array, seed: int) -> np.ndarray:
+    """Fill the interior of a field, poison its halo, and return what it shall be."""
+    whole = np.random.default_rng(seed).integers(1, 200, grid.grid_shape).astype(u.dtype)
+    places = [np.arange(s.start - 1, s.stop + 1) % n for s, n in zip(grid.owned, whole.shape)]  # noqa: B905
+    wanted: np.ndarray = whole[np.ix_(*places)]
+    u.values[...] = 0
+    u.values[1:-1, 1:-1, 1:-1] = whole[grid.owned]
+    assert not np.array_equal(u.values, wanted)
+    return wanted
+
+
+DTYPES: list[Any] = ["f8", "f4", "c16", "i1", [("a", "f8"), ("b", "i2")]]
+
+
+def test_exchange(gpu: tuple[Machine, FakeNccl], nodes: str, comm: MPI.Intracomm) -> None:
+    """Each dtype as bytes; between nodes unasked, within one by name."""
+    options = {} if nodes == "a node each" else {"path": "nccl"}
+    for number, dtype in enumerate(map(np.dtype, DTYPES)):
+        axis = number % 3
+        procs = tuple(comm.size if a == axis else 1 for a in range(3))
+        with halox.Grid(
+            (8, 6, 9), halo=1, periodic=True, comm=comm, device="gpu", proc_shape=procs, **options
+        ) as grid:
+            u = array(grid.padded_shape, "i8" if dtype.fields else dtype)
+            wanted = fill(grid, u, axis)
+            if dtype.fields:
+                u, wanted = Array(_records(u.values, dtype)), _records(wanted, dtype)
+            grid.exchange(u)
+            assert agree(u.values.tobytes() == wanted.tobytes(), comm), (dtype, axis)
+            found = paths_of(grid.explain(u))
+            assert agree(bool(found) and found <= {"nccl/packed", "nccl/parts"}, comm), found
+
+
+def _records(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    found = np.zeros(values.shape, dtype)
+    for name in dtype.names or ():
+        found[name] = values
+    return found
+
+
+@apart
+def test_several_fields_and_permuted_components(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
+) -> None:
+    """All fields of a rank travel in one send a neighbour."""
+    _, nccl = gpu
+    with box(comm, halo=1) as grid:
+        u, v = array(grid.padded_shape), array(grid.padded_shape, "f4")
+        w = Array(np.moveaxis(array((3, *grid.padded_shape), "f4").values, 0, -1))
+        wanted = [fill(grid, one, n) for n, one in enumerate((u, v))]
+        parts = [Array(w.values[..., c]) for c in range(3)]
+        wanted_w = [fill(grid, part, 7 + c) for c, part in enumerate(parts)]
+        grid.exchange(u, v, w)
+        right = all(np.array_equal(a.values, b) for a, b in zip((u, v), wanted, strict=True))
+        right &= all(np.array_equal(w.values[..., c], wanted_w[c]) for c in range(3))
+        assert agree(right, comm)
+        sends = [op.peer for op in nccl.groups[-1] if op.is_send]
+        assert agree(sorted(set(sends)) == sorted(sends), comm), sends
+
+
+@apart
+def test_accumulate(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    with box(comm, halo=1) as grid:
+        for step in range(3):
+            u = array(grid.padded_shape)
+            u.values[...] = step + 1
+            grid.accumulate(u)
+            ends = [
+                (np.arange(n) == 0).astype(int) + (np.arange(n) == n - 1) for n in grid.rank_shape
+            ]
+            i, j, k = np.ix_(*(1 + one for one in ends))
+            right = np.array_equal(u.values[1:-1, 1:-1, 1:-1], (step + 1) * i * j * k)
+            assert agree(right and u.values.sum() == (step + 1) * (i * j * k).sum(), comm)
+
+
+@apart
+def test_new_arrays_and_start_and_finish(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
+) -> None:
+    """One plan for all arrays of a layout; several plans under way at once."""
+    with box(comm, halo=1) as grid:
+        for step, offset in enumerate((0, 8, 0, 8 * (comm.rank % 2))):
+            u = array(grid.padded_shape, "f8", offset)
+            wanted = fill(grid, u, step)
+            grid.exchange(u)
+            assert agree(np.array_equal(u.values, wanted), comm), step
+        assert grid._plan_number == 1
+        arrays = [array(grid.padded_shape) for _ in range(2)]
+        plans = [grid.plan(u) for u in arrays]
+        for step in range(3):
+            wanted_all = [fill(grid, u, 10 * step + n) for n, u in enumerate(arrays)]
+            for plan in plans:
+                plan.start()
+            for plan in reversed(plans):
+                plan.finish()
+            right = all(np.array_equal(u.values, w) for u, w in zip(arrays, wanted_all))  # noqa: B905
+            assert agree(right, comm), step
+
+
+@apart
+def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """A plan made before can be called in a capture, the first time too; none can be made in one."""
+    machine, _ = gpu
+    with box(comm, halo=1) as grid:
+        u, v = array(grid.padded_shape), array((2, *grid.padded_shape))
+        plan, wanted = grid.plan(u), fill(grid, u, 1)
+        machine.capturing = True
+        plan()
+        plan.start()
+        plan.finish()
+        with pytest.raises(StateError, match="making a plan needs the host"):
+            grid.exchange(v)
+        machine.capturing = False
+        assert agree(np.array_equal(u.values, wanted), comm)
+
+
+@apart
+@pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
+def test_contiguous_messages_are_not_packed(
+    form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end by itself: launches happen where this rank's part is strided."""
+    _, nccl = gpu
+    launched: list[str] = []
+
+    def counted(made: HostLaunch) -> HostLaunch:
+        launch = made.launch
+
+        def count(*given: Any) -> None:
+            launched.append("launch")
+            launch(*given)
+
+        made.launch = count  # type: ignore[method-assign]
+        return made
+
+    run, column = dt.contiguous(12, "f8"), dt.vector(12, 1, 5, "f8")
+    out = run if form in ("both", "sender") else column
+    into = run if form in ("both", "receiver") else column
+    source, target = array((12, 5)), array((12, 5))
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with host_launches(counted):
+        exchange = Exchange([Send(source, out, right)], [Recv(target, into, left)], comm=comm)
+    with exchange:
+        for step in range(2):
+            source.values[...] = np.arange(60).reshape(12, 5) + 100 * comm.rank + step
+            target.values[...] = -1
+            exchange()
+            values = np.arange(60).reshape(12, 5) + 100 * left + step
+            sent = values.ravel()[:12] if out is run else values[:, 0]
+            wanted = np.full((12, 5), -1.0)
+            if into is run:
+                wanted.ravel()[:12] = sent
+            else:
+                wanted[:, 0] = sent
+            assert agree(np.array_equal(target.values, wanted), comm), step
+        assert len(launched) == 2 * {"both": 0, "neither": 2}.get(form, 1)
+        found = paths_of(exchange.explain())
+        assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
+        assert len(nccl.groups[-1]) == 2
+
+
+@one_node
+def test_not_looked_for_within_a_node(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    with box(comm) as grid:
+        report: Any = grid.plan(array(grid.padded_shape), path="staged").explain()
+        rows = [row for row in report.rows if row.peer != comm.rank]
+        assert rows and all("looks for NCCL only if" in row.why_not["nccl"] for row in rows)
+
+
+WHYS = {
+    "missing": "rank 1: no libnccl.so.2",
+    "other version": "rank 0 has NCCL 2.29.7, rank 1 has 2.27.3; install the same version",
+    "shared": "ranks 0 and 1 share a GPU, which NCCL refuses",
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "nodes"),
+    [*((what, "a node each") for what in WHYS), ("shared", "one node")],
+    indirect=["nodes"],
+)
+def test_reasons(
+    what: str, nodes: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for by name it is one error on all ranks; otherwise another path is taken, and says why."""
+    monkeypatch.setenv("HALOX_NODE", "rank" if nodes == "a node each" else "")
+    second = comm.rank == 1
+    version = 22703 if what == "other version" and second else 22907
+    with host_launches():
+        _, nccl = machine_with_nccl(comm, monkeypatch, shared=what == "shared", version=version)
+        nccl.why_not = "no libnccl.so.2 can be loaded" if what == "missing" and second else ""
+        with box(comm) as grid:
+            u = array(grid.padded_shape)
+            with pytest.raises(PathError, match=WHYS[what]) as raised:
+                grid.plan(u, path="nccl")
+            said = comm.allgather(str(raised.value).partition(";")[0][-60:])
+            assert len(set(said)) == 1, said
+            wanted = fill(grid, u, 3)
+            # Within a node nobody looks for NCCL unasked, and the peer path is not played here.
+            unasked = {} if nodes == "a node each" else {"path": "staged"}
+            plan = grid.plan(u, **unasked)
+            plan()
+            assert agree(np.array_equal(u.values, wanted), comm)
+            if not unasked:
+                rows = [row for row in plan.explain().rows if row.peer != comm.rank]
+                assert all(WHYS[what] in row.why_not["nccl"] for row in rows)
+    streams._query.cache_clear()
+
+
+@apart
+def test_a_communicator_that_cannot_be_made(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
+) -> None:
+    """A wait within NCCL ends on all ranks, also where one of them alone waits."""
+    _, nccl = gpu
+    nccl.blocks = threading.Event()
+    with box(comm) as grid:
+        u = array(grid.padded_shape)
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="ncclCommInitRank"):
+            grid.exchange(u)
+        nccl.blocks.set()
+
+
+@apart
+def test_a_stalled_rank(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exchange under way is aborted, the next call names the ranks that were waited for; a new grid serves."""
+    _, nccl = gpu
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    with pytest.raises(ExchangeTimeoutError) as raised, box(comm) as grid:
+        u = array(grid.padded_shape)
+        plan = grid.plan(u)
+        for _ in range(3):
+            plan()
+            time.sleep(0.3)  # time goes by between exchanges too
+        plan()
+        assert not nccl.aborted
+        words = plan._channels[0]._watch._words
+        nccl.is_stuck = True
+        words[0] = 1  # as the GPU does
+        end = time.monotonic() + 30
+        while not nccl.aborted and time.monotonic() < end:
+            time.sleep(0.05)
+        assert nccl.aborted
+        plan()
+    peers = sorted({(comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size})
+    assert "waited for rank" in str(raised.value) and str(peers[0]) in str(raised.value)
+    assert "HALOX_TIMEOUT" in str(raised.value)
+    comm.Barrier()
+    nccl.is_stuck = False
+    monkeypatch.setenv("HALOX_TIMEOUT", "60")
+    with box(comm) as grid:
+        u = array(grid.padded_shape)
+        wanted = fill(grid, u, 5)
+        grid.exchange(u)
+        assert agree(np.array_equal(u.values, wanted), comm)
+
+
+@apart
+def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """It is made at the first plan that needs it, and serves later grids on the same ranks."""
+    _, nccl = gpu
+    for _ in range(3):
+        with box(comm) as grid:
+            for shape in ((), (2,)):
+                grid.exchange(array((*grid.padded_shape, *shape)))
+    assert nccl.made == 1 and not nccl.aborted
+
+
+@apart
+def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """A message between a GPU and the host goes another path, as do all others of the plan."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    made: Any = [np.full(8, comm.rank, "f8"), np.zeros(8)]
+    if comm.rank == 0:
+        made = [Array(a) for a in made]
+    sends, receives = [Send(made[0], "f8", right, count=8)], [Recv(made[1], "f8", left, count=8)]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        exchange()
+        assert not any(one.startswith("nccl") for one in paths_of(exchange.explain()))
+    found = made[1].values if comm.rank == 0 else made[1]
+    assert agree(bool((found == left).all()), comm)
+
+
+@apart
+@pytest.mark.ranks(2)
+def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Under one tag they are one send; each is received as what it was sent as."""
+    _, nccl = gpu
+    n, other = 4, 1 - comm.rank
+    sides = [(axis, end) for axis in range(3) for end in (0, 1)]
+
+    def face(axis: int, at: int) -> Any:
+        starts = [at if a == axis else 1 for a in range(3)]
+        extents = [1 if a == axis else n for a in range(3)]
+        return dt.subarray((n + 2,) * 3, extents, starts, "f8")
+
+    u = array((n + 2,) * 3)
+    before = np.arange(u.size).reshape(u.shape) + 1000.0 * comm.rank
+    theirs = np.arange(u.size).reshape(u.shape) + 1000.0 * other
+    u.values[...] = before
+    sends = [Send(u, face(axis, n if end else 1), other) for axis, end in sides]
+    receives = [Recv(u, face(axis, 0 if end else n + 1), other) for axis, end in sides]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        exchange()
+    wanted, inner = before.copy(), slice(1, n + 1)
+    for axis, end in sides:
+        to, of = [inner] * 3, [inner] * 3
+        to[axis], of[axis] = (
+            (slice(0, 1), slice(n, n + 1)) if end else (slice(n + 1, None), slice(1, 2))
+        )  # type: ignore[call-overload]
+        wanted[tuple(to)] = theirs[tuple(of)]
+    assert agree(np.array_equal(u.values, wanted), comm)
+    assert len(nccl.groups[-1]) == 2

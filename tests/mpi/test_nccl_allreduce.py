@@ -1,0 +1,135 @@
+"""Allreduce across nodes by NCCL, on GPUs and with an NCCL that the host plays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.collectives.device import nccl_reduction
+from halox.errors import FieldError, MismatchError, StateError
+from halox.runtime.gpu import streams
+from tests.mpi.conftest import agree
+from tests.mpi.fake_cupy import Array, Machine
+from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
+from tests.support import require
+from tests.unit.reduction_oracle import expected, same, sample
+
+require("cxx")
+
+pytestmark = pytest.mark.ranks(2, 3)
+
+
+@pytest.fixture
+def comm() -> MPI.Intracomm:
+    """A communicator of its own, since NCCL is kept with it."""
+    return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture(params=["a node each", "two nodes"])
+def node(request: pytest.FixtureRequest, comm: MPI.Intracomm) -> str:
+    if request.param == "two nodes":
+        return "second" if comm.rank % 3 == 1 else "first"
+    return "rank"
+
+
+@pytest.fixture
+def gpu(
+    node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Machine, FakeNccl]]:
+    monkeypatch.setenv("HALOX_NODE", node)
+    yield machine_with_nccl(comm, monkeypatch)
+    streams._query.cache_clear()
+
+
+def wanted(op: str, node: str, values: list[Any]) -> Any:
+    """The nodes' values in the order of the nodes, each of them in the order of its ranks."""
+    if node == "rank":
+        return expected(op, values)
+    groups = [
+        [v for i, v in enumerate(values) if (i % 3 == 1) == second] for second in (False, True)
+    ]
+    return expected(op, [expected(op, group) for group in groups])
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+def test_combined_in_the_order_of_the_nodes(
+    is_cut: bool,
+    node: str,
+    gpu: tuple[Machine, FakeNccl],
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if is_cut else 1 << 20)
+    for op, dtype, elements in (
+        ("sum", "f8", 701),
+        ("max", "f4", 37),
+        ("prod", "c16", 33),
+        ("logical_xor", "?", 64),
+    ):
+        values = [sample(dtype, op, elements, rank) for rank in range(comm.size)]
+        right = wanted(op, node, values)
+        with halox.Allreduce(comm, elements, dtype, op, device="gpu") as reduce:
+            assert (reduce.algorithm, reduce.captures) == ("hierarchical", True)
+            for _ in range(2):
+                mine = Array(values[comm.rank].copy())
+                found = reduce(mine)
+                ok = same(found.get(), right) and same(mine.get(), values[comm.rank])
+                again = reduce(mine, out=mine)
+                ok &= again is mine and mine.get().tobytes() == found.get().tobytes()
+                assert agree(ok, comm), (op, dtype)
+            assert len(set(comm.allgather(found.get().tobytes()))) == 1
+
+
+def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    machine, _ = gpu
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        a, out = Array(np.full(5, comm.rank + 1.0)), Array(np.zeros(5))
+        machine.capturing = True
+        reduce(a, out)
+        with pytest.raises(StateError, match="making a reduction needs the host"):
+            halox.Allreduce(comm, 6, "f8", device="gpu")
+        machine.capturing = False
+        assert agree(bool((out.get() == comm.size * (comm.size + 1) / 2).all()), comm)
+
+
+def test_without_nccl_it_goes_through_the_host(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
+) -> None:
+    _, nccl = gpu
+    nccl.why_not = "no libnccl.so.2 can be loaded" if comm.rank == 1 else ""
+    with halox.Allreduce(comm, 5, "f8", algorithm="hierarchical", device="gpu") as reduce:
+        assert not reduce.captures and not nccl.groups
+        found = reduce(Array(np.full(5, 2.0)))
+        assert agree(bool((found.get() == 2 * comm.size).all()), comm)
+
+
+def test_a_bad_array_on_all_ranks(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        with pytest.raises(FieldError, match=r"array: got shape \(4,\)"):
+            reduce(Array(np.zeros(4)))
+        found = reduce(Array(np.full(5, 2.0)))
+        assert agree(bool((found.get() == 2 * comm.size).all()), comm)
+
+
+def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Nobody waits for it: the others' next call raises, and then all go on."""
+    good, last = Array(np.ones(5)), comm.rank == comm.size - 1
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        for turn in range(3):
+            if last:
+                with pytest.raises(FieldError, match=r"array: got shape \(4,\)"):
+                    reduce(Array(np.zeros(4)))
+                comm.Barrier()
+            else:
+                time.sleep(0.05 * turn)  # the note may be there before this rank's call
+                reduce(good)
+                comm.Barrier()  # the note has been sent
+                with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
+                    reduce(good)
+            assert agree(bool((reduce(good).get() == comm.size).all()), comm)

@@ -1,0 +1,397 @@
+"""Windows, keys and rounds of the scatter_gather path, over plain memory, against MPI's own packing and unpacking."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+
+from halox import datatypes as dt
+from halox.errors import PathError
+from halox.paths.messages import Message, Part
+from halox.paths.scatter_gather.engine import Limits, Region
+from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.rounds import Rounds
+from halox.paths.scatter_gather.windows import (
+    MOST_WINDOWS,
+    MessageBlocks,
+    Proposal,
+    agreed_chunk,
+    propose,
+)
+from tests import support
+from tests.support import trials
+from tests.unit.datatype_strategies import Recipe, build, recipes
+from tests.unit.memory_engine import Fabric, MemoryEngine
+
+support.require("mpi")
+from tests.unit import test_pack_against_mpi as oracle  # noqa: E402
+
+EXAMPLES = int(os.environ.get("HALOX_EXAMPLES", trials(400)))
+
+
+def message(*parts: Part, direction: Any = "send", peer: int = 1) -> Message:
+    return Message(peer, direction, parts)
+
+
+def blocks_of(*types: dt.Datatype) -> MessageBlocks:
+    return MessageBlocks.of(message(*(Part(0, t) for t in types)))
+
+
+def memory_of(array: np.ndarray, origin: int = 0) -> Memory:
+    return Memory(array.ctypes.data + origin, array.ctypes.data, array.nbytes, array)
+
+
+class Pair:
+    """Two ranks with an engine each, and a message from rank 0 to rank 1."""
+
+    def __init__(self, sender: dict[str, int], receiver: dict[str, int]) -> None:
+        fabric = Fabric()
+        self.engines = MemoryEngine(0, fabric, **sender), MemoryEngine(1, fabric, **receiver)
+        self.keys = [Keys(engine) for engine in self.engines]
+
+    def link(
+        self, ends: tuple[MessageBlocks, MessageBlocks], memory: tuple[list[Memory], list[Memory]]
+    ) -> tuple[Rounds, Rounds]:
+        nbytes = ends[0].nbytes
+        proposals = [propose(b, e.limits) for b, e in zip(ends, self.engines, strict=True)]
+        chunk = agreed_chunk(*proposals, nbytes)
+        assert chunk is not None and chunk > 0
+        lists = [k.local(b, chunk, m) for k, b, m in zip(self.keys, ends, memory, strict=True)]
+        offers = [
+            k.offer(own, 1 - n) for n, (k, own) in enumerate(zip(self.keys, lists, strict=True))
+        ]
+        a, b = (
+            Rounds(
+                self.keys[n],
+                lists[n],
+                1 - n,
+                offers[1 - n],
+                self.keys[n].take(1 - n, offers[1 - n]),
+            )
+            for n in (0, 1)
+        )
+        assert (a.count, a.at_once, a.n_windows) == (b.count, b.at_once, b.n_windows)
+        return a, b
+
+    @staticmethod
+    def move(ends: tuple[Rounds, Rounds], direction: Any) -> None:
+        mover = ends[0] if direction == "put" else ends[1]
+        for number in range(mover.count):
+            for end in ends:
+                end.enter(number)
+            for transfer in mover.transfers(direction, number):
+                transfer.post()
+
+
+LIMITS = st.fixed_dictionaries(
+    {
+        "entries": st.sampled_from((1, 2, 4, 7, 100)),
+        "repeats": st.sampled_from((1, 1, 3, 1000)),
+        "key_bytes": st.sampled_from((5, 64, 1000, 1 << 30)),
+        "keys": st.sampled_from((1, 3, 1 << 16)),
+        "windows": st.sampled_from((1, 2, 8)),
+        "window_bytes": st.sampled_from((1, 32)),
+    }
+)
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+)
+@given(
+    recipe=recipes(),
+    other=recipes(),
+    count=st.sampled_from((1, 2, 3)),
+    limits=st.tuples(LIMITS, LIMITS),
+    direction=st.sampled_from(("put", "get")),
+)
+def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(
+    recipe: Recipe, other: Recipe, count: int, limits: Any, direction: str
+) -> None:
+    """Both ends' types differ, and so do their engines' limits; the target's other bytes stay as they are."""
+    source, into = build(recipe), build(other)
+    assume(source.size and into.size and oracle.mpi_packs_rightly(source))
+    # As many bytes at both ends: the shorter one's items, and a rest of single bytes behind the other.
+    counts = [max(1, into.size * count // source.size), 0]
+    nbytes = counts[0] * source.size
+    counts[1], rest = divmod(nbytes, into.size)
+    assume(counts[0] <= 8 and counts[1] <= 8 and not into.overlaps(max(counts[1], 1)))
+    sent, received = oracle.Memory(source, counts[0]), oracle.Memory(into, counts[1])
+    tail = np.full(rest + 2, 0x5A, np.uint8)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 37 % 251
+    received.bytes[:] = 0x5A
+    wanted = oracle.Memory(into, counts[1])
+    wanted.bytes[:] = 0x5A
+    made = [oracle.mpi_type(r, halves=oracle.OPEN_MPI) for r in (recipe, other)]
+    singles = [oracle.one_item(t, n) for t, n in zip(made, counts, strict=True)]
+    packed = oracle.mpi_pack(singles[0], sent, nbytes)
+    assume(counts[1] == 0 or oracle.mpi_packs_rightly(into))
+    oracle.mpi_unpack(packed[: nbytes - rest], singles[1], wanted)
+    for handle in (*made, *singles):
+        handle.Free()
+
+    parts = [Part(0, into, counts[1])] * bool(counts[1])
+    parts += [Part(1, dt.contiguous(rest, "u1"))] * bool(rest)
+    ends = (
+        MessageBlocks.of(message(Part(0, source, counts[0]))),
+        MessageBlocks.of(message(*parts, direction="receive", peer=0)),
+    )
+    places = {0: memory_of(received.bytes, received.origin), 1: memory_of(tail, 1)}
+    pair = Pair(*limits)
+    event(direction)
+    if not all(_is_possible(b, e.limits) for b, e in zip(ends, pair.engines, strict=True)):
+        return
+    linked = pair.link(
+        ends, ([memory_of(sent.bytes, sent.origin)], [places[n] for n in ends[1].arrays])
+    )
+    pair.move(linked, direction)
+    np.testing.assert_array_equal(received.bytes, wanted.bytes)
+    np.testing.assert_array_equal(tail[1 : 1 + rest], packed[nbytes - rest :])
+    assert tail[0] == tail[-1] == 0x5A
+
+
+def _is_possible(blocks: MessageBlocks, limits: Limits) -> bool:
+    return propose(blocks, limits).by_bytes > 0
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(recipe=recipes(), count=st.sampled_from((1, 2, 3)), chunk=st.integers(1, 3000))
+def test_windows_hold_the_blocks_in_order(recipe: Recipe, count: int, chunk: int) -> None:
+    datatype = build(recipe)
+    assume(datatype.size)
+    blocks = MessageBlocks.of(message(Part(0, datatype, count)))
+    windows = blocks.windows(chunk, [Region(0, 1 << 20, 1)], [1 << 16])
+    assert [w.nbytes for w in windows[:-1]] == [chunk] * (len(windows) - 1)
+    assert 0 < windows[-1].nbytes <= chunk
+    assert max(w.lengths.size for w in windows) == blocks.most_touched(chunk)
+    found = [
+        address + k
+        for w in windows
+        for address, n in zip(w.addresses.tolist(), w.lengths.tolist(), strict=True)
+        for k in range(n)
+    ]
+    listed = datatype.blocks(count)
+    assert found == [
+        (1 << 16) + offset + k
+        for offset, n in zip(listed.offsets.tolist(), listed.lengths.tolist(), strict=True)
+        for k in range(n)
+    ]
+
+
+def test_blocks_of_several_arrays_are_merged_within_each() -> None:
+    joined = message(
+        Part(4, dt.contiguous(3, "f8")),
+        Part(4, dt.hindexed([1], [24], "f8")),
+        Part(2, dt.hindexed([1], [32], "f8")),
+        Part(4, dt.vector(2, 1, 2, "f4")),
+    )
+    blocks = MessageBlocks.of(joined)
+    assert blocks.arrays == (4, 2)
+    assert blocks.array_of.tolist() == [0, 1, 0, 0]
+    assert blocks.offsets.tolist() == [0, 32, 0, 8] and blocks.lengths.tolist() == [32, 8, 4, 4]
+
+
+def test_identity_is_that_of_the_bytes_meant() -> None:
+    face = dt.subarray((4, 6), (3, 2), (0, 0), "f8")
+    assert blocks_of(face).identity == blocks_of(dt.vector(3, 2, 6, "f8")).identity
+    assert blocks_of(face).identity != blocks_of(dt.vector(3, 2, 5, "f8")).identity
+    other = MessageBlocks.of(message(Part(0, face), Part(1, face)))
+    assert other.identity != MessageBlocks.of(message(Part(0, face), Part(0, face))).identity
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver", "chunk"),
+    [
+        (dt.vector(64, 768, 1000, "u1"), dt.vector(96, 512, 1000, "u1"), 1536),
+        (dt.vector(64, 768, 1000, "u1"), dt.contiguous(64 * 768, "u1"), 3072),
+        (dt.contiguous(1 << 16, "u1"), dt.contiguous(1 << 16, "u1"), 1 << 16),
+        (dt.vector(12, 1000, 2000, "u1"), dt.vector(16, 750, 2000, "u1"), 3000),
+        # No multiple of both lengths fits four entries: blocks are cut.
+        (dt.vector(7, 1001, 2000, "u1"), dt.vector(11, 637, 2000, "u1"), 2048),
+        (dt.vector(64, 768, 1000, "u1"), dt.indexed([40000, 9152], [0, 50000], "u1"), 2048),
+    ],
+)
+def test_agreed_windows_suit_both_ends(sender: Any, receiver: Any, chunk: int) -> None:
+    limits = Limits(entries=4)
+    ends = [blocks_of(sender), blocks_of(receiver)]
+    assert ends[0].nbytes == ends[1].nbytes
+    proposals = [propose(end, limits) for end in ends]
+    assert agreed_chunk(*proposals, ends[0].nbytes) == chunk
+    assert agreed_chunk(*proposals[::-1], ends[0].nbytes) == chunk
+    for end in ends:
+        assert end.most_touched(chunk) <= limits.entries
+
+
+def test_regular_blocks_take_one_entry_where_it_repeats() -> None:
+    face, limits = dt.vector(1000, 100, 300, "u1"), Limits(entries=2, repeats=1 << 20)
+    assert propose(blocks_of(face), limits).by_blocks == 100_000
+    irregular = dt.indexed_block(100, [0, 300, 700], "u1")
+    assert propose(blocks_of(irregular), limits).by_blocks == 200
+
+
+def test_messages_are_divided_for_both_ends_to_work() -> None:
+    whole = blocks_of(dt.contiguous(1 << 20, "u1"))
+    assert propose(whole, Limits(1, windows=8)).by_blocks == 1 << 17
+    assert propose(whole, Limits(1, windows=8, window_bytes=1 << 19)).by_blocks == 1 << 19
+    assert propose(whole, Limits(1, key_bytes=1000)).by_bytes == 512
+
+
+def test_sizes_that_cannot_agree_are_none() -> None:
+    """Bytes apart, over more of them than there can be windows."""
+    n = 2 * MOST_WINDOWS
+    scattered, limits = blocks_of(dt.vector(n, 1, 2, "u1")), Limits(entries=1)
+    proposal = propose(scattered, limits)
+    assert agreed_chunk(proposal, proposal, n) is None
+    assert agreed_chunk(proposal, Proposal(1, n, n), n) is None
+    assert agreed_chunk(*[propose(scattered, Limits(entries=2))] * 2, n) == 2
+
+
+# Keys
+
+
+def face_pair(n: int = 16, block: int = 64) -> tuple[MessageBlocks, list[np.ndarray]]:
+    blocks = blocks_of(dt.vector(n, block, 2 * block, "u1"))
+    arrays = [np.zeros(2 * n * block, np.uint8) for _ in range(2)]
+    arrays[0][:] = np.arange(arrays[0].size) % 251
+    return blocks, arrays
+
+
+def test_pool_makes_keys_in_batches_before_they_are_needed() -> None:
+    engine = MemoryEngine(pool=8, keys=20)
+    pool = KeyPool(engine)
+    assert (pool.free, engine.made) == (8, 8)
+    taken = pool.take(3)
+    pool.refill()
+    assert (pool.free, engine.made) == (5, 8)
+    taken += pool.take(1)
+    pool.refill()
+    assert (pool.free, engine.made) == (12, 16)
+    assert len(pool.take(50)) == 16, "there are no more than 20"
+    assert pool.take(1) == []
+    pool.put_back(taken)
+    assert pool.free == 4
+    pool.close()
+
+
+def test_a_layout_is_mapped_and_sent_once() -> None:
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    memory = tuple([memory_of(a)] for a in arrays)
+    for repeat in range(3):
+        linked = pair.link((blocks, blocks), memory)
+        pair.move(linked, "put")
+        assert (arrays[1].reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
+        assert [e.mapped for e in pair.engines] == [4, 4], repeat
+        assert [e.exported for e in pair.engines] == [4, 4], repeat
+        for end in linked:
+            end.close()
+    # Other memory, another chunk, another layout: new keys.
+    other = np.zeros_like(arrays[1])
+    pair.move(pair.link((blocks, blocks), (memory[0], [memory_of(other)])), "get")
+    assert (other.reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
+    assert [e.mapped for e in pair.engines] == [4, 8]
+
+
+def test_freed_memory_is_noticed() -> None:
+    """Another object at the same address is registered and mapped anew, and the peer's keys are replaced."""
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    ground = np.zeros(arrays[1].size, np.uint8)
+
+    class Owner:
+        pass
+
+    def memory(owner: object) -> list[Memory]:
+        return [Memory(ground.ctypes.data, ground.ctypes.data, ground.nbytes, owner)]
+
+    generations = []
+    for _ in range(2):
+        owner = Owner()
+        linked = pair.link((blocks, blocks), ([memory_of(arrays[0])], memory(owner)))
+        ground[:] = 0
+        pair.move(linked, "put")
+        assert (ground.reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
+        (region,) = pair.engines[1].regions.values()
+        assert pair.keys[1].registrations.is_current(region)
+        generations.append(region.generation)
+        for end in linked:
+            end.close()
+        del owner
+        gc.collect()
+        assert not pair.keys[1].registrations.is_current(region)
+    assert generations[0] != generations[1]
+    assert [e.mapped for e in pair.engines] == [4, 8]
+
+
+def test_keys_in_use_survive_that_their_memory_is_registered_anew() -> None:
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    keys = pair.keys[0]
+    first = keys.local(blocks, 256, [memory_of(arrays[0])])
+    used = [*first.keys]
+    again = keys.local(
+        blocks, 256, [Memory(arrays[0].ctypes.data, arrays[0].ctypes.data, arrays[0].nbytes, pair)]
+    )
+    assert first.keys == used and not set(map(id, again.keys)) & set(map(id, used))
+    keys.release(first)
+    assert first.keys == [] and again.keys
+    keys.release(again)
+    assert again.keys, "they stay mapped"
+
+
+def test_windows_slide_where_keys_are_few() -> None:
+    """Three keys at one end, two at the other, sixteen windows: eight rounds, and no error."""
+    pair, (blocks, arrays) = Pair({"entries": 1, "keys": 3}, {"entries": 1, "keys": 2}), face_pair()
+    linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
+    assert (linked[0].n_windows, linked[0].at_once, linked[0].count) == (16, 2, 8)
+    for step in range(2):
+        arrays[0][:] = (np.arange(arrays[0].size) + step) % 251
+        pair.move(linked, "put" if step else "get")
+        assert (arrays[1].reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
+
+
+def test_unused_lists_give_way() -> None:
+    """The least recently used list that no plan holds loses its keys, and the peer forgets them."""
+    pair, (blocks, arrays) = Pair({"keys": 8}, {}), face_pair()
+    first, second, third = (np.copy(arrays[0]) for _ in range(3))
+    target = [memory_of(arrays[1])]
+    for array in (first, second):
+        for end in pair.link((blocks, blocks), ([memory_of(array)], target)):
+            end.close()
+    assert pair.engines[0].mapped == 8
+    linked = pair.link((blocks, blocks), ([memory_of(third)], target))
+    assert len(pair.keys[1]._remote) == 2, "the first one's keys are forgotten"
+    third[:] = 7
+    pair.move(linked, "get")
+    assert (arrays[1].reshape(16, 128)[:, :64] == 7).all()
+    held = pair.keys[0].local(blocks, 256, [memory_of(second)])
+    assert pair.engines[0].mapped == 12, "the second one's are mapped still"
+    with pytest.raises(PathError, match="all 8 are in use"):
+        pair.keys[0].local(blocks, 256, [memory_of(first)])
+    pair.keys[0].release(held)
+
+
+def test_keys_that_a_peer_does_not_know_are_refused() -> None:
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    keys = pair.keys[0]
+    offer = keys.offer(keys.local(blocks, 256, [memory_of(arrays[0])]), 1)
+    with pytest.raises(PathError, match="not known here"):
+        pair.keys[1].take(0, offer._replace(keys=None))
+    pair.keys[1].take(0, offer)
+    assert pair.keys[1].take(0, offer._replace(keys=None)) == offer.keys
+    with pytest.raises(PathError, match="generation"):
+        pair.keys[1].take(0, offer._replace(keys=None, generation=99))
+
+
+def test_everything_is_returned_at_the_end() -> None:
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
+    for end in linked:
+        end.close()
+    for keys, engine in zip(pair.keys, pair.engines, strict=True):
+        keys.close()
+        assert not engine.regions and not engine.made
+    assert not pair.engines[0].fabric.keys
