@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from apps.milc import device_kernels
 from halox.cli import main
 from halox.errors import HaloxError
 from halox_bench.milc.cases import LATTICES, MilcCase, cases, grown, scaled
@@ -47,6 +48,44 @@ def test_a_wrong_operator_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         problem.operator.tables[0].matrices[5] *= 1.001
         with pytest.raises(WrongResult, match=r"D\^2 of an eigenvector is wrong by"):
             problem.check()
+
+
+def test_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as C++, on fields and tables in the order that GPUs have."""
+    support.require("mpi")
+    support.require("cxx")
+    from mpi4py import MPI
+
+    from halox_bench.milc import problem
+    from tests.unit.test_milc_kernels import BARRIERS, MILC_CU, STAGGERED, FakeCupy, OnNumpy
+
+    lattices, operators = problem.app("milc.lattice"), problem.app("milc.operator")
+    monkeypatch.setattr(device_kernels, "THREADS", 32)
+    device = FakeCupy(MILC_CU, STAGGERED, BARRIERS)
+
+    class ComponentsFirst(lattices.Lattice):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.components_first = True
+
+    monkeypatch.setattr(lattices, "Lattice", ComponentsFirst)
+    monkeypatch.setattr(
+        operators, "DeviceKernels", lambda lattice, dtype: OnNumpy(lattice, dtype, device)
+    )
+    case = MilcCase((10, 8, 4, 6), "naive")
+    with problem.Problem(case, MPI.COMM_SELF, "cpu") as made:
+        made.check()
+        device.calls.clear()
+        made.dslash()()
+        assert device.calls == ["dslash"]
+        run = made.iterations(made.iteration)
+        for _ in range(3):
+            run()
+        assert made.gradient.is_running
+        assert made.floor_bytes() == (1248 * 960, 2928 * 960)
+        made.operator.tables[1].matrices[3] *= -1
+        with pytest.raises(WrongResult):
+            made.check()
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
