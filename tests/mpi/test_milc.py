@@ -123,6 +123,33 @@ def folder(tmp_path: Path, comm: MPI.Intracomm) -> Path:
     return Path(comm.bcast(str(tmp_path)))
 
 
+class HostGrid(halox.Grid):
+    """A grid on the host that calls itself one on GPUs where that is asked for."""
+
+    def __init__(self, shape: Any, *, device: Any, **options: Any) -> None:
+        super().__init__(shape, device="cpu", **options)
+        self.device = device
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("path", ["staged", "peer"])
+def test_links_are_made_whatever_path_gpus_take(
+    path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(halox, "Grid", HostGrid)
+    monkeypatch.setenv("HALOX_PATH", path)
+    block = whole_vectors()
+    with Lattice(SHAPE, 3, comm, "gpu") as lattice:
+        assert lattice.grid.device == "gpu" and lattice.host.device == "cpu"
+        mine = np.ascontiguousarray(block[lattice.owned])
+        found = [lattice.shifted(mine, mu, 3) for mu in range(4)]
+    same = [
+        np.array_equal(one, np.roll(block, -3, 3 - mu)[lattice.owned])
+        for mu, one in enumerate(found)
+    ]
+    assert agree(all(same), comm)
+
+
 class TestOperator:
     @pytest.mark.parametrize("precision", PRECISIONS)
     def test_definition_and_the_bits_of_one_rank(

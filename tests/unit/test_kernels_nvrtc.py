@@ -44,6 +44,7 @@ KERNELS = [
     strided(3, 16, 4, 6, 1024),
     strided(3, 0, 2, 31),
     strided(5, 0, 4, 0),
+    ("strided_copy", (("TABLE_REGIONS", "6"), ("MARKED", "1"))),
     strided(5, 0, 4, 20, 1024),
     strided(2, 4, 4, 1, tiled=4),
     strided(3, 8, 2, 1, tiled=2),

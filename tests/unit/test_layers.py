@@ -159,7 +159,8 @@ BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
-    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose", "checkpoint"), 2),
+    **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
+    **dict.fromkeys(("checkpoint", "milc"), 2),
     "ddtbench": 3,
     "command": 4,
 }
