@@ -28,6 +28,7 @@ from halox.collectives.device.tree_reduction import DeviceMoves
 from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
+from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
@@ -221,6 +222,24 @@ class NcclAcrossNodes:
         self._check_notes()
         self._order.follow(stream)
         self._put(source, target, stream)
+
+    def bind(self, source: int, target: int | Callable[[], Any]) -> Callable[[], Any]:
+        """Prepare calls on CuPy's current stream, to one address, or to arrays that are made for the results."""
+        reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
+        if not callable(target):
+            return lambda: reduce(source, target, current_stream(), None)
+
+        def call() -> Any:
+            stream = current_stream()
+            try:
+                result = target()
+            except Exception as error:
+                reduce(0, 0, stream, error)
+                raise
+            reduce(source, result.data.ptr, stream, None)
+            return result
+
+        return call
 
     def _check_notes(self) -> None:
         """Raise if a rank of another node has cancelled a call."""
