@@ -43,6 +43,10 @@ class StateError(HaloxError, RuntimeError):
     """Calls in an order that has no meaning, such as ``finish`` without ``start``."""
 
 
+class CheckpointError(HaloxError, OSError):
+    """A checkpoint cannot be written or read: damaged, of another grid, in use, no space; the text says which."""
+
+
 class ExchangeTimeoutError(HaloxError, TimeoutError):
     """A rank waited ``HALOX_TIMEOUT`` seconds for a neighbour that did not arrive."""
 

@@ -1,7 +1,8 @@
 """The grid: what a user declares once and calls every step.
 
 This module is the public face of the layers below and holds no algorithm of its own: reductions are methods of
-`halox.collectives.grid_reductions`, allocations of `halox.allocation`; the division is made in `halox.division`.
+`halox.collectives.grid_reductions`, allocations of `halox.allocation`, gathers, scatters and checkpoints of
+`halox.grid_data`; the division is made in `halox.division`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
 from halox.field_options import field_spec
-from halox.gathering import gather
+from halox.grid_data import GridData
 from halox.paths.base import Operation
-from halox.runtime.arrays import Array
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Grid(GridAllocation, GridReductions):
+class Grid(GridAllocation, GridReductions, GridData):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -254,42 +254,6 @@ class Grid(GridAllocation, GridReductions):
         if layout.spec.parity is not None:
             last = 2 * last + (sum(others) + PARITIES.index(layout.spec.parity)) % 2
         return (*others, last)
-
-    @one_thread
-    def gather(self, field: object, root: int = 0) -> Array | None:
-        """Bring the owned cells of all ranks together.
-
-        Parameters
-        ----------
-        field : array
-            Of one dtype and layout on all ranks.
-        root : int
-            The rank that gets them; the same on all ranks.
-
-        Returns
-        -------
-        numpy.ndarray or None
-            The whole field on the host of rank ``root``, None on the others. A field of one parity stays compact: half
-            the cells along the last grid axis.
-
-        Raises
-        ------
-        FieldError
-            If the array does not fit the grid, or ``root`` is no rank.
-        MismatchError
-            If dtypes, layouts or roots differ between ranks.
-        HaloxError
-            Also if rank ``root`` has no memory for the whole field.
-        ExchangeTimeoutError
-            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
-
-        Notes
-        -----
-        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
-        cells are not contiguous; a field on a GPU comes to the host as a whole first.
-        """
-        self._world.begin("gather")
-        return gather(self._world, field, self.layout, root)
 
     def dataarray(self, field: object, **options: Any) -> Any:
         """Return this rank's cells as an `xarray.DataArray`; see `halox.xarray.dataarray`."""

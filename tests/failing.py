@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import launching
+
 SHARED_MEMORY = Path("/dev/shm")
 
 _EXIT_S = 120.0
@@ -83,32 +84,22 @@ def run(job: Job, folder: Path) -> Ended:
 
     folder.mkdir(parents=True, exist_ok=True)
     before = _in_shared_memory()
-    environment = launcher.environment(job.ranks) | {"PYTHONPATH": str(ROOT)} | job.environment
+    environment = (
+        launcher.environment(job.ranks) | {"PYTHONPATH": str(launching.ROOT)} | job.environment
+    )
     for name in ("HALOX_PATH", "HALOX_NODE"):
         environment.pop(name, None)
     guard_s = job.limit_s + _EXIT_S
     words = [str(folder), str(job.survivors), str(job.limit_s), job.module]
     command = [launcher.find().path, "-n", str(job.ranks), sys.executable, "-m", "tests.failing"]
-    # To a file: the launcher may be ended before it has passed on what was said.
-    with (folder / "said").open("w") as said:
-        process = subprocess.Popen(
-            [*command, *words, json.dumps(job.argument)],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(guard_s + 30)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # Nothing may be printed for as long as the job may last.
+    ended = launching.run(
+        [*command, *words, json.dumps(job.argument)], environment, quiet_s=guard_s + 30
+    )
     told = {item.stem: json.loads(item.read_text()) for item in folder.glob("*.json")}
     nothing = {"status": None}
     exits = [told.pop(f"exit {rank}", nothing) for rank in range(job.survivors)]
-    return Ended(told, exits, (folder / "said").read_text(errors="replace"), _left(folder, before))
+    return Ended(told, exits, ended.said, _left(folder, before))
 
 
 def _in_shared_memory() -> set[str]:

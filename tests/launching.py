@@ -29,6 +29,17 @@ PYTEST = [
 ]
 """Arguments of a Python that runs tests on each rank."""
 
+SETTINGS = {
+    "PYTHONPATH": str(ROOT),
+    # The options of the run that starts this one are not meant for it.
+    "PYTEST_ADDOPTS": "",
+    # No plugin is needed, and each is imported once a rank.
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    # There are more ranks than cores: threads that wait for one another would wait long.
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Environment of the ranks of such a run."""
+
 
 @dataclass(frozen=True)
 class Ended:

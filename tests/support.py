@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -23,6 +23,14 @@ FULL = "HALOX_TEST_FULL"
 def trials(number: int) -> int:
     """How many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
+
+
+def full(*cases: Any) -> list[Any]:
+    """Cases for ``parametrize`` that only the whole matrix has, tuples of several parameters among them."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+        for case in cases
+    ]
 
 
 def _has(module: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from halox.cli import launcher
 from tests import netns
-from tests.launching import PYTEST, ROOT, run
+from tests.launching import PYTEST, SETTINGS, run
 from tests.support import require
 
 RANKS = 4
@@ -23,7 +23,7 @@ ON_EACH = [*PYTEST, "-o", "addopts="]
 def passing(command: list[str], environment: dict[str, str]) -> str:
     """Run ranks to their end, and return their output."""
     faulthandler.cancel_dump_traceback_later()
-    ended = run(command, environment | {"PYTHONPATH": str(ROOT)})
+    ended = run(command, environment | SETTINGS)
     assert ended.status == 0, f"status {ended.status}\n{ended.said[-8000:]}"
     return ended.said
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from halox.cli import launcher
-from tests.launching import PYTEST, ROOT, Ended, run
-from tests.support import FULL, require
+from tests.launching import PYTEST, SETTINGS, Ended, run
+from tests.support import FULL, full, require
 from tests.unit.kept import folder
 
 
@@ -21,11 +21,11 @@ def on_ranks(ranks: int) -> Ended:
     folder()  # of the compiled kernels, which the ranks share
     selection = "full or not full" if os.environ.get(FULL) else "not full"
     command = launcher.command(launcher.find(), ranks, [*PYTEST, "-m", selection, "tests/mpi"])
-    return run(command, launcher.environment(ranks) | {"PYTHONPATH": str(ROOT)})
+    return run(command, launcher.environment(ranks) | SETTINGS)
 
 
-# The longest first.
-@pytest.mark.parametrize("ranks", [8, 6, 4, 3, 2])
+# The longest first. Six are a grid of unlike sides, as three are, and a tree with a rest.
+@pytest.mark.parametrize("ranks", [8, *full(6), 4, 3, 2])
 def test_on_ranks(ranks: int) -> None:
     # A rank run has hundreds of tests, and limits of its own.
     faulthandler.cancel_dump_traceback_later()

@@ -83,6 +83,10 @@ class ConjugateGradient:
     inner : Staggered, optional
         The same operator in single precision, for the iterations; by default they are in that of ``operator``.
 
+    Attributes
+    ----------
+    iteration : list of Step
+
     Notes
     -----
     Collective, as are all methods.
@@ -118,7 +122,7 @@ class ConjugateGradient:
         kernels, state = within.kernels, self._state
         p, values = within.fields[parity], within.interiors[parity]
         self._history = kernels.history(stop.iterations)
-        self._iteration = [
+        self.iteration = [
             *within.normal_steps(parity, mass, ap, state),
             Step("sums", kernels.sum(Slot.PAP, values, ap, state)),
             Step("linear algebra", kernels.reduce(ap, r, state)),
@@ -136,8 +140,24 @@ class ConjugateGradient:
             If the path of an exchange or a sum cannot be captured.
         """
         self._write(STATUS=Status.CONVERGED)
-        run(self._iteration)  # kernels, plans and sums are made now; nothing is computed
-        self._replay = captured(lambda: run(self._iteration), stream)
+        run(self.iteration)  # kernels, plans and sums are made now; nothing is computed
+        self._replay = captured(lambda: run(self.iteration), stream)
+
+    def rewind(self, b: Any) -> None:
+        """Begin at ``x = 0``, so that `iteration` works until ``stop.iterations``: for measurements.
+
+        Not for mixed precision, whose iterations are those of a correction.
+        """
+        self._x.fill(0)
+        self._r[...] = b
+        self._operator.put("b", b, self._parity)
+        of_b = float(self._operator.lattice.grid.dot(b, b).real)
+        self._write(STATUS=Status.RUNNING, R2=of_b, TARGET=-1, MOST=self._stop.iterations)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether iterations still work."""
+        return bool(self._kernels.read(self._state)[Slot.STATUS] == Status.RUNNING)
 
     def solve(self, b: Any, lap: Lap = no_lap) -> Solution:
         """Solve from ``x = 0``; the solution is of this object, and keeps its values until the next call.
@@ -191,7 +211,7 @@ class ConjugateGradient:
                 if self._replay is not None:
                     self._replay()
                 else:
-                    run(self._iteration, lap)
+                    run(self.iteration, lap)
             state = self._kernels.read(self._state)
         done = int(state[Slot.ITERATIONS])
         found.iterations = before + done

@@ -36,16 +36,22 @@ def anti_hermiticity(operator: Staggered, seed: int) -> float:
 
 def plane_wave_error(operator: Staggered, distances: Sequence[int]) -> float:
     """Return the relative error of ``D^2 psi`` for a plane wave on unit links, of the worse parity; collective."""
-    lattice = operator.lattice
-    waves = (1, 1, 1, 0)
+    lattice, waves = operator.lattice, (1, 1, 1, 0)
     expected = eigenvalue(lattice.shape, waves, distances)
-    psi = vectors(operator, plane_wave(lattice, waves))
-    worst = 0.0
+    return eigenvector_error(operator, plane_wave(lattice, waves), expected)
+
+
+def eigenvector_error(operator: Staggered, block: Any, expected: float) -> float:
+    """Return the relative error of ``D^2 psi`` for an eigenvector, of the worse parity; collective.
+
+    ``block`` is ``(t, z, y, x, 3)``, of NumPy or where the operator's vectors are.
+    """
+    psi, worst = vectors(operator, block), 0.0
+    norm = operator.lattice.grid.norm
     for parity in PARITIES:
         found = operator.dslash(operator.dslash(psi[parity], 1 - parity), parity)
         error = operator.vector(parity)
         error[...] = found - expected * psi[parity]
-        norm = lattice.grid.norm
         worst = max(worst, float(norm(error) / (abs(expected) * norm(psi[parity]))))
     return worst
 
@@ -88,7 +94,7 @@ def eigenvalue(shape: Sequence[int], waves: Sequence[int], distances: Sequence[i
     return -sum(term**2 for term in terms)
 
 
-def vectors(operator: Staggered, block: np.ndarray) -> tuple[Any, Any]:
+def vectors(operator: Staggered, block: Any) -> tuple[Any, Any]:
     """Return fields of the even and of the odd sites of a block ``(t, z, y, x, 3)``, in the operator's precision."""
     fields = operator.vector(EVEN), operator.vector(ODD)
     for target, values in zip(fields, operator.lattice.split(block), strict=True):

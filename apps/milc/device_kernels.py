@@ -16,7 +16,6 @@ single precision. It is the floor of its time::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,27 +30,8 @@ VECTOR, MATRIX = 3, 9
 """Complex numbers of a vector and of a matrix."""
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """Launch geometry, and the compiler's bounds.
-
-    Attributes
-    ----------
-    threads : int
-        Of a block; a power of two.
-    blocks : int
-        Of D on a multiprocessor at the same time, at least: it bounds the registers.
-    tile : tuple of int or None
-        Sites along t, z, y and half of x of the tiles by which threads go through the lattice; None for a single one,
-        the order of memory.
-    loads : int
-        Loads of matrices: 0 through all caches, 1 evicted first, 2 not into the first-level cache.
-    """
-
-    threads: int = 128
-    blocks: int = 4
-    tile: tuple[int, int, int, int] | None = None
-    loads: int = 1
+THREADS = 128
+"""Of a block; a power of two."""
 
 
 def iteration_bytes(directions: int, itemsize: int) -> dict[str, int]:
@@ -81,15 +61,11 @@ class DeviceKernels:
         With components first.
     dtype : dtype
         complex64 or complex128.
-    tuning : Tuning
     xp : module, optional
         CuPy, by default ``lattice.grid.xp``.
     """
 
-    def __init__(
-        self, lattice: Lattice, dtype: np.dtype[Any], tuning: Tuning | None = None, xp: Any = None
-    ) -> None:
-        tuning = tuning or Tuning()
+    def __init__(self, lattice: Lattice, dtype: np.dtype[Any], xp: Any = None) -> None:
         self._grid, self._xp = lattice.grid, lattice.grid.xp
         self._dtype = np.dtype(dtype)
         shape = self._grid.rank_shape
@@ -99,24 +75,18 @@ class DeviceKernels:
         self._first = sum(part.start for part in self._grid.owned[:3])
         self._sites = lattice.sites
         self._directions = len(directions(lattice.offsets))
-        tile = tuning.tile or self._shape
         found = kernels(
             xp or self._xp,
             __package__,
             "milc",
             ("dslash", "normal", "begin", "reduce", "update"),
             *(f"-DN{axis}={n}" for axis, n in zip("TZYH", self._shape, strict=True)),
-            *(f"-DT{axis}={n}" for axis, n in zip("TZYH", tile, strict=True)),
             f"-DDEPTH={lattice.depth}",
-            f"-DTHREADS={tuning.threads}",
-            f"-DBLOCKS={tuning.blocks}",
-            f"-DLOADS={tuning.loads}",
+            f"-DTHREADS={THREADS}",
             *(["-DSINGLE"] if self._dtype.itemsize == 8 else []),
         )
         self._dslash, self._normal, self._begin, self._reduce, self._update = found
-        tiles = np.prod([-(-n // m) for n, m in zip(self._shape, tile, strict=True)])
-        self._threads = tuning.threads
-        self._blocks = -(-int(tiles * np.prod(tile)) // tuning.threads)
+        self._blocks = -(-self._sites // THREADS)
         self._partials = self._xp.zeros(self._blocks)
         self._arrived = self._xp.zeros(1, np.uint32)
 
@@ -196,5 +166,5 @@ class DeviceKernels:
                 raise ValueError(f"expected C-contiguous arrays of {self._dtype}, shape {shape}")
 
     def _launch(self, function: Any, *arguments: Any) -> Kernel:
-        blocks, threads = (self._blocks,), (self._threads,)
+        blocks, threads = (self._blocks,), (THREADS,)
         return lambda: function(blocks, threads, arguments)

@@ -63,7 +63,7 @@ class Lattice:
 
     Notes
     -----
-    Collective, as are all methods but `check`, `split`, `join`, `place`, `values` and `neighbours`.
+    Collective, as are all methods but `check`, `split`, `join`, `place`, `on_device`, `values` and `neighbours`.
     """
 
     def __init__(self, shape: Sequence[int], depth: int, comm: Any, device: Device = "cpu") -> None:
@@ -91,7 +91,10 @@ class Lattice:
         self.components_first = self.grid.device == "gpu"
         self.host = self.grid
         if self.components_first:
-            self.host = halox.Grid(shape, device="cpu", proc_shape=self.grid.proc_shape, **options)
+            # HALOX_PATH may name a path of GPUs, which this grid does not have.
+            options |= {"device": "cpu", "path": "host", "proc_shape": self.grid.proc_shape}
+            self.host = halox.Grid(shape, **options)
+        self._kept_places: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.depth = depth
         self.offsets = tuple(range(1, depth + 1, 2))
         self.shape, self.owned = self.grid.grid_shape, self.grid.owned
@@ -119,35 +122,49 @@ class Lattice:
                 "parity, or ask for the other one"
             )
 
-    def place(self, values: np.ndarray, field: Any) -> None:
-        """Copy vectors ``(t, z, y, x / 2, 3)`` of NumPy to a field without halo."""
+    def place(self, values: Any, field: Any) -> None:
+        """Copy vectors ``(t, z, y, x / 2, 3)`` to a field without halo."""
         if self.components_first:
-            values = np.ascontiguousarray(np.moveaxis(values, -1, 0), field.dtype)
-        field[...] = self.grid.xp.asarray(values)
+            values = np.moveaxis(values, -1, 0)
+        field[...] = self.on_device(values, field.dtype)
+
+    def on_device(self, values: Any, dtype: np.dtype[Any]) -> Any:
+        """Return numbers where the lattice's vectors are; those of NumPy in the order and precision of the result."""
+        if self.grid.device == "gpu" and isinstance(values, np.ndarray):
+            return self.grid.xp.asarray(np.ascontiguousarray(values, dtype))
+        return values
 
     def values(self, field: Any) -> np.ndarray:
         """Return the vectors of a field without halo as ``(t, z, y, x / 2, 3)`` of NumPy."""
         found: np.ndarray = field.get() if self.grid.device == "gpu" else field
         return np.moveaxis(found, 0, -1) if self.components_first else found
 
-    def split(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, block: Any) -> tuple[Any, Any]:
         """Return the even and the odd sites of a block ``(t, z, y, x, ...)``, each ``(t, z, y, x / 2, ...)``."""
-        return block[self._places(EVEN)], block[self._places(ODD)]
+        xp = np if isinstance(block, np.ndarray) else self.grid.xp
+        even, odd = (block[self._places(parity, xp)] for parity in PARITIES)
+        return even, odd
 
     def join(self, even: np.ndarray, odd: np.ndarray) -> np.ndarray:
         """Return the block ``(t, z, y, x, ...)`` of even and odd sites: the inverse of `split`."""
         block = np.empty((*self.grid.rank_shape, *even.shape[AXES:]), even.dtype)
-        block[self._places(EVEN)] = even
-        block[self._places(ODD)] = odd
+        block[self._places(EVEN, np)] = even
+        block[self._places(ODD, np)] = odd
         return block
 
     def _components(self) -> dict[str, int]:
         return {"components" if self.components_first else "components_after": COLORS}
 
-    def _places(self, parity: int) -> tuple[np.ndarray, ...]:
-        """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)``."""
-        sites = self.host.indices(parity=NAMES[parity])
-        return tuple(along - part.start for along, part in zip(sites, self.owned, strict=True))
+    def _places(self, parity: int, xp: Any) -> tuple[Any, ...]:
+        """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)`` of NumPy or CuPy."""
+        key = parity, xp.__name__
+        if key not in self._kept_places:
+            sites = self.host.indices(parity=NAMES[parity])
+            self._kept_places[key] = tuple(
+                xp.asarray(along - part.start)
+                for along, part in zip(sites, self.owned, strict=True)
+            )
+        return self._kept_places[key]
 
     # Neighbours
 

@@ -5,6 +5,7 @@ MILC multiplies the staggered phases and the sign of the boundary into the links
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,15 +47,26 @@ def phased(lattice: Lattice, links: np.ndarray, distance: int = 1) -> np.ndarray
     The phases are 1 along t, ``(-1)^t`` along x, ``(-1)^(t+x)`` along y and ``(-1)^(t+x+y)`` along z. The sign is that
     of links along t which cross the boundary: those of the last ``distance`` time slices. Not collective.
     """
+    found = links.copy()
+    for mu in range(AXES):
+        found[..., mu, :, :] *= signs(lattice, mu, distance)[..., None, None]
+    return found
+
+
+def signs(lattice: Lattice, mu: int, step: int) -> np.ndarray:
+    """Return phase times boundary sign of the link from each site to that ``step`` further along mu, or from there.
+
+    The array can be broadcast to ``(t, z, y, x)``.
+    """
     t, _, y, x = (
         np.arange(part.start, part.stop).reshape([-1 if axis == own else 1 for axis in range(AXES)])
         for own, part in enumerate(lattice.owned)
     )
-    found = links.copy()
-    for mu, exponent in enumerate((t, t + x, t + x + y)):
-        found[..., mu, :, :] *= _sign(exponent)
-    found[..., TIME, :, :] *= _sign(t >= lattice.shape[0] - distance)
-    return found
+    if mu == TIME:
+        there = t + step
+        return np.where((there < 0) | (there >= lattice.shape[0]), -1.0, 1.0)
+    exponent: np.ndarray = (t, t + x, t + x + y)[mu]
+    return 1.0 - 2.0 * (exponent % 2)
 
 
 def of_thin(lattice: Lattice, links: np.ndarray, *, naive: bool) -> dict[int, np.ndarray]:
@@ -92,33 +104,51 @@ def tables(
     Collective. The backward links are stored beside the forward ones: twice the memory, and no neighbour's link is
     read or exchanged later.
     """
-    hops = directions(list(links))
+
+    def matrices(mu: int, step: int) -> np.ndarray:
+        found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
+        return found if step > 0 else -dagger(lattice.shifted(found, mu, step))
+
+    return tables_of(lattice, list(links), matrices, dtype)
+
+
+def tables_of(
+    lattice: Lattice,
+    distances: Sequence[int],
+    matrices: Callable[[int, int], Any],
+    dtype: np.dtype[Any],
+) -> tuple[Table, Table]:
+    """Return the tables of the even and of the odd sites, of the matrices for each neighbour.
+
+    Parameters
+    ----------
+    lattice : Lattice
+    distances : sequence of int
+        Of the neighbours: 1, or 1 and 3.
+    matrices : callable
+        ``matrices(mu, step)`` is the block ``(t, z, y, x, 3, 3)`` that acts on the neighbours ``step`` further along
+        mu, of NumPy or where the lattice's vectors are.
+    dtype : dtype
+        complex64 or complex128.
+    """
+    hops = directions(distances)
     if lattice.components_first:
         shape: tuple[int, ...] = (len(hops), 3, 3, lattice.sites)
     else:
         shape = (lattice.sites, 3, len(hops), 3)
     made = [lattice.grid.xp.empty(shape, dtype) for _ in PARITIES]
-    for number, (mu, step) in enumerate(hops):
-        found = np.ascontiguousarray(links[abs(step)][..., mu, :, :])
-        if step < 0:
-            found = -dagger(lattice.shifted(found, mu, step))
-        for target, part in zip(made, lattice.split(found), strict=True):
+    for number, hop in enumerate(hops):
+        for target, part in zip(made, lattice.split(matrices(*hop)), strict=True):
             part = part.reshape(-1, 3, 3)
             if lattice.components_first:
-                part = np.ascontiguousarray(np.moveaxis(part, 0, -1), dtype)
-                target[number] = lattice.grid.xp.asarray(part)
+                target[number] = lattice.on_device(np.moveaxis(part, 0, -1), dtype)
             else:
                 np.conjugate(part, out=target[:, :, number], casting="same_kind")
     if lattice.components_first:
         even, odd = map(Table, made)
     else:
         even, odd = (
-            Table(made[parity].reshape(*shape[:2], -1), lattice.neighbours(parity, list(links)))
+            Table(made[parity].reshape(*shape[:2], -1), lattice.neighbours(parity, distances))
             for parity in PARITIES
         )
     return even, odd
-
-
-def _sign(exponent: np.ndarray) -> np.ndarray:
-    """Return (-1)^exponent, to be multiplied with matrices."""
-    return (1.0 - 2.0 * (exponent % 2))[..., None, None]

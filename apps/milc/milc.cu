@@ -3,8 +3,7 @@
 // Index:     site (t, z, y, h) is number ((t * NZ + z) * NY + y) * NH + h, and is at x = 2 h or 2 h + 1, as its row's parity is.
 //            Vectors: components outermost, [3][site]. Those that D reads have a halo of DEPTH sites, along h of its half,
 //            rounded up. Matrices: [direction][3 row + column][site], directions as in lattice.py, their signs multiplied in.
-// Launch:    one-dimensional, THREADS threads a block, one site a thread. Threads go through the lattice in tiles of
-//            TT x TZ x TY x TH sites, by default a single one.
+// Launch:    one-dimensional, THREADS threads a block, one site a thread, in the order of memory.
 // Memory:    bytes a site to and from device memory in double precision (single: half) where neighbours' vectors hit the
 //            caches: dslash 144 * 16 + 48 + 48 = 2400 (naive 144 * 8 + 96 = 1248), normal 48 more for p, begin 192,
 //            reduce 144, update 240.
@@ -25,30 +24,15 @@
 #ifndef THREADS
 #define THREADS 128 // a power of two
 #endif
-#ifndef BLOCKS
 #define BLOCKS 4 // of an SM at the same time, at least, which bounds the registers of D
-#endif
-#ifndef TT
-#define TT NT
-#define TZ NZ
-#define TY NY
-#define TH NH
-#endif
-#ifndef LOADS
-#define LOADS 1 // of matrices: 0 through all caches, 1 evicted first, 2 not into the first-level cache
-#endif
 
 typedef long long Size;
 #ifdef SINGLE
 typedef float Real;
 typedef float2 Complex;
-#define PAIR(value) "=f"(value.x), "=f"(value.y)
-#define LOAD "ld.global.nc.L1::no_allocate.v2.f32"
 #else
 typedef double Real;
 typedef double2 Complex;
-#define PAIR(value) "=d"(value.x), "=d"(value.y)
-#define LOAD "ld.global.nc.L1::no_allocate.v2.f64"
 #endif
 
 // Numbers of the iteration: see cg.py.
@@ -60,10 +44,7 @@ enum : int {
     ROW = NH + 2 * LOW,
     PLANE = ROW * (NY + 2 * DEPTH),
     CUBE = PLANE * (NZ + 2 * DEPTH),
-    DIRECTIONS = DEPTH == 1 ? 8 : 16,
-    TILES_Z = (NZ + TZ - 1) / TZ,
-    TILES_Y = (NY + TY - 1) / TY,
-    TILES_H = (NH + TH - 1) / TH
+    DIRECTIONS = DEPTH == 1 ? 8 : 16
 };
 #define SITES ((Size)NT * NZ * NY * NH)         // of a component without halo
 #define FIELD ((Size)CUBE * (NT + 2 * DEPTH))   // with halo
@@ -79,37 +60,13 @@ struct Site {
 static __device__ __forceinline__ Site this_site(int row)
 {
     const unsigned n = blockIdx.x * THREADS + threadIdx.x;
-    unsigned tile = n / (TT * TZ * TY * TH), in_tile = n % (TT * TZ * TY * TH);
-    const int h = (int)(in_tile % TH + tile % TILES_H * TH);
-    in_tile /= TH;
-    tile /= TILES_H;
-    const int y = (int)(in_tile % TY + tile % TILES_Y * TY);
-    in_tile /= TY;
-    tile /= TILES_Y;
-    const int z = (int)(in_tile % TZ + tile % TILES_Z * TZ);
-    in_tile /= TZ;
-    tile /= TILES_Z;
-    const int t = (int)(in_tile + tile * TT);
+    const int h = (int)(n % NH), y = (int)(n / NH % NY), z = (int)(n / (NH * NY) % NZ), t = (int)(n / (NH * NY * NZ));
     Site site;
-    site.is_inside = t < NT && z < NZ && y < NY && h < NH;
+    site.is_inside = n < SITES;
     site.odd = (row + t + z + y) & 1;
-    site.plain = (((Size)t * NZ + z) * NY + y) * NH + h;
+    site.plain = n;
     site.place = (Size)(t + DEPTH) * CUBE + (z + DEPTH) * PLANE + (y + DEPTH) * ROW + h + LOW;
     return site;
-}
-
-// A matrix element, which nobody reads again.
-static __device__ __forceinline__ Complex streamed(const Complex* from)
-{
-#if LOADS == 0
-    return __ldg(from);
-#elif LOADS == 1
-    return __ldcs(from);
-#else
-    Complex value;
-    asm(LOAD " {%0, %1}, [%2];" : PAIR(value) : "l"(from));
-    return value;
-#endif
 }
 
 // sum = D source at a site.
@@ -135,7 +92,8 @@ static __device__ __forceinline__ void apply(const Complex* __restrict__ matrice
         for (int row = 0; row < 3; ++row)
 #pragma unroll
             for (int column = 0; column < 3; ++column) {
-                const Complex u = streamed(matrix + (Size)(9 * direction + 3 * row + column) * SITES);
+                // Nobody reads it again: evicted first.
+                const Complex u = __ldcs(matrix + (Size)(9 * direction + 3 * row + column) * SITES);
                 sum[row].x += u.x * v[column].x;
                 sum[row].x -= u.y * v[column].y;
                 sum[row].y += u.x * v[column].y;

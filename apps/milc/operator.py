@@ -56,6 +56,7 @@ class Staggered:
     Attributes
     ----------
     dtype : dtype
+    tables : pair of Table
     fields, interiors : list
         A vector with halo of each parity, and its sites as a vector without: what D reads and writes.
 
@@ -73,7 +74,7 @@ class Staggered:
         self.kernels = kernels
         self.fields = [lattice.vectors(self.dtype, parity, halo=True) for parity in PARITIES]
         self.interiors = [lattice.interior(self.fields[parity], parity) for parity in PARITIES]
-        self._tables = tables
+        self.tables = tables
         self._exchanges = [
             Step("exchange", lattice.grid.plan(self.fields[parity])) for parity in PARITIES
         ]
@@ -90,14 +91,14 @@ class Staggered:
         ``state`` is that of an iteration, which they leave out when it has ended.
         """
         source, out = self.fields[1 - parity], self.fields[parity]
-        call = self.kernels.dslash(self._tables[parity], source, out, parity, state)
+        call = self.kernels.dslash(self.tables[parity], source, out, parity, state)
         return [self._exchanges[1 - parity], Step("dslash", call)]
 
     def normal_steps(self, parity: int, mass: float, out: Any, state: Any) -> list[Step]:
         """Return the steps of ``out = (4 m^2 - D^2) p`` with ``p . out`` in the state; p is in ``fields[parity]``."""
         self.lattice.check("out", out, parity)
         between, p = self.fields[1 - parity], self.fields[parity]
-        arguments = self._tables[parity], between, p, out, 4 * mass**2, parity, state
+        arguments = self.tables[parity], between, p, out, 4 * mass**2, parity, state
         return [
             *self.dslash_steps(1 - parity, state),
             self._exchanges[1 - parity],

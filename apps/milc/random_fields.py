@@ -6,7 +6,9 @@ counter the number of the site, so that any rank can begin anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,21 +69,64 @@ def random_matrices(
 ) -> np.ndarray:
     """Return ``count`` random SU(3) matrices for every site of a block, ``(t, z, y, x, count, 3, 3)`` complex128.
 
-    The first two rows are random numbers made orthonormal, and the third is the conjugate of their cross product.
+    They are distributed by Haar's measure: see `special_unitary`.
     """
-    found = uniforms(shape, owned, 12 * count, seed, stream)
-    rows = found.view(np.complex128).reshape(*found.shape[:-1], count, 2, 3)
-    matrices = np.empty((*rows.shape[:-2], 3, 3), np.complex128)
+    numbers = uniforms(shape, owned, 12 * count, seed, stream)
+    found: np.ndarray = special_unitary(numbers.reshape(*numbers.shape[:-1], count, 12))
+    return found
+
+
+def special_unitary(numbers: Any) -> Any:
+    """Return SU(3) matrices ``(..., 3, 3)`` complex128 made of random numbers between -1 and 1, ``(..., 12)``.
+
+    The first row is a random unit vector, the second one another, made orthogonal to it, and the third the conjugate
+    of their cross product. Unit vectors are uniform on the sphere, and so the matrices are distributed by Haar's
+    measure.
+
+    Notes
+    -----
+    NumPy or CuPy arrays. NumPy's sine and cosine are not used: their bits may depend on the place in an array.
+    """
+    vectors = _unit_vectors(numbers.reshape(*numbers.shape[:-1], 2, 6))
+    matrices = np.empty_like(vectors, shape=(*vectors.shape[:-2], 3, 3))
     a, b, c = (matrices[..., row, :] for row in range(3))
-    a[...] = rows[..., 0, :] / _norms(rows[..., 0, :])
-    b[...] = rows[..., 1, :]
+    a[...] = vectors[..., 0, :]
+    b[...] = vectors[..., 1, :]
     b -= (a.conj() * b).sum(axis=-1, keepdims=True) * a
     b /= _norms(b)
     c[...] = np.cross(a, b).conj()
     return matrices
 
 
-def _norms(vectors: np.ndarray) -> np.ndarray:
+def _unit_vectors(numbers: Any) -> Any:
+    """Return vectors ``(..., 3)`` uniform on the unit sphere of three complex dimensions, of ``(..., 6)`` numbers.
+
+    The squares of the components' moduli are the lengths into which two random points divide a line: they are uniform
+    where their sum is 1. The last number is not used.
+    """
+    one, other = (1 + numbers[..., 0]) / 2, (1 + numbers[..., 1]) / 2
+    low, high = np.minimum(one, other), np.maximum(one, other)
+    squares = np.stack([low, high - low, 1 - high], axis=-1)
+    cosines, sines = _cosines_and_sines(numbers[..., 2:5])
+    found = cosines + 1j * sines
+    found *= np.sqrt(squares)
+    return found / _norms(found)
+
+
+def _cosines_and_sines(turns: Any) -> tuple[Any, Any]:
+    """Return the cosines and sines of pi times numbers between -1 and 1."""
+    x = turns * (math.pi / 4)
+    square = x * x
+    cosines, sines = np.ones_like(x), np.ones_like(x)
+    for n in range(16, 0, -2):
+        cosines = 1 - cosines * square / (n * (n - 1))
+        sines = 1 - sines * square / (n * (n + 1))
+    sines *= x
+    for _ in range(2):
+        cosines, sines = cosines * cosines - sines * sines, 2 * cosines * sines
+    return cosines, sines
+
+
+def _norms(vectors: Any) -> Any:
     squares = vectors.real**2 + vectors.imag**2
-    found: np.ndarray = np.sqrt(squares.sum(axis=-1, keepdims=True))
-    return found
+    return np.sqrt(squares.sum(axis=-1, keepdims=True))

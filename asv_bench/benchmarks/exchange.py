@@ -1,4 +1,4 @@
-"""Halo exchange and ping-pong between ranks on CPU cores, beside mpi4py; both run the ``halox bench`` command."""
+"""Halo exchange and ping-pongs between ranks on CPU cores, beside mpi4py; all run the ``halox bench`` command."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 SELECTED = "selected"
 MPI_TYPES = "mpi4py types, Isend/Irecv"
 PINGPONG_TYPES = "mpi4py types"
+MPI_PACK = "MPI_Pack + mpi4py"
+HALOX_PACK = "halox.pack + mpi4py"
 
 
 def measured(kind: str, *words: str, limit_s: float) -> list[dict[str, Any]]:
@@ -112,3 +114,57 @@ class PingPong:
         return float(figures[SELECTED] / figures[PINGPONG_TYPES])
 
     track_time_over_mpi4py.unit = "ratio"  # type: ignore[attr-defined]
+
+
+class DdtBench:
+    """DDTBench's patterns there and back between two ranks; half a round trip."""
+
+    params = (
+        [
+            "WRF_x_vec/2x2",
+            "WRF_y_sa/2x2",
+            "MILC_su3_zdown/16x16x16x16",
+            "NAS_LU_y/1020",
+            "NAS_MG_x/258x130x130",
+            "LAMMPS_full/3534-3062",
+            "SPECFEM3D_cm/c4",
+            "SPECFEM3D_mt/c1",
+            "FFT2/512",
+        ],
+    )
+    param_names = ("pattern",)
+    timeout = 600
+    number = 1
+    batches = 21
+
+    @classmethod
+    def small(cls) -> DdtBench:
+        tiny = cls()
+        tiny.params = (["NAS_LU_y/12", "SPECFEM3D_oc/c1"],)
+        tiny.batches = 1
+        return tiny
+
+    def setup_cache(self) -> dict[str, dict[str, dict[str, Any]]]:
+        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
+        words += ["--patterns", ",".join(self.params[0])]
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in measured("ddtbench", *words, limit_s=self.timeout):
+            found.setdefault(row["case"], {})[row["name"]] = row
+        return found
+
+    def track_half_trip(self, measured: Any, pattern: str) -> float:
+        return float(measured[pattern][SELECTED]["half_us"])
+
+    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+
+    def track_time_over_mpi4py(self, measured: Any, pattern: str) -> float:
+        rows = measured[pattern]
+        return float(rows[SELECTED]["half_us"] / rows[PINGPONG_TYPES]["half_us"])
+
+    track_time_over_mpi4py.unit = "ratio"  # type: ignore[attr-defined]
+
+    def track_packing_over_mpi_pack(self, measured: Any, pattern: str) -> float:
+        rows = measured[pattern]
+        return float(rows[HALOX_PACK]["pack_us"] / rows[MPI_PACK]["pack_us"])
+
+    track_packing_over_mpi_pack.unit = "ratio"  # type: ignore[attr-defined]

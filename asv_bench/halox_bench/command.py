@@ -6,14 +6,23 @@ import argparse
 from collections.abc import Sequence
 
 from halox_bench.allreduce import command as allreduce
+from halox_bench.checkpoint import command as checkpoint
+from halox_bench.ddtbench import command as ddtbench
 from halox_bench.exchange import command as exchange
+from halox_bench.milc import command as milc
 from halox_bench.pack import command as pack
 from halox_bench.pingpong import command as pingpong
 from halox_bench.transpose import command as transpose
 
 KINDS = {
-    **{"pack": pack, "exchange": exchange, "pingpong": pingpong, "allreduce": allreduce},
+    "pack": pack,
+    "exchange": exchange,
+    "pingpong": pingpong,
+    "allreduce": allreduce,
     "transpose": transpose,
+    "ddtbench": ddtbench,
+    "milc": milc,
+    "checkpoint": checkpoint,
 }
 """Each a module with ``ABOUT``, ``add_arguments(parser)`` and ``run(args, words)``."""
 

@@ -33,42 +33,53 @@ class Box(NamedTuple):
     target_pitch: int = 0
     source_slice: int = 0
     target_slice: int = 0
+    area: int = 0
 
 
 class Blocks(NamedTuple):
-    """Copies of contiguous bytes, pairwise: addresses on both sides and lengths, shape (n,) each."""
+    """Copies of contiguous bytes, pairwise: addresses on both sides, lengths and areas, shape (n,) each.
+
+    An area is a pair of allocations; the driver refuses a box that reaches from one to another.
+    """
 
     source: Int64Array
     target: Int64Array
     lengths: Int64Array
+    areas: Int64Array
 
 
-def common_blocks(
-    source: tuple[Int64Array, Int64Array], target: tuple[Int64Array, Int64Array]
-) -> Blocks:
-    """Cut two lists of blocks, addresses and lengths of each, of as many bytes, where either begins a block.
+Side = tuple[Int64Array, Int64Array, Int64Array]
+"""Blocks of one side: addresses, lengths, and the number of the allocation of each."""
+
+
+def common_blocks(source: Side, target: Side) -> Blocks:
+    """Cut two lists of blocks, of as many bytes, where either begins a block.
 
     Blocks that follow one another on both sides are joined.
 
     Examples
     --------
     >>> list = np.array
-    >>> found = common_blocks((list([0, 10]), list([4, 4])), (list([100, 200]), list([2, 6])))
+    >>> source = list([0, 10]), list([4, 4]), list([0, 0])
+    >>> found = common_blocks(source, (list([100, 200]), list([2, 6]), list([0, 1])))
     >>> [column.tolist() for column in found]
-    [[0, 2, 10], [100, 200, 202], [2, 2, 4]]
+    [[0, 2, 10], [100, 200, 202], [2, 2, 4], [0, 1, 1]]
     """
-    starts = [np.cumsum(lengths) - lengths for _, lengths in (source, target)]
+    starts = [np.cumsum(lengths) - lengths for _, lengths, _ in (source, target)]
     cuts = np.union1d(*starts)
-    columns = []
-    for (addresses, _), first in zip((source, target), starts, strict=True):
+    columns, areas = [], np.zeros(cuts.size, np.int64)
+    for (addresses, _, numbers), first in zip((source, target), starts, strict=True):
         block = np.searchsorted(first, cuts, "right") - 1
         columns.append(addresses[block] + (cuts - first[block]))
+        areas = areas * (numbers.max() + 1) + numbers[block]
     lengths = np.diff(cuts, append=int(source[1].sum()))
-    joined = np.ones(cuts.size - 1, bool)
+    joined = areas[1:] == areas[:-1]
     for addresses in columns:
         joined &= addresses[1:] == addresses[:-1] + lengths[:-1]
     first = np.append(0, np.flatnonzero(~joined) + 1)
-    return Blocks(columns[0][first], columns[1][first], np.add.reduceat(lengths, first))
+    return Blocks(
+        columns[0][first], columns[1][first], np.add.reduceat(lengths, first), areas[first]
+    )
 
 
 def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]:
@@ -80,17 +91,17 @@ def boxes_of(blocks: Blocks, most: int = MOST_BOXES) -> tuple[list[Box], Blocks]
     if rows is None or len(others) > most:
         return [], blocks
     if len(alone) == 1:
-        return boxes, Blocks(*np.zeros((3, 0), np.int64))
-    columns = np.array([(b.source, b.target, b.width) for b in alone], np.int64).reshape(-1, 3).T
-    return others, Blocks(*columns)
+        return boxes, Blocks(*np.zeros((4, 0), np.int64))
+    columns = [(box.source, box.target, box.width, box.area) for box in alone]
+    return others, Blocks(*np.array(columns, np.int64).reshape(-1, 4).T)
 
 
 def _rows(blocks: Blocks) -> list[Box] | None:
     """Join blocks to boxes of one slice; None if they are too many to be looked at one by one."""
-    source, target, lengths = blocks
+    source, target, lengths, areas = blocks
     steps = np.diff(source), np.diff(target)
     fits = (lengths[1:] == lengths[:-1]) & (lengths[:-1] <= np.minimum(*steps))
-    fits &= np.maximum(*steps) <= MAX_PITCH
+    fits &= (np.maximum(*steps) <= MAX_PITCH) & (areas[1:] == areas[:-1])
     # Step k is another than step k - 1, or is none of a box.
     changes = np.flatnonzero(
         ~fits[1:] | (steps[0][1:] != steps[0][:-1]) | (steps[1][1:] != steps[1][:-1])
@@ -101,7 +112,7 @@ def _rows(blocks: Blocks) -> list[Box] | None:
         if at + 1 < n and fits[at]:
             place = int(np.searchsorted(changes, at))
             end = int(changes[place]) + 2 if place < changes.size else n
-        box = Box(int(source[at]), int(target[at]), int(lengths[at]))
+        box = Box(int(source[at]), int(target[at]), int(lengths[at]), area=int(areas[at]))
         if end > at + 1:
             pitches = int(steps[0][at]), int(steps[1][at])
             box = box._replace(height=end - at, source_pitch=pitches[0], target_pitch=pitches[1])
@@ -124,7 +135,9 @@ def _slices(rows: list[Box]) -> list[Box]:
             box.source - last.source - (last.depth - 1) * last.source_slice,
             box.target - last.target - (last.depth - 1) * last.target_slice,
         )
-        is_next = last.depth == 1 or steps == (last.source_slice, last.target_slice)
+        is_next = last.area == box.area and (
+            last.depth == 1 or steps == (last.source_slice, last.target_slice)
+        )
         pitches = last.source_pitch, last.target_pitch
         if is_next and all(
             s % p == 0 and s >= last.height * p for s, p in zip(steps, pitches, strict=True)

@@ -59,6 +59,8 @@ CALLS = (
     "backward",
     "tune",
     "close",
+    "save",
+    "load",
 )
 """Names of the calls that are counted; their places here are their codes."""
 

@@ -26,6 +26,7 @@ from halox.errors import (
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
 from halox.runtime.communicator import Communicator, leave_to_mpi
+from halox.runtime.finalizing import before_finalize
 from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
 from halox.runtime.waiting import DEFAULT_TIMEOUT_S, Ranks, Waiter, timeout_s
@@ -368,11 +369,11 @@ def raise_together(
 
 @cache
 def _watch_finalize(mpi: ModuleType) -> None:
-    """Close all worlds when MPI is finalized, which deletes COMM_SELF's attributes first."""
+    """Close all worlds when MPI is finalized."""
+    before_finalize(mpi, _close_all)
 
-    def finalized(comm: object, keyval: int, value: object) -> None:
-        leave_to_mpi()
-        for world in list(_living):
-            world.close("MPI has been finalized; use halox before MPI.Finalize")
 
-    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalized), object())
+def _close_all() -> None:
+    leave_to_mpi()
+    for world in list(_living):
+        world.close("MPI has been finalized; use halox before MPI.Finalize")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ require("mpi")
 from mpi4py import MPI  # noqa: E402
 
 HERE = Path(__file__).parent
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -32,6 +34,20 @@ def ranks_end_together() -> Iterator[None]:
 def agree(ok: bool, comm: MPI.Intracomm) -> bool:
     """Whether all ranks are content: makes them fail together."""
     return bool(comm.allreduce(ok, op=MPI.LAND))
+
+
+def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
+    """Return on all ranks what rank 0 makes: a reference of the whole costs as much as everything else together."""
+    found, error = None, None
+    if comm.rank == 0:
+        try:
+            found = make()
+        except Exception as caught:
+            error = caught
+    found, error = comm.bcast((found, error))
+    if error is not None:
+        raise error
+    return cast(T, found)
 
 
 SMALL = (1, 2, 3)

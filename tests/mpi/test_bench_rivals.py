@@ -12,6 +12,9 @@ from mpi4py import MPI
 
 from halox.runtime.gpu import cuda, memory
 from halox_bench.common import byhand
+from halox_bench.ddtbench import baselines as ddt_baselines
+from halox_bench.ddtbench.cases import select as select_ddt
+from halox_bench.ddtbench.run import DdtOracle
 from halox_bench.exchange import baselines_gpu
 from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
@@ -80,7 +83,7 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     cp = bench_gpu.fake_cupy(1 << 18)
     cp.RawModule = RawModule
     cp.cuda.get_current_stream = lambda: bench_gpu.Stream()
-    for module in (baselines_gpu, pingpong_baselines, byhand, cuda):
+    for module in (baselines_gpu, ddt_baselines, pingpong_baselines, byhand, cuda):
         monkeypatch.setattr(module, "cupy", lambda: cp)
     for module in (byhand, memory):
         monkeypatch.setattr(module, "pinned", bench_gpu.pinned)
@@ -140,6 +143,30 @@ def test_pingpongs(pattern: str, way: str, comm: MPI.Intracomm) -> None:
             oracle.fill(array, step, full=False)
         party.back()
         assert comm.allreduce(wrong + oracle.wrong(array, step)) == 0
+
+
+DDT_CASES = [
+    *("WRF_x_vec/8x8", "NAS_LU_y/12", "NAS_MG_x/34x18x18", "LAMMPS_atomic/1217-114"),
+    *("SPECFEM3D_mt/c3", "FFT2/256"),
+]
+
+
+@pytest.mark.parametrize("way", ["host", "device"])
+@pytest.mark.parametrize("pattern", DDT_CASES)
+@pytest.mark.ranks(2)
+def test_ddtbench(pattern: str, way: str, comm: MPI.Intracomm) -> None:
+    (case,) = select_ddt([pattern])
+    slab = bench_gpu.empty(-(-case.slab_bytes // 4) * 4, "u1")
+    oracle = DdtOracle(case, comm.rank)
+    kernels = ddt_baselines.Kernels(comm, case, slab, 0, host=way == "host")
+    assert set(kernels.phases()) == {"pack", "communicate", "unpack"}
+    for step in range(2):
+        for direction, go in enumerate((kernels.there, kernels.back)):
+            oracle.fill(slab, step)
+            missing = oracle.wrong(slab, step, (direction,))
+            assert comm.allreduce(missing) > 0
+            go()
+            assert comm.allreduce(oracle.wrong(slab, step, (direction,))) == 0
 
 
 def test_segments_are_aligned_and_apart(comm: MPI.Intracomm) -> None:

@@ -40,6 +40,7 @@ from halox.runtime.arrays import borrow
 from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
+from tests.support import trials
 
 SIZES = {0: 70_000, 1: 9_000, 2: 16}
 """Bytes by tag: 17, 2 and 1 fragments of 4096 bytes or a little more."""
@@ -234,7 +235,7 @@ def test_late_gpus(pattern: str, kind: str, comm: MPI.Intracomm) -> None:
     rig = Rig(comm, pattern, kind)
     rng = random.Random(comm.rank)
     wrong = []
-    for step in range(120):
+    for step in range(trials(120)):
         rig.fill(step)
         if rng.random() < 0.1:
             time.sleep(0.003 * rng.random())

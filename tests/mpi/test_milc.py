@@ -19,7 +19,7 @@ from apps.milc.cg import Solution, Stop, solve
 from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
 from apps.milc.operator import Staggered
 from tests.mpi import whole_lattice
-from tests.mpi.conftest import agree
+from tests.mpi.conftest import agree, by_first
 from tests.support import milc_data
 
 SHAPE = (12, 6, 8, 8)
@@ -29,6 +29,7 @@ WHOLE = tuple(slice(0, n) for n in SHAPE)
 TOLERANCE = {"single": 2e-6, "double": 2e-15}
 MILC_SIZES = pytest.mark.ranks(1, 2, 4, 8)
 """8 sites cannot be divided by three with three sites each."""
+PRECISIONS = [pytest.param("double", marks=pytest.mark.geometry), "single"]
 
 SAMPLE = 8, 8, 8, 8
 PLAQUETTES = 2.6203978710714737, 2.6214473754080179
@@ -122,9 +123,35 @@ def folder(tmp_path: Path, comm: MPI.Intracomm) -> Path:
     return Path(comm.bcast(str(tmp_path)))
 
 
+class HostGrid(halox.Grid):
+    """A grid on the host that calls itself one on GPUs where that is asked for."""
+
+    def __init__(self, shape: Any, *, device: Any, **options: Any) -> None:
+        super().__init__(shape, device="cpu", **options)
+        self.device = device
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("path", ["staged", "peer"])
+def test_links_are_made_whatever_path_gpus_take(
+    path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(halox, "Grid", HostGrid)
+    monkeypatch.setenv("HALOX_PATH", path)
+    block = whole_vectors()
+    with Lattice(SHAPE, 3, comm, "gpu") as lattice:
+        assert lattice.grid.device == "gpu" and lattice.host.device == "cpu"
+        mine = np.ascontiguousarray(block[lattice.owned])
+        found = [lattice.shifted(mine, mu, 3) for mu in range(4)]
+    same = [
+        np.array_equal(one, np.roll(block, -3, 3 - mu)[lattice.owned])
+        for mu, one in enumerate(found)
+    ]
+    assert agree(all(same), comm)
+
+
 class TestOperator:
-    @pytest.mark.geometry
-    @pytest.mark.parametrize("precision", ["double", "single"])
+    @pytest.mark.parametrize("precision", PRECISIONS)
     def test_definition_and_the_bits_of_one_rank(
         self, lattice: Lattice, naive: bool, precision: str, comm: MPI.Intracomm
     ) -> None:
@@ -145,11 +172,16 @@ class TestOperator:
     @pytest.mark.geometry
     def test_gauge_covariance(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
         whole, psi = whole_links(), whole_vectors()
-        (g,) = np.moveaxis(random_fields.random_matrices(SHAPE, WHOLE, 1, 8, 9), -3, 0)
-        turned = np.empty_like(whole)
-        for mu in range(4):
-            ahead = whole_lattice.dagger(whole_lattice.there(g, mu, 1))
-            turned[..., mu, :, :] = g @ whole[..., mu, :, :] @ ahead
+
+        def reference() -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+            (g,) = np.moveaxis(random_fields.random_matrices(SHAPE, WHOLE, 1, 8, 9), -3, 0)
+            turned = np.empty_like(whole)
+            for mu in range(4):
+                ahead = whole_lattice.dagger(whole_lattice.there(g, mu, 1))
+                turned[..., mu, :, :] = g @ whole[..., mu, :, :] @ ahead
+            return g, turned, whole_lattice.plaquettes(whole)
+
+        g, turned, plaquettes = by_first(reference, comm)
         before = applied(operator_of(lattice, whole, naive), psi)
         after = applied(operator_of(lattice, turned, naive), whole_lattice.times(g, psi))
         expected = whole_lattice.times(g[lattice.owned], before)
@@ -157,7 +189,7 @@ class TestOperator:
         blocks = (np.ascontiguousarray(one[lattice.owned]) for one in (whole, turned))
         found = [gauge.plaquettes(lattice, block) for block in blocks]
         assert found[0] == pytest.approx(found[1], abs=1e-14)
-        assert found[0] == pytest.approx(whole_lattice.plaquettes(whole), abs=1e-14)
+        assert found[0] == pytest.approx(plaquettes, abs=1e-14)
 
     @pytest.mark.parametrize(("precision", "limit"), [("double", 1e-15), ("single", 1e-7)])
     def test_anti_hermitian(
@@ -542,8 +574,7 @@ class TestFiles:
 
 
 class TestApp:
-    @pytest.mark.geometry
-    @pytest.mark.parametrize("precision", ["double", "single"])
+    @pytest.mark.parametrize("precision", PRECISIONS)
     def test_figures(self, precision: str, naive: bool, comm: MPI.Intracomm) -> None:
         words = ["--lattice", "8", "8", "6", "12", "--precision", precision, "--gauge", "unit"]
         words += ["--naive"] * naive

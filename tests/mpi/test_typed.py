@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -9,6 +11,8 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
+from halox.packing import host_mpi
+from halox.paths.host.odd_blocks import OddBlocks
 from tests.support import trials
 
 TYPES = {
@@ -48,6 +52,68 @@ def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm)
             exchange()
             assert np.array_equal(target, wanted)
             comm.Barrier()
+
+
+@pytest.fixture
+def packed_by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[OddBlocks]:
+    """Let MPI pack short blocks, however fast it is here; the list grows with each channel that has some."""
+    found: list[OddBlocks] = []
+    views = OddBlocks.views
+
+    def seen(self: OddBlocks, memories: Any) -> Any:
+        found.append(self)
+        return views(self, memories)
+
+    monkeypatch.setattr(host_mpi, "speeds", lambda mpi: host_mpi.Speeds(1.0, 3.0, 3.0, 0.8))
+    monkeypatch.setattr(OddBlocks, "views", seen)
+    return found
+
+
+def test_short_blocks_of_odd_sizes(
+    way: str, comm: MPI.Intracomm, packed_by_mpi: list[OddBlocks]
+) -> None:
+    """Triples of floats, strided on both sides in ways of their own, beside other parts of the message."""
+    low, high = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    triple = dt.contiguous(3, "f4")
+    sent, received = dt.vector(100, 1, 2, triple), dt.vector(50, 2, 3, triple)
+    x, tail = np.arange(600, dtype="f4"), np.arange(40.0)
+    y, end = np.zeros(600, "f4"), np.zeros(40)
+    sends = [Send(x, sent, high), Send(tail, dt.vector(20, 1, 2, "f8"), high)]
+    receives = [Recv(y, received, low), Recv(end, dt.contiguous(20, "f8"), low)]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        for step in range(3):
+            x[...] = np.arange(600) + 1000 * comm.rank + 7 * step
+            tail[...] = np.arange(40) - comm.rank - step
+            comm.Barrier()
+            exchange()
+            wanted = (np.arange(600) + 1000 * low + 7 * step).reshape(100, 6)[:, :3]
+            rows = y[:450].reshape(50, 9)
+            assert np.array_equal(rows[:, :6].reshape(100, 3), wanted)
+            assert not y[6:9].any() and np.array_equal(end[:20], np.arange(0, 40, 2) - low - step)
+            comm.Barrier()
+    assert comm.size == 1 or packed_by_mpi
+
+
+def test_new_fields_with_wide_halos_of_floats(
+    way: str, comm: MPI.Intracomm, packed_by_mpi: list[OddBlocks]
+) -> None:
+    """Rows of three floats: arrays made anew are exchanged by the plan of the first."""
+    rows = 4000
+    shape = (rows, 8 * comm.size)
+    with halox.Grid(
+        shape, halo=3, periodic=True, proc_shape=(1, comm.size), comm=comm, device="cpu"
+    ) as grid:
+        i, j = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij")
+        owned = grid.owned[1]
+        for step in range(3):
+            u = np.full(grid.padded_shape, -1, "f4")
+            whole = (i * 100 + j + step).astype("f4")
+            u[3:-3, 3:-3] = whole[:, owned]
+            grid.exchange(u)
+            columns = range(owned.start - 3, owned.stop + 3)
+            wanted = whole.take(range(-3, rows + 3), axis=0, mode="wrap")
+            assert np.array_equal(u, wanted.take(columns, axis=1, mode="wrap"))
+    assert comm.size == 1 or packed_by_mpi or way != "MPI"
 
 
 def test_several_messages_one_peer_and_tags(way: str, comm: MPI.Intracomm) -> None:

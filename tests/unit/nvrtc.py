@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support import require
 
 
-def by_nvrtc(text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    """PTX for ``compute_NN`` or machine code for ``sm_NN`` of a program, and what the compiler says."""
+class Compiled(NamedTuple):
+    """PTX of a program, its machine code if it was compiled for ``sm_NN``, and what the compiler says."""
+
+    ptx: str
+    code: bytes
+    log: str
+
+
+def by_nvrtc(text: str, name: str, options: Sequence[str]) -> Compiled:
+    """Compile a program for ``compute_NN`` or ``sm_NN``."""
     require("nvrtc")
     from cuda.bindings import nvrtc
 
@@ -24,8 +32,11 @@ def by_nvrtc(text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
     log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
     call(nvrtc.nvrtcGetProgramLog(program, log))
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    kind = "PTX" if any("=compute_" in option for option in options) else "CUBIN"
-    code = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
-    call(getattr(nvrtc, f"nvrtcGet{kind}")(program, code))
+    found = {}
+    for kind in ("PTX", "CUBIN"):
+        found[kind] = bytearray(call(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+        if found[kind]:
+            call(getattr(nvrtc, f"nvrtcGet{kind}")(program, found[kind]))
     call(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(code), log.decode().strip("\0\n ")
+    ptx = found["PTX"].decode().rstrip("\0")
+    return Compiled(ptx, bytes(found["CUBIN"]), log.decode().strip("\0\n "))

@@ -493,7 +493,7 @@ def test_kernels_compile(name: str, settings: Any, architecture: int) -> None:
     room = rooms.get(name, "common")
     text = preamble(settings) + kernels.source(name, f"halox_bench.{room}")
     options = [*OPTIONS, f"-arch=compute_{architecture}"]
-    ptx, log = by_nvrtc(text, f"{name}.cu", options)
-    assert not log
-    assert b".local" not in ptx
-    assert name != "bench" or b"%smid" in ptx
+    made = by_nvrtc(text, f"{name}.cu", options)
+    assert not made.log
+    assert ".local" not in made.ptx
+    assert name != "bench" or "%smid" in made.ptx

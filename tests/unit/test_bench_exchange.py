@@ -17,6 +17,7 @@ from halox.errors import HaloxError
 from halox.packing.host import HostPacker
 from halox_bench.common.byhand import THREADS
 from halox_bench.common.kernels import defines
+from halox_bench.exchange import baselines, targets_host
 from halox_bench.exchange import plots as exchange_plots
 from halox_bench.exchange.baselines_gpu import Segments, table
 from halox_bench.exchange.cases import (
@@ -32,6 +33,7 @@ from halox_bench.exchange.oracle import Oracle
 from halox_bench.exchange.rows import ExchangeRow, header, line
 from halox_bench.pingpong import baselines as pingpong_baselines
 from halox_bench.pingpong.cases import PATTERNS, PingPongOracle, select
+from halox_bench.ranks.clock import Timing
 from halox_bench.ranks.rows import choices
 from tests.support import halox_bench, require
 
@@ -198,6 +200,9 @@ class TestCases:
         found = [cube.proc_shape(n) for n in (1, 2, 4, 6, 8)]
         assert found == [(1, 1, 1), (1, 1, 2), (1, 2, 2), (1, 2, 3), (2, 2, 2)]
         assert ExchangeCase((8, 8, 8), "y").proc_shape(4) == (1, 4, 1)
+        outer = ExchangeCase((8, 8, 8), "all", outer=True)
+        assert [outer.proc_shape(n) for n in (1, 2, 4)] == [(1, 1, 1), (2, 1, 1), (2, 2, 1)]
+        assert outer.name == "8^3 f8 all outer"
 
     def test_the_whole_grid_of_cases(self) -> None:
         found = cases(Wanted())
@@ -307,7 +312,7 @@ class TestPingPong:
             side.by_hand.pack([array.view(np.uint8)], packed)
             assert np.array_equal(packed, wanted)
             target, other = np.zeros_like(array), np.zeros_like(array)
-            pingpong_baselines.unpack(side.by_hand, packed, target.view(np.uint8))
+            side.by_hand.unpack([target.view(np.uint8)], packed)
             HostPacker(other, side.datatype, side.count).unpack(packed)
             assert np.array_equal(target, other)
 
@@ -337,12 +342,13 @@ class TestCommands:
         names = {
             "selected",
             "host",
+            "packed by hand, Isend/Irecv",
             "mpi4py types, Isend/Irecv",
             "mpi4py types, Neighbor_alltoallw",
         }
-        assert {r["name"] for r in rows} == names and len(rows) == 18 * 4
+        assert {r["name"] for r in rows} == names and len(rows) == 18 * 5
         assert all(r["us"] > 0 and r["checked"] and not r["error"] for r in rows)
-        assert all(r["mode"] == "stream" and len(r["beside"]) == 2 for r in rows)
+        assert all(r["mode"] == "stream" and len(r["beside"]) == 3 for r in rows)
         assert all(r["path"].startswith("host/") for r in rows if r["kind"] != "baseline")
         (face,) = {r["bytes_each_way"] for r in rows if r["case"] == "12x10x8 f8 x"}
         assert face == 2 * 12 * 10 * 8
@@ -368,6 +374,26 @@ class TestCommands:
         assert {r["nbytes"] for r in rows if r["pattern"] == "triangle"} == {80, 33 * 34 * 4}
         assert len(list((tmp_path / "plots").glob("pingpong-*.png"))) == 4
 
+    def test_ddtbench_on_two_ranks(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.json"
+        ended = halox_bench(
+            *("ddtbench", "--where", "host", "--patterns", "NAS_LU_?/12,SPECFEM3D_oc/c1"),
+            *("--repeats", "1", "--json", str(file), "--plot", str(tmp_path / "plots")),
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        rows = json.loads(file.read_text())["rows"]
+        sizes = {"NAS_LU_x/12": 480, "NAS_LU_y/12": 480, "SPECFEM3D_oc/c1": 1972}
+        assert {r["case"]: r["nbytes"] for r in rows} == sizes and len(rows) == 7 * len(sizes)
+        for r in rows:
+            assert r["checked"] and r["half_us"] > 0 and r["name"] in ended.stdout
+            assert np.isclose(r["gb_per_s"], r["nbytes"] / r["half_us"] / 1e3)
+        assert len(list((tmp_path / "plots").glob("ddtbench-*-host.png"))) == 3
+
+    def test_list_of_ddtbench(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["bench", "ddtbench", "--list"]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert len(out) == 16 and "LAMMPS_atomic: 4084-243 2157-145 1217-114" in out
+
     def test_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -377,6 +403,32 @@ class TestCommands:
         rows = json.loads((tmp_path / "x.json").read_text())["rows"]
         assert [r["bytes_each_way"] for r in rows] == [0, 0]
         assert "5^3 f8 all" in capsys.readouterr().out
+
+    def test_targets_of_numpy_arrays(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require("mpi")
+        monkeypatch.setattr(targets_host, "SHAPES", ((6, 5), (3, 4, 5)))
+        monkeypatch.setattr(targets_host, "TIMING", Timing(batches=1, batch_s=1e-5))
+        assert main(["bench", "exchange", "--targets", "--device", "cpu"]) == 0
+        out = capsys.readouterr().out
+        assert out.count(">= 1.0") == 2 and out.count("the same by grid.exchange") == 2
+        assert "3x4x5 float64 a rank, all neighbours, 1x1x1 ranks" in out
+        assert [case.proc_shape(2) for case in targets_host.cases(2)] == [
+            (2, 1),
+            (1, 2),
+            (2, 1, 1),
+            (1, 1, 2),
+        ]
+
+    def test_a_wrong_exchange_has_no_speed(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require("mpi")
+        monkeypatch.setattr(targets_host, "SHAPES", ((6, 5),))
+        monkeypatch.setattr(baselines.ByHand, "__call__", lambda self: None)
+        assert main(["bench", "exchange", "--targets", "--device", "cpu"]) == 1
+        assert "wrong result" in capsys.readouterr().out
 
     def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "exchange", "--list"]) == 0
@@ -390,10 +442,13 @@ class TestCommands:
             ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
             ("exchange --sizes 8 --halo 9", "wider than a block"),
             ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
-            ("exchange --targets --device cpu", "needs a GPU"),
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),
+            ("ddtbench --where moon", "host, 1gpu, 2gpus"),
+            ("ddtbench --patterns spiral", "known are"),
+            ("ddtbench --patterns vector", "no pattern of DDTBench matches; known are WRF_x_vec"),
+            ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
         ],
     )
     def test_wrong_command_lines(

@@ -22,9 +22,11 @@ ORIGIN = 4 * MOST_SPAN
 GUARD = 0xA5
 
 
-def listed(datatype: Datatype, count: int, origin: int) -> tuple[Any, Any]:
+def listed(datatype: Datatype, count: int, origin: int, parts: int = 1) -> tuple[Any, Any, Any]:
+    """List the blocks of a datatype, as if so many equal parts of the list lay in allocations of their own."""
     blocks = datatype.blocks(count)
-    return blocks.offsets + origin, blocks.lengths
+    numbers = np.arange(blocks.lengths.size) * parts // blocks.lengths.size
+    return blocks.offsets + origin, blocks.lengths, numbers
 
 
 def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarray) -> None:
@@ -44,7 +46,7 @@ def perform(boxes: list[Box], rest: Blocks, source: np.ndarray, target: np.ndarr
             )
         )
         to[...] = at
-    for at, to, n in zip(*map(np.ndarray.tolist, rest), strict=True):
+    for at, to, n in zip(*map(np.ndarray.tolist, rest[:3]), strict=True):
         target[to : to + n] = source[at : at + n]
 
 
@@ -116,10 +118,27 @@ def test_number_of_copies(source: Datatype, target: Datatype, copies: tuple[int,
     assert (len(boxes), rest.lengths.size) == copies
 
 
+@pytest.mark.parametrize(
+    ("datatype", "parts", "copies"),
+    [
+        (dt.vector(10, 1, 2, "f8"), 2, (2, 0)),  # rows
+        (dt.hvector(6, 1, 640, dt.vector(5, 1, 2, "f8")), 3, (3, 0)),  # slices
+        (dt.contiguous(20, "f8"), 1, (1, 0)),
+    ],
+)
+@pytest.mark.parametrize("at_source", [True, False])
+def test_no_copy_reaches_from_one_allocation_to_another(
+    datatype: Datatype, parts: int, copies: tuple[int, int], at_source: bool
+) -> None:
+    sides = [listed(datatype, 1, 0, parts), listed(dt.contiguous(datatype.size, "u1"), 1, 0)]
+    boxes, rest = boxes_of(common_blocks(*(sides if at_source else reversed(sides))))
+    assert (len(boxes), rest.lengths.size) == copies
+
+
 @pytest.mark.parametrize("gap", [0, 1])
 def test_the_widest_pitch(gap: int) -> None:
     source = np.arange(3) * (MAX_PITCH + gap)
-    blocks = Blocks(source, np.arange(3) * 8, np.full(3, 8))
+    blocks = Blocks(source, np.arange(3) * 8, np.full(3, 8), np.zeros(3, np.int64))
     boxes, rest = boxes_of(blocks)
     assert (len(boxes), rest.lengths.size) == ((0, 3) if gap else (1, 0))
 

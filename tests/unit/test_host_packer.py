@@ -24,7 +24,7 @@ from halox.datatypes import (
     vector,
 )
 from halox.errors import DatatypeError, FieldError
-from halox.packing import host
+from halox.packing import host_copiers
 from halox.packing.host import HostPacker, block_view, element_view
 from halox.packing.pack import pack, unpack
 from halox.runtime.arrays import borrow
@@ -215,9 +215,9 @@ def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
     memory = np.random.default_rng(0).integers(0, 256, max(ends) - min(ends) + 1, np.uint8)
     array = memory[-min(ends) :]
     whole = pack(array, made, count)
-    kept = host._KEPT_INDEX
+    kept = host_copiers._KEPT_INDEX
     try:
-        host._KEPT_INDEX = 3
+        host_copiers._KEPT_INDEX = 3
         np.testing.assert_array_equal(pack(array, made, count), whole)
         if not made.overlaps(count):
             again = memory.copy()
@@ -225,7 +225,7 @@ def test_long_index_in_pieces_equals_short(recipe: Recipe, count: int) -> None:
             back = pack(again[-min(ends) :], made, count)
             np.testing.assert_array_equal(back, whole[::-1])
     finally:
-        host._KEPT_INDEX = kept
+        host_copiers._KEPT_INDEX = kept
 
 
 def test_packing_allocates_nothing_once_planned() -> None:

@@ -21,12 +21,13 @@ from halox.paths.peer.table import MANY_THREADS, Kind
 from halox.runtime.gpu.compiler import OPTIONS, preamble, source
 from tests.support import require
 from tests.unit.kept import digest, made_once
-from tests.unit.nvrtc import by_nvrtc
+from tests.unit.nvrtc import Compiled, by_nvrtc
 
 require("nvrtc")
 
 ARCHITECTURES = [pytest.param(80, marks=pytest.mark.full), 90]
 WAYS = ("pack", "unpack")
+_FIGURES = re.compile(r"ptxas (info\b|\s+\.)")
 FEW = 64
 """Bytes of registers in memory that do no harm: compilers differ in a few."""
 
@@ -58,35 +59,29 @@ KERNELS = [
 
 
 @cache
-def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> bytes:
-    """PTX or machine code of a kernel file for ``compute_NN`` or ``sm_NN``."""
-    code, log = compile_with(name, defines, f"--gpu-architecture={target}")
-    assert not log.strip("\0\n "), f"compiler warnings:\n{log}"
-    return code
+def compiled(name: str, defines: tuple[tuple[str, str], ...], target: str) -> Compiled:
+    """PTX of a kernel file, and for ``sm_NN`` its machine code; kept from one run to the next."""
+    text = preamble(defines) + source(name)
+    words = (*OPTIONS, f"--gpu-architecture={target}", "--ptxas-options=-v")
+
+    def make(path: Path) -> None:
+        made = by_nvrtc(text, f"{name}.cu", words)
+        path.write_bytes(b"\0".join((made.log.encode(), made.ptx.encode(), made.code)))
+
+    kept = made_once(f"{digest(compiler(), text, *words)}.ptx", make)
+    log, ptx, code = kept.read_bytes().split(b"\0", 2)
+    found = Compiled(ptx.decode(), code, log.decode())
+    said = [line for line in found.log.splitlines() if not _FIGURES.match(line)]
+    assert not any(said), f"compiler warnings:\n{found.log}"
+    return found
 
 
 def spilled(name: str, defines: tuple[tuple[str, str], ...]) -> list[int]:
     """Bytes of registers that each function of a kernel file keeps in memory, on compute capability 9."""
-    _, log = compile_with(name, defines, "--gpu-architecture=sm_90", "--ptxas-options=-v")
+    log = compiled(name, defines, "sm_90").log
     found = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert found
     return [int(stores) + int(loads) for stores, loads in found]
-
-
-def compile_with(
-    name: str, defines: tuple[tuple[str, str], ...], *options: str
-) -> tuple[bytes, str]:
-    """Machine code, or PTX, of a kernel file, and what the compiler says; kept from one run to the next."""
-    text = preamble(defines) + source(name)
-    words = (*OPTIONS, *options)
-
-    def make(path: Path) -> None:
-        code, log = by_nvrtc(text, f"{name}.cu", words)
-        path.write_bytes(log.encode() + b"\0" + code)
-
-    kept = made_once(f"{digest(compiler(), text, *words)}.nvrtc", make)
-    log, _, code = kept.read_bytes().partition(b"\0")
-    return code, log.decode()
 
 
 @cache
@@ -100,18 +95,18 @@ def compiler() -> str:
 @pytest.mark.parametrize(("name", "defines"), KERNELS, ids=str)
 class TestKernels:
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
-        code = compiled(name, defines, f"sm_{architecture}")
+        code = compiled(name, defines, f"sm_{architecture}").code
         assert code.startswith(b"\x7fELF")
         function = name.encode() + rb"(_(un)?pack\w*)?\0"
         assert re.search(function, code), "the function keeps its name"
 
     def test_keeps_words_in_registers(self, name, defines, architecture):
         """Local memory would mean arrays that the compiler could not unroll away."""
-        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        ptx = compiled(name, defines, f"sm_{architecture}").ptx
         assert ".local" not in ptx
 
     def test_moves_16_bytes_at_once(self, name, defines, architecture):
-        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        ptx = compiled(name, defines, f"sm_{architecture}").ptx
         wide = r"\.v(2\.[ubf]64|4\.[ubf]32)"
         if dict(defines).get("WORD_BYTES") in ("1", "2"):
             wide = r"\.[ub]32"  # squares of four bytes a side
@@ -120,7 +115,7 @@ class TestKernels:
         assert re.search(rf"st(\.global)?{wide}", ptx)
 
     def test_divides_by_multiplying(self, name, defines, architecture):
-        ptx = compiled(name, defines, f"compute_{architecture}").decode()
+        ptx = compiled(name, defines, f"sm_{architecture}").ptx
         assert "mul.hi.u32" in ptx
         assert not re.search(r"\b(div|rem)\.", ptx)
 
@@ -128,12 +123,12 @@ class TestKernels:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 class TestWorkUnits:
     def test_has_every_entry(self, architecture):
-        code = compiled("workunits", (), f"sm_{architecture}")
+        code = compiled("workunits", (), f"sm_{architecture}").code
         for entry in (f"workunits_{way}{where}" for way in WAYS for where in ("", "_inline")):
             assert entry.encode() + b"\0" in code
 
     def test_reads_its_table_in_place(self, architecture):
-        ptx = compiled("workunits", (), f"compute_{architecture}").decode()
+        ptx = compiled("workunits", (), f"sm_{architecture}").ptx
         assert "cvta.param" not in ptx, "the parameter's address was taken"
         assert re.search(r"ld\.param\.[ub]32\s+%r\d+, \[%rd\d+", ptx)
 
@@ -163,17 +158,17 @@ OTHERS = [90, *(pytest.param(one, marks=pytest.mark.full) for one in (75, newest
 class TestPeer:
     @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, defines, architecture):
-        code = compiled("peer", defines, f"sm_{architecture}")
+        code = compiled("peer", defines, f"sm_{architecture}").code
         assert code.startswith(b"\x7fELF") and b"peer_exchange\0" in code
 
     def test_keeps_words_in_registers(self, defines):
-        ptx = compiled("peer", defines, "compute_90").decode()
+        ptx = compiled("peer", defines, "sm_90").ptx
         assert ".local" not in ptx
         assert not re.search(r"\b(div|rem)\.", ptx)
 
     def test_signals_as_the_protocol_says(self, defines):
         """The rest of the system sees what was stored before a flag; packets of 16 bytes come in one piece."""
-        ptx = compiled("peer", defines, "compute_90").decode()
+        ptx = compiled("peer", defines, "sm_90").ptx
         for access in ("ld.acquire.sys", "st.release.sys", "st.relaxed.sys"):
             assert f"{access}.global.u32" in ptx
         for access in ("ld.relaxed.sys", "st.relaxed.sys"):
@@ -184,8 +179,8 @@ class TestKindsOfSegments:
     def test_what_is_not_there_is_not_compiled(self):
         everything = peer(3, 8, 1, 4)
         packets = (*everything, ("KINDS", str(1 << Kind.SEND_LL | 1 << Kind.TAKE_LL)))
-        whole, part = (compiled("peer", d, "compute_90") for d in (everything, packets))
-        assert b".b128" in whole and b".b128" not in part
+        whole, part = (compiled("peer", d, "compute_90").ptx for d in (everything, packets))
+        assert ".b128" in whole and ".b128" not in part
         assert len(part) < len(whole) / 2
 
     @pytest.mark.parametrize(("in_flight", "table"), [(1, 12), (4, 0)])
@@ -212,7 +207,7 @@ class TestKindsOfSegments:
 )
 class TestDependentLaunches:
     def test_wait_for_the_kernel_ahead_before_memory_is_looked_at(self, name):
-        ptx = compiled(name, (), "compute_90").decode()
+        ptx = compiled(name, (), "compute_90").ptx
         entries = ptx.split(".entry ")[1:]
         access = re.compile(r"\b(ld|st|atom|red)\.(?!param|shared|const|local)")
         for entry in entries:
@@ -220,7 +215,7 @@ class TestDependentLaunches:
             assert first and 0 < entry.find("griddepcontrol.wait") < first.start()
 
     def test_gpus_that_have_none_do_not_wait(self, name):
-        assert "griddepcontrol" not in compiled(name, (), "compute_80").decode()
+        assert "griddepcontrol" not in compiled(name, (), "compute_80").ptx
 
 
 REDUCTIONS = [
@@ -254,18 +249,18 @@ REDUCTIONS = [
 class TestReductions:
     @pytest.mark.parametrize("architecture", OTHERS)
     def test_compiles_to_machine_code_without_warnings(self, name, defines, architecture):
-        code = compiled(name, defines, f"sm_{architecture}")
+        code = compiled(name, defines, f"sm_{architecture}").code
         assert name.encode() + b"\0" in code
 
     def test_keeps_elements_in_registers(self, name, defines):
-        ptx = compiled(name, defines, "compute_90").decode()
+        ptx = compiled(name, defines, "sm_90").ptx
         assert ".local" not in ptx
         assert max(spilled(name, defines)) <= FEW
         assert not re.search(r"\b(div|rem)\.", ptx)
 
     def test_signals_as_the_protocol_says(self, name, defines):
         """Packets in one piece, turns in order; flags with what was stored before them."""
-        ptx = compiled(name, defines, "compute_90").decode()
+        ptx = compiled(name, defines, "sm_90").ptx
         expected = {
             "allreduce_wide": ("ld.relaxed.sys.global.b128", "st.relaxed.sys.global.b128"),
             "allreduce_scattered": ("ld.acquire.sys.global.u32", "st.release.sys.global.u32"),
@@ -278,15 +273,16 @@ class TestReductions:
 @pytest.mark.parametrize("architecture", OTHERS)
 @pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
 def test_combine_compiles(element, architecture):
-    code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}")
+    code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}").code
     assert b"combine\0" in code and b"combine_two\0" in code
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_mark_compiles(architecture):
     """Its words are stored one by one, past all caches."""
-    assert b"mark\0" in compiled("mark", (), f"sm_{architecture}")
-    ptx = compiled("mark", (), f"compute_{architecture}").decode()
+    found = compiled("mark", (), f"sm_{architecture}")
+    assert b"mark\0" in found.code
+    ptx = found.ptx
     assert ptx.count("st.volatile") == 2 and "ld." not in ptx.replace("ld.param", "")
 
 

@@ -156,6 +156,31 @@ class TestRandomFields:
         assert np.abs(np.linalg.det(found) - 1).max() < 1e-13
         assert np.abs(found.mean(axis=(0, 1, 2, 3))).max() < 0.05
 
+    def test_cosines_and_sines(self) -> None:
+        turns = np.linspace(-1, 1, 10001)
+        for found, expected in zip(
+            random_fields._cosines_and_sines(turns), (np.cos, np.sin), strict=True
+        ):
+            assert np.abs(found - expected(np.pi * turns)).max() < 2e-15
+
+    def test_moments_of_haar_measure(self) -> None:
+        """Their limits are four standard deviations; rows made of cubes' points miss the fourth moments by ten."""
+        count = 60_000
+        found = random_fields.random_matrices(
+            (count, 1, 1, 1), (slice(0, count), *[slice(0, 1)] * 3), 1, 7, 0
+        ).reshape(-1, 3, 3)
+        squares, trace = np.abs(found) ** 2, np.trace(found, axis1=1, axis2=2)
+        for numbers, mean, variance in (
+            (squares, 1 / 3, 1 / 18),
+            (squares**2, 1 / 6, 1 / 15 - 1 / 36),
+            (squares[:, 0, 0] * squares[:, 1, 1], 1 / 8, 1 / 45),
+            (np.abs(trace) ** 2, 1, 1),
+            (trace.real**3 - 3 * trace.real * trace.imag**2, 1, 6),
+            (trace.real, 0, 1 / 2),
+        ):
+            far = np.abs(numbers.mean(axis=0) - mean).max()
+            assert far < 4 * (variance / count) ** 0.5
+
     def test_seeds_streams_and_sites_differ(self) -> None:
         found = [
             random_fields.uniforms(SHAPE, WHOLE, 4, seed, stream)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 
+from tests.support import full
 from tests.unit.test_cli_ranks import halox_run
 
 
@@ -26,16 +28,9 @@ def multigrid(name: str, ranks: int, *words: str) -> dict[str, Any]:
     ("name", "ranks"),
     [
         ("S", 1),
-        ("S", 2),
-        ("W", 4),
+        ("S", 4),
         # tests/mpi/test_nas_mg.py has class S on 2, 4 and 8 ranks as well.
-        *(
-            pytest.param(name, ranks, marks=pytest.mark.full)
-            for name, ranks in (
-                *(("S", 4), ("S", 8), ("W", 1), ("W", 2), ("W", 8)),
-                *(("A", 1), ("A", 4)),
-            )
-        ),
+        *full(("S", 2), ("S", 8), *product("W", (1, 2, 4, 8)), ("A", 1), ("A", 4)),
     ],
 )
 def test_official_verification(name: str, ranks: int) -> None:

@@ -19,7 +19,7 @@ from halox.paths.messages import Message, Part
 from halox.paths.peer import endpoints as peer_endpoints
 from halox.paths.peer import table as peer_plan
 from halox.paths.peer.table import Kind
-from tests.support import require, trials
+from tests.support import full, require, trials
 from tests.unit.cpu_peer import (
     ORDERS,
     Array,
@@ -163,7 +163,7 @@ class TestWays:
             assert ranks[0].kinds == {Kind.COPY, SENT[way], TAKEN[way]}
             exchange(ranks)
 
-    @pytest.mark.parametrize("itemsize", [4, 8, 16])
+    @pytest.mark.parametrize("itemsize", [*full(4), 8, 16])
     @pytest.mark.parametrize("way", SENT)
     def test_the_kernel_that_a_gpu_would_run(self, way, itemsize):
         """With the width of all words, and with more words in flight, as parameters of the compiler."""
@@ -286,7 +286,7 @@ class TestEnds:
         exchange(connect(there_and_back("direct", *ends)), order=order)
 
     @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("itemsize", [1, 4, 8, 16])
+    @pytest.mark.parametrize("itemsize", [1, *full(4), 8, 16])
     @pytest.mark.parametrize("turned", ["sent", "received", "both"])
     @pytest.mark.parametrize("way", ["staging", "direct"])
     def test_axes_in_another_order(self, way, turned, itemsize, order):
@@ -410,7 +410,7 @@ class TestWaiting:
         ranks = connect(there_and_back("ll", *faces(8)), limit_s=0)
         exchange(ranks, 2, late_s={0: 0.2})
 
-    @pytest.mark.parametrize("order", ["forward", "backward"])
+    @pytest.mark.parametrize("order", ["forward", *full("backward")])
     @pytest.mark.parametrize("way", ["staging", "ll", "wide", "direct"])
     def test_a_rank_that_never_comes_is_named(self, way, order):
         """The others have come; later launches end at once and leave the first failure as it is."""

@@ -355,9 +355,7 @@ def test_every_variant_compiles_for_real():
             "THREADS": threads,
             "IN_FLIGHT": in_flight,
         }
-        ptx = compiled(
-            "traversal", tuple((k, str(v)) for k, v in values.items()), "compute_90"
-        ).decode()
+        ptx = compiled("traversal", tuple((k, str(v)) for k, v in values.items()), "compute_90").ptx
         assert ".local" not in ptx
         assert not re.search(r"\b(div|rem)\.", ptx)
         assert f"mul.hi.u{bits}" in ptx

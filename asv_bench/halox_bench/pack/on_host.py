@@ -82,7 +82,7 @@ def _methods(
 
     def host() -> Callable[[], Any]:
         packer = HostPacker(slab[start:], datatype, case.count)
-        return lambda: packer.unpack(packed) if unpack else packer.pack(packed)
+        return packer.unpacking(packed) if unpack else packer.packing(packed)
 
     def by_hand() -> Callable[[], Any]:
         arrays = [
@@ -91,13 +91,14 @@ def _methods(
         layout = case.by_hand
         if layout is None:
             raise HaloxError(f"{case.name} has no hand-written counterpart")
-        return lambda: layout.pack(arrays, packed)
+        move = layout.unpack if unpack else layout.pack
+        return lambda: move(arrays, packed)
 
     def mpi() -> Callable[[], Any]:
         return _mpi(case, datatype, slab[start:], packed, unpack=unpack)
 
     yield COPY, "baseline", copy
-    if case.by_hand is not None and not unpack:
+    if case.by_hand is not None:
         yield "NumPy by hand", "baseline", by_hand
     yield "mpi4py", "baseline", mpi
     yield "host", "packer", host

@@ -10,7 +10,7 @@ import numpy as np
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.world import load_mpi
 from halox_bench.common.byhand import Move, packed_buffer, prepare
-from halox_bench.common.layouts import Box, Boxes, Bytes, Triangle
+from halox_bench.common.layouts import Box, Boxes, Bytes
 from halox_bench.pingpong.cases import PingPong
 from halox_bench.ranks.methods import Baseline
 from halox_bench.ranks.nccl import Nccl
@@ -108,28 +108,12 @@ class ByHand(Party):
     def _receive(self) -> None:
         self._comm.Recv(self._packed, self._other, _TAG)
         if not self._in_place:
-            unpack(self._layout, self._packed, self._memory)
+            self._layout.unpack([self._memory], self._packed)
 
 
 def is_contiguous(layout: Any) -> bool:
     """Whether there is nothing to pack: one box that is one run at the array's start."""
     return isinstance(layout, Boxes) and layout.boxes == (Box(layout.boxes[0].block_bytes),)
-
-
-def unpack(layout: Any, packed: Bytes, memory: Bytes) -> None:
-    """Copy packed bytes into their places by slicing; boxes and triangles."""
-    if isinstance(layout, Boxes):
-        for at, box in layout.placed():
-            view = box.view(memory)
-            np.copyto(view, packed[at : at + box.nbytes].view(view.dtype).reshape(view.shape))
-        return
-    if not isinstance(layout, Triangle):
-        raise TypeError(f"no unpacking for {type(layout).__name__}")
-    columns, values, at = memory.view("f8").reshape(layout.n, layout.n), packed.view("f8"), 0
-    for j in range(layout.n):
-        part = columns[j, j:] if layout.lower else columns[j, : j + 1]
-        part[:] = values[at : at + part.size]
-        at += part.size
 
 
 class _Kernels(Party):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,11 @@ from halox.cli import run as running
 from halox.errors import DeviceError, HaloxError, PathError
 from halox_bench.common import machine, options
 from halox_bench.common.options import add_list, numbers
-from halox_bench.pingpong import plots, rows
+from halox_bench.pingpong import plots
 from halox_bench.pingpong.cases import PATTERNS, QUICK_SIZES, SIZES, PingPong, select
-from halox_bench.pingpong.rows import PingPongRow
 from halox_bench.pingpong.run import PLACES, PingPongBench
 from halox_bench.ranks import command
+from halox_bench.ranks.bench import Options, RanksBench
 from halox_bench.ranks.command import say
 
 NAME = "halox bench pingpong"
@@ -42,18 +42,42 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     -----
     Collective; starts two ranks where none run.
     """
+    check_places(args)
+    cases = select(args.patterns, args.sizes or (QUICK_SIZES if args.quick else SIZES))
+    return between_two(args, words, NAME, partial(_play, cases=cases))
+
+
+def check_places(args: argparse.Namespace) -> None:
+    """Raise `HaloxError` unless ``--where`` names places."""
     unknown = [place for place in args.where if place not in PLACES]
     if unknown:
         raise HaloxError(f"--where {unknown[0]}: expected one of {', '.join(PLACES)}")
-    cases = select(args.patterns, args.sizes or (QUICK_SIZES if args.quick else SIZES))
+
+
+Play = Callable[[argparse.Namespace, Any, Sequence[str], dict[str, Any]], bool]
+"""Measures in some places between two ranks, puts rows into a result, and returns whether any failed."""
+
+
+def between_two(args: argparse.Namespace, words: Sequence[str], name: str, play: Play) -> int:
+    """Let two ranks play, which are started where none run; returns the exit status.
+
+    Raises
+    ------
+    HaloxError
+        On all ranks, if there are fewer than two, or GPUs are asked for and there are none.
+
+    Notes
+    -----
+    Collective.
+    """
     asked = args.ranks
     if asked is None and launcher.running_ranks() is None:
         asked = 2
-    comm = running.ranks(asked, [*words, "-n", "2"] if args.ranks is None else words, NAME)
-    return running.together(comm, lambda: _run_here(args, comm, cases), NAME)
+    comm = running.ranks(asked, [*words, "-n", "2"] if args.ranks is None else words, name)
+    return running.together(comm, lambda: _run_here(args, comm, play), name)
 
 
-def _run_here(args: argparse.Namespace, comm: Any, cases: list[PingPong]) -> int:
+def _run_here(args: argparse.Namespace, comm: Any, play: Play) -> int:
     if comm.size < 2:
         raise HaloxError("a ping-pong needs two ranks; give -n 2, or start it with mpiexec -n 2")
     # Of more ranks the first two play; the others hear only how it went.
@@ -67,7 +91,7 @@ def _run_here(args: argparse.Namespace, comm: Any, cases: list[PingPong]) -> int
     with command.written(args, comm, result):
         failed = False
         if comm.rank < 2:
-            failed = _play(args, players, places, cases, result)
+            failed = play(args, players, places, result)
         failed = bool(comm.bcast(failed))
         players.Free()
     return int(failed)
@@ -77,23 +101,38 @@ def _play(
     args: argparse.Namespace,
     comm: Any,
     places: Sequence[str],
-    cases: list[PingPong],
     result: dict[str, Any],
+    cases: list[PingPong],
 ) -> bool:
+    found = played(args, comm, places, result, cases, PingPongBench)
+    if comm.rank == 0:
+        options.draw(args.plot, partial(plots.draw, found))
+    return any(row.failed for row in found)
+
+
+def played(
+    args: argparse.Namespace,
+    comm: Any,
+    places: Sequence[str],
+    result: dict[str, Any],
+    cases: Sequence[Any],
+    make: Callable[[Any, str, Options], RanksBench[Any]],
+) -> list[Any]:
+    """Measure cases in some places, print and keep the rows; a place that is not there is left out; collective."""
     device = "cpu" if places == ("host",) else "gpu"
     chosen = command.options_of(args, comm, device, args.paths)
-    say(comm, "microseconds of half a round trip, the slower rank's; GB/s of payload\n")
-    say(comm, rows.header())
-    found: list[PingPongRow] = []
+    found: list[Any] = []
     result["rows"], result["left_out"] = [], {}
+    is_first = True
     for place in places:
         try:
-            bench = PingPongBench(comm, place, chosen)
+            bench = make(comm, place, chosen)
         except PathError as error:
             result["left_out"][place] = str(error)
             say(comm, f"left out: {error}")
             continue
+        if is_first:
+            say(comm, f"{bench.heading()}\n\n{bench.header()}")
+            is_first = False
         found += command.measured(bench, cases, result, place)
-    if comm.rank == 0:
-        options.draw(args.plot, partial(plots.draw, found))
-    return any(row.failed for row in found)
+    return found

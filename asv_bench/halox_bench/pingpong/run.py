@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -98,18 +98,17 @@ class PingPongBench(RanksBench[PingPongRow]):
         return "microseconds of half a round trip, the slower rank's; GB/s of payload"
 
 
-class _Exchanges(Trip):
-    """Two typed exchanges, there and back."""
+class Exchanges(Trip):
+    """Two typed exchanges, there and back, each with this rank's sends and receives."""
 
     capturable = True
 
-    def __init__(self, comm: Any, case: PingPong, array: Any, path: str | None) -> None:
-        side, other = case.sides[comm.rank], 1 - comm.rank
+    def __init__(
+        self, comm: Any, messages: Sequence[tuple[list[Send], list[Recv]]], path: str | None
+    ) -> None:
         chosen: dict[str, Any] = {} if path is None else {"path": path}
         self._made: list[Exchange] = []
-        for sender in (0, 1):
-            sends = [Send(array, side.datatype, other, side.count)] if comm.rank == sender else []
-            receives = [] if sends else [Recv(array, side.datatype, other, side.count)]
+        for sends, receives in messages:
             try:
                 self._made.append(Exchange(sends, receives, comm=comm, **chosen))
             except HaloxError:
@@ -162,7 +161,10 @@ class Trips(Methods[PingPongRow]):
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan both exchanges by a path."""
-        trip = _Exchanges(self.comm, self._case, self.arrays, chosen)
+        array, side, other = self.arrays, self._case.sides[self.comm.rank], 1 - self.comm.rank
+        what = array, side.datatype, other, side.count
+        ways: list[tuple[list[Send], list[Recv]]] = [([Send(*what)], []), ([], [Recv(*what)])]
+        trip = Exchanges(self.comm, ways[:: 1 if self.comm.rank == 0 else -1], chosen)
         return Method(kind, name, trip, trip.close, True, self.arrays, {"path": trip.taken})
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:

@@ -24,13 +24,13 @@ from halox_bench.ranks.rows import SELECTED, choices
 _QUICK = Timing(batches=5, batch_s=2e-3)
 
 
-def add_arguments(parser: argparse.ArgumentParser, named: str = "paths") -> None:
+def add_arguments(parser: argparse.ArgumentParser, named: str | None = "paths") -> None:
     """Add the options that are the same for all benchmarks on several ranks.
 
     Parameters
     ----------
-    named : {"paths", "algorithms"}
-        What can be named one by one.
+    named : {"paths", "algorithms", None}
+        What can be named one by one, if anything.
     """
     parser.add_argument(
         "-n",
@@ -39,8 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser, named: str = "paths") -> None
         metavar="RANKS",
         help="ranks to start on this machine (default: those of a surrounding mpiexec)",
     )
-    text = f"{named} to name one by one, beside the one that halox selects; default: all there are"
-    add_list(parser, f"--{named}", text, default=None)
+    if named is not None:
+        text = (
+            f"{named} to name one by one, beside the one that halox selects; default: all there are"
+        )
+        add_list(parser, f"--{named}", text, default=None)
     parser.add_argument("--no-graph", action="store_true", help="leave out replayed CUDA graphs")
     common.add_arguments(parser, f"batches a figure; default: {BATCHES}")
 

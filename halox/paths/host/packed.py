@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -20,6 +19,7 @@ from halox.paths.buffers import (
 )
 from halox.paths.fragments import Cutter, whole
 from halox.paths.host.indexed import Indexed, IndexedMessages, Located, index_all, pays
+from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Array, HostArray
@@ -99,7 +99,7 @@ _Calls = list[Callable[[], object]]
 _Take = Callable[..., None]
 
 
-_Rows = list[list[Move]] | list[list[Indexed]]
+_Rows = list[list[Move]] | list[list[Indexed]] | list[Calls]
 
 
 class _Views(NamedTuple):
@@ -120,6 +120,7 @@ class HostChannel(Channel):
         self._take: _Take = add_all if adds else copy_all
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
+        self._odd: OddBlocks | None = None
         sent = places_of([part for m in job.sends for part in m.parts])
         received = places_of([part for m in job.receives for part in m.parts], values=adds)
         if sent is None or received is None:
@@ -141,6 +142,10 @@ class HostChannel(Channel):
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
         self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
+        if not adds and self._indexed is None:
+            odd = OddBlocks(job, self._outgoing, self._incoming)
+            if odd.are_some:
+                self._odd, self._pack, self._take = odd, call_all, call_all
         self._is_large = any(
             [
                 view.size * _LINE_BYTES > _LARGE_BYTES or view.nbytes >= SMALL_BYTES
@@ -154,6 +159,9 @@ class HostChannel(Channel):
         if self._indexed is not None:
             pack, unpack = self._indexed.views(memories)
             return _Views(pack, [], unpack)
+        if self._odd is not None:
+            packs_of, unpacks_of = self._odd.views(memories)
+            return _Views(packs_of, [], unpacks_of)
         sent, received = views_of(self._sent, memories), views_of(self._received, memories)
         packs = [[*zip(row, sent, strict=True)] for row in self._outgoing]
         unpacks = [[*zip(received, row, strict=True)] for row in self._incoming]
@@ -256,8 +264,8 @@ def _packed(
 
 def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls]]:
     """Return for each slot the calls that pack messages, and those that unpack them."""
-    unpack = "add" if job.operation == "add" else "unpack"
-    packs = _by_slot(job, job.sends, buffers.outgoing, "pack")
+    unpack = "adding" if job.operation == "add" else "unpacking"
+    packs = _by_slot(job, job.sends, buffers.outgoing, "packing")
     unpacks = _by_slot(job, job.receives, buffers.incoming, unpack)
     cleared = clearing(job)
     return [(first + cleared, then) for first, then in zip(packs, unpacks, strict=True)]
@@ -266,11 +274,11 @@ def _irregular(job: Job, buffers: TransportBuffers) -> list[tuple[_Calls, _Calls
 def _by_slot(
     job: Job, messages: tuple[Message, ...], rows: list[list[Bytes]], method: str
 ) -> list[_Calls]:
-    """Return for each slot, with its row of buffers, the calls of a method of the parts' packers."""
+    """Return for each slot, with its row of buffers, the calls that a method of the parts' packers prepares."""
     packers = [[packer_of(job, part) for part in message.parts] for message in messages]
     return [
         [
-            partial(getattr(packer, method), buffer[offset : offset + packer.nbytes])
+            getattr(packer, method)(buffer[offset : offset + packer.nbytes])
             for message, of_parts, buffer in zip(messages, packers, row, strict=True)
             for packer, offset in zip(of_parts, message.offsets, strict=True)
         ]
@@ -280,10 +288,7 @@ def _by_slot(
 
 def clearing(job: Job) -> _Calls:
     """Return calls that set the job's ``cleared`` parts to zero."""
-    return [
-        partial(packer_of(job, part).unpack, np.zeros(part.nbytes, np.uint8))
-        for part in job.cleared
-    ]
+    return [packer_of(job, part).unpacking(np.zeros(part.nbytes, np.uint8)) for part in job.cleared]
 
 
 def packer_of(job: Job, part: Part) -> HostPacker:
@@ -319,6 +324,8 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
 
 def _lines_bytes(view: Array) -> int:
     """Return the bytes of the cache lines that runs too short to fill one touch, 0 for longer runs."""
-    apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
-    run_bytes = view.shape[-1] * view.itemsize
-    return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
+    run, steps = 1, view.strides
+    if steps[-1] == view.itemsize:
+        run, steps = view.shape[-1], steps[:-1]
+    is_short = run * view.itemsize < _LINE_BYTES and steps and abs(steps[-1]) > _LINE_BYTES
+    return view.size // run * _LINE_BYTES if is_short else 0

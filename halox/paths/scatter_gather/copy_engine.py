@@ -79,8 +79,8 @@ class CopyEngine(Engine):
         assert window is not None
         places, offsets, lengths, index = remote.blocks
         pointers = np.array([self._arena.pointer(place) for place in places], np.int64)
-        own = window.addresses, window.lengths
-        theirs = offsets + pointers[index], lengths
+        own = window.addresses, window.lengths, window.array_of
+        theirs = offsets + pointers[index], lengths, index
         ends = (own, theirs) if direction == "put" else (theirs, own)
         return CopyTransfer(PreparedCopies(common_blocks(*ends), self._arena.device))
 

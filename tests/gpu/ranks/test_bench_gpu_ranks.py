@@ -15,9 +15,14 @@ from halox_bench.allreduce.cases import AllreduceCase
 from halox_bench.allreduce.jacobi import steps_us
 from halox_bench.allreduce.run import AllreduceBench
 from halox_bench.common.machine import why_not_gpu_aware
+from halox_bench.ddtbench.baselines import HALOX_PACK
+from halox_bench.ddtbench.cases import select as select_ddt
+from halox_bench.ddtbench.run import DdtBench
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import Bench
+from halox_bench.milc.cases import MilcCase
+from halox_bench.milc.run import MilcBench
 from halox_bench.pingpong.cases import PATTERNS, select
 from halox_bench.pingpong.run import PingPongBench
 from halox_bench.ranks.bench import Options
@@ -74,6 +79,23 @@ def test_pingpong(pattern: str, place: str, comm: Any) -> None:
         assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
         timed = {(row.name, row.mode) for row in rows if row.us}
         assert {("selected", "stream"), (ZERO_COPY, "stream")} <= timed
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
+@pytest.mark.parametrize("pattern", ["WRF_x_vec/8x8", "LAMMPS_atomic/1217-114", "FFT2/256"])
+def test_ddtbench(pattern: str, place: str, comm: Any) -> None:
+    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here")
+    try:
+        bench = DdtBench(comm, place, options)
+    except PathError as error:
+        assert place == "2gpus" and "GPUs" in str(error)
+        return
+    for rows in map(bench.measure, select_ddt([pattern])):
+        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+        timed = {(row.name, row.mode) for row in rows if row.us}
+        assert {(name, "stream") for name in ("selected", ZERO_COPY, HALOX_PACK)} <= timed
+        assert {row.name for row in rows if row.pack_us} == {ZERO_COPY, HALOX_PACK}
 
 
 ALLREDUCES = [
@@ -147,3 +169,19 @@ def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
         assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
         in_place, new = targets.Targets(comm).over_persistent()
         assert in_place["value"] > 0 and new["value"] > 0
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("operator", ["improved", "naive"])
+def test_milc(operator: str, comm: MPI.Intracomm) -> None:
+    bench = MilcBench(comm, Options("gpu", timing=BRIEF))
+    found = [
+        row
+        for one in bench.suited([MilcCase((8, 8, 8, 12), operator, "single")])
+        for row in bench.measure(one)
+    ]
+    assert not [row.error for row in found if row.error]
+    assert [row.ranks for row in found] == [1] if comm.size == 1 else [1, 2, 2]
+    assert all(row.us and row.checked for row in found)
+    if not bench.shared_gpu:
+        assert {row.mode for row in found} == {"graph"}

@@ -1,0 +1,1 @@
+"""``halox bench ddtbench``: the patterns of DDTBench between two ranks, with its phases."""

@@ -1,0 +1,1 @@
+"""MILC's staggered operator and conjugate gradient: rates, shares of memory speed, strong and weak scaling."""

@@ -1,0 +1,59 @@
+"""Heat equation that is stopped half-way and restarted from a checkpoint, on any number of ranks.
+
+Alone: ``python examples/restart.py``; up to step 300, and then 500 on another number of ranks:
+``mpiexec -n 4 python -m mpi4py examples/restart.py run.zarr 300``
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from pathlib import Path
+
+from mpi4py import MPI
+
+import halox
+
+CELLS = (192, 128)
+RATE = 0.2  # diffusivity * time step / cell size squared; stable up to 0.25
+
+
+def run(path: Path, steps: int) -> float:
+    """Continue the checkpoint, or begin, up to so many steps, and save; return the largest error."""
+    with halox.Grid(CELLS, halo=1, periodic=True) as grid:
+        i, j = grid.indices()
+        kx, ky = 4 * math.pi / CELLS[0], 6 * math.pi / CELLS[1]
+        wave = grid.xp.cos(kx * i) * grid.xp.cos(ky * j)
+        u, new, first = grid.zeros("f8"), grid.zeros("f8"), 0
+        grid.interior(u)[...] = wave
+        if grid.allreduce(int(path.exists()), op="min"):
+            first = grid.load(path, u=u).attrs["step"]
+        for _ in range(first, steps):
+            grid.exchange(u)
+            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+            new[1:-1, 1:-1] = u[1:-1, 1:-1] + RATE * (around - 4 * u[1:-1, 1:-1])
+            u, new = new, u
+        grid.save(path, u=u, attrs={"step": steps})
+        damping = 1 - 4 * RATE * (math.sin(kx / 2) ** 2 + math.sin(ky / 2) ** 2)
+        grid.interior(new)[...] = abs(grid.interior(u) - damping**steps * wave)
+        error = float(grid.max(new))
+        if grid.rank == 0:
+            print(f"{grid.size} rank(s), steps {first} to {steps}: largest error {error:.1e}")
+        return error
+
+
+def main(*arguments: str) -> float:
+    """Run as the command line says; without arguments twice, in a folder that is removed."""
+    if arguments:
+        return run(Path(arguments[0]), int(arguments[1]))
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(MPI.COMM_WORLD.bcast(own))
+        error = max(run(folder / "run.zarr", steps) for steps in (300, 500))
+        MPI.COMM_WORLD.Barrier()
+    return error
+
+
+if __name__ == "__main__":
+    if main(*sys.argv[1:]) > 1e-12:
+        raise SystemExit("the result is wrong")

@@ -1,0 +1,172 @@
+"""Arguments of a save or a load, checked on each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halox.checkpoint.fields import is_number
+from halox.checkpoint.store import PREFIX
+from halox.decomposition import FieldLayout
+from halox.errors import CheckpointError, FieldError
+from halox.field_layouts import FieldLayouts
+from halox.runtime.arrays import Array, Described
+from halox.runtime.gpu.devices import to_host
+from halox.values import as_list, shown
+
+AXES = ("x", "y", "z", "t")
+"""Names of the grid axes by default."""
+
+_NAME = re.compile(r"\w[\w.-]*")
+
+Progress = Callable[[int, int], object]
+"""Called as ``progress(done_bytes, total_bytes)``."""
+
+
+class Given(NamedTuple):
+    """A field of the caller."""
+
+    array: Any
+    found: Described
+    layout: FieldLayout
+
+
+def path_of(path: object) -> Path:
+    """Return a path with all links resolved; `CheckpointError` for what is none."""
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise CheckpointError(f"path: expected a str or a path, got {shown(path)}")
+    found = Path(os.path.realpath(text))
+    if not found.name:
+        raise CheckpointError(f"path: {text} names no file or folder; add a name")
+    return found
+
+
+def fields_of(
+    layouts: FieldLayouts, fields: object, named: Mapping[str, object], *, written: bool
+) -> dict[str, Given]:
+    """Return the fields of a mapping and of keywords, sorted by name; raises `FieldError`."""
+    if fields is None:
+        fields = {}
+    if not isinstance(fields, Mapping):
+        raise FieldError(
+            f"fields: expected a mapping of names to fields, got {shown(fields)}; or write u=u"
+        )
+    both = sorted(set(fields) & set(named), key=str)
+    if both:
+        raise FieldError(
+            f"{', '.join(both)}: given both in the mapping and by name; give each once"
+        )
+    found = {}
+    for name, field in sorted({**fields, **named}.items(), key=lambda item: str(item[0])):
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
+            raise FieldError(
+                f"{shown(name)} is no name for a field: expected letters, digits, '_', '-' and '.'"
+            )
+        try:
+            described, layout = layouts.read(field)
+        except FieldError as error:
+            raise FieldError(f"{name}: {error}") from error
+        if written and not described.writable:
+            raise FieldError(f"{name}: the array is read-only; give one that can be written")
+        found[name] = Given(field, described, layout)
+    return found
+
+
+def dims_of(dims: object, ndim: int) -> tuple[str, ...]:
+    """Return the names of the grid axes; raises `FieldError`."""
+    given = as_list(AXES[:ndim] if dims is None else dims)
+    names = [axis for axis in given or () if isinstance(axis, str) and _NAME.fullmatch(axis)]
+    if given is None or len(names) < len(given) or len(set(names)) != ndim or len(names) != ndim:
+        raise FieldError(f"dims must name {ndim} grid axes, got {shown(dims)}")
+    return tuple(names)
+
+
+def coords_of(
+    coords: object, dims: Sequence[str], lengths: Mapping[str, int], fields: Iterable[str]
+) -> dict[str, Array]:
+    """Return the coordinates along dimensions; raises `FieldError`.
+
+    ``lengths`` has the length of each dimension that may have coordinates.
+    """
+    if coords is None:
+        coords = {}
+    if not isinstance(coords, Mapping):
+        raise FieldError(f"coords: expected a mapping of dimensions to values, got {shown(coords)}")
+    found = {}
+    for name, values in coords.items():
+        if name not in lengths:
+            raise FieldError(
+                f"coords: {shown(name)} is none of the dimensions {', '.join(lengths)}; see dims"
+            )
+        array = np.asarray(to_host(values))
+        if array.shape != (lengths[name],) or not is_number(array.dtype):
+            raise FieldError(
+                f"coords: {name} needs {lengths[name]} numbers along one axis, those of the whole grid, got "
+                f"{array.dtype} of shape {array.shape}"
+            )
+        found[name] = array
+    for name in fields:
+        if name in lengths or name in dims:
+            raise FieldError(
+                f"{name} is the name of a field and of a dimension; rename the field, or give dims="
+            )
+    return found
+
+
+def attrs_of(attrs: object) -> dict[str, Any]:
+    """Return attributes as JSON has them; raises `FieldError`."""
+    if attrs is None:
+        return {}
+    if not isinstance(attrs, Mapping):
+        raise FieldError(f"attrs: expected a mapping of names to values, got {shown(attrs)}")
+    for name in attrs:
+        if not isinstance(name, str) or name.startswith(PREFIX):
+            raise FieldError(
+                f"attrs: expected names that are str and do not begin with {PREFIX!r}, got {shown(name)}"
+            )
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FieldError(
+            f"attrs: a value has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
+        ) from error
+    return found
+
+
+def names_of(names: object) -> tuple[str, ...] | None:
+    """Return the names of fields to be loaded, None for all; raises `FieldError`."""
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else as_list(names)
+    if given is None or not all(isinstance(name, str) for name in given):
+        raise FieldError(f"names: expected names of fields, got {shown(names)}")
+    return tuple(sorted(set(given)))
+
+
+def progress_of(progress: object) -> Progress | None:
+    """Return what is told of progress; raises `FieldError`."""
+    if progress is not None and not callable(progress):
+        raise FieldError(
+            f"progress: expected a callable taking done_bytes and total_bytes, got {shown(progress)}"
+        )
+    return progress
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.generic) and not isinstance(value, np.void):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if hasattr(value, "get") and hasattr(value, "shape"):  # CuPy's
+        return to_host(value).tolist()
+    raise TypeError(f"{shown(value)} of type {type(value).__name__}")

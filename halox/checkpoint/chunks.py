@@ -1,0 +1,183 @@
+"""Chunks of a whole field, the ranks that write or read them, and the ranks whose cells they hold; integers only.
+
+Chunks are regular. Along an axis they are as long as the blocks of an even division, or a part of them; so where blocks
+are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks moves
+it all::
+
+    blocks      0 0 0 | 1 1 1 | 2 2 | 3 3
+    chunks      0 0 0 | 1 1 1 | 2 2   3 | 3
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from halox.decomposition import FieldLayout
+
+CHUNK_BYTES = 32 << 20
+"""Most bytes of a chunk, but for a single element of more."""
+
+Cut = tuple[slice, ...]
+"""A box of the whole field: a slice along every axis, component axes included."""
+
+
+class Piece(NamedTuple):
+    """Cells of a chunk that one rank owns."""
+
+    rank: int
+    cut: Cut
+
+
+class Chunk(NamedTuple):
+    """A chunk: its number along each axis, its cells, the rank that moves it, and the pieces of all ranks."""
+
+    number: tuple[int, ...]
+    cut: Cut
+    mover: int
+    pieces: tuple[Piece, ...]
+
+
+def chunk_shape(layout: FieldLayout, itemsize: int) -> tuple[int, ...]:
+    """Return the extents of the chunks in which a field is written.
+
+    Examples
+    --------
+    >>> from halox.decomposition import FieldSpec, decompose
+    >>> grid = decompose((512, 512, 512), 4, proc_shape=(2, 2, 1))
+    >>> chunk_shape(FieldLayout(grid, 0, FieldSpec(((1, 1),) * 3)), 8)
+    (32, 256, 512)
+    """
+    first = len(layout.spec.components_before)
+    shape = list(layout.global_shape)
+    for axis, parts in enumerate(layout.decomposition.proc_shape, first):
+        shape[axis] = -(-shape[axis] // parts)
+    for axis, extent in enumerate(shape):
+        excess = -(-prod(shape) * itemsize // CHUNK_BYTES)
+        wanted = min(excess, extent)
+        # A few parts more keep chunks within blocks; far more would be slivers.
+        even = (n for n in range(wanted, min(2 * wanted, extent) + 1) if extent % n == 0)
+        shape[axis] = -(-extent // next(even, wanted))
+    return tuple(shape)
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """The chunks of a field that this or any grid has written, as the ranks of this grid move them.
+
+    Parameters
+    ----------
+    layout : FieldLayout
+        The field on this rank.
+    shape : tuple of int
+        Extents of a chunk.
+    """
+
+    layout: FieldLayout
+    shape: tuple[int, ...]
+
+    @cached_property
+    def own(self) -> Cut:
+        """The cells that this rank owns."""
+        spec = self.layout.spec
+        before, after = spec.components_before, spec.components_after
+        full = [slice(0, n) for n in (*before, *after)]
+        return (*full[: len(before)], *self.layout.owned, *full[len(before) :])
+
+    @cached_property
+    def _bounds(self) -> tuple[tuple[int, ...], ...]:
+        """Where the blocks of each grid axis begin, and where the last one ends."""
+        spec, axes = self.layout.spec, self.layout.decomposition.axes
+        found = []
+        for number, axis in enumerate(axes):
+            starts = [axis.owned_points(part, False)[0] for part in range(axis.parts)]
+            bounds = (*starts, axis.points(spec.staggered[number]))
+            if spec.parity is not None and number == len(axes) - 1:
+                bounds = tuple(bound // 2 for bound in bounds)
+            found.append(bounds)
+        return tuple(found)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Yield the chunks with cells of this rank, in one order on all ranks."""
+        ranges = [
+            range(cut.start // n, -(-cut.stop // n))
+            for cut, n in zip(self.own, self.shape, strict=True)
+        ]
+        for number in product(*ranges):
+            yield self.chunk(number)
+
+    def chunk(self, number: tuple[int, ...]) -> Chunk:
+        """Return a chunk."""
+        whole = self.layout.global_shape
+        cut = tuple(
+            slice(k * n, min((k + 1) * n, extent))
+            for k, n, extent in zip(number, self.shape, whole, strict=True)
+        )
+        first = len(self.layout.spec.components_before)
+        grid = slice(first, first + self.layout.spec.ndim)
+        along = [
+            _overlaps(bounds, axis.start, axis.stop)
+            for bounds, axis in zip(self._bounds, cut[grid], strict=True)
+        ]
+        decomposition = self.layout.decomposition
+        pieces = []
+        for parts in product(*along):
+            rank = decomposition.rank_at([part for part, _ in parts])
+            assert rank is not None
+            pieces.append(Piece(rank, (*cut[:first], *(c for _, c in parts), *cut[grid.stop :])))
+        turn = sum(number)
+        mover = decomposition.rank_at([_mover(parts, turn) for parts in along])
+        assert mover is not None
+        return Chunk(number, cut, mover, tuple(pieces))
+
+    def own_cut(self, chunk: Chunk) -> Cut:
+        """Return the cells of a chunk that this rank owns."""
+        return next(piece.cut for piece in chunk.pieces if piece.rank == self.layout.rank)
+
+    def is_full(self, chunk: Chunk) -> bool:
+        """Whether a chunk does not reach beyond the end of the field."""
+        return extents(chunk.cut) == self.shape
+
+    def local(self, cut: Cut) -> Cut:
+        """Return the place of cells of this rank within its block."""
+        return relative(cut, self.own)
+
+
+def relative(cut: Cut, base: Cut) -> Cut:
+    """Return the place of a box within another one.
+
+    Examples
+    --------
+    >>> relative((slice(5, 8),), (slice(4, 9),))
+    (slice(1, 4, None),)
+    """
+    return tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(cut, base, strict=True))
+
+
+def extents(cut: Cut) -> tuple[int, ...]:
+    """Return the shape of a box."""
+    return tuple(c.stop - c.start for c in cut)
+
+
+def _overlaps(bounds: tuple[int, ...], start: int, stop: int) -> list[tuple[int, slice]]:
+    """Return the parts of an axis that own points of an interval, each with these points."""
+    part = bisect_right(bounds, start) - 1
+    found = []
+    while part < len(bounds) - 1 and bounds[part] < stop:
+        low, high = max(start, bounds[part]), min(stop, bounds[part + 1])
+        if low < high:
+            found.append((part, slice(low, high)))
+        part += 1
+    return found
+
+
+def _mover(parts: list[tuple[int, slice]], turn: int) -> int:
+    """Return the part that moves a chunk: those with about as much of it as any other take turns."""
+    most = max(cut.stop - cut.start for _, cut in parts)
+    likely = [part for part, cut in parts if 2 * (cut.stop - cut.start) >= most]
+    return likely[turn % len(likely)]

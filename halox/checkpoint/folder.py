@@ -1,0 +1,174 @@
+"""Replacement of a file or folder by a new one: at once, or not at all; one writer at a time.
+
+Written by one rank; all names stand beside the path, so that no byte is copied at the end::
+
+    run.zarr              the last checkpoint, until the new one takes its name
+    .run.zarr.partial     the new one, while it is written; what a run that died left is removed by the next one
+    .run.zarr.lock        locked by the run that writes; released by the kernel if it dies
+    .run.zarr.previous    the last one, on file systems that cannot exchange two names, between two renames
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from halox.errors import CheckpointError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
+
+
+def beside(path: Path, what: str) -> Path:
+    """Return the hidden name beside a path: its "partial", "lock" or "previous"."""
+    return path.with_name(f".{path.name}.{what}")
+
+
+class Replacement:
+    """The new contents of a path, which take its name in `commit`; local.
+
+    Parameters
+    ----------
+    path : Path
+        Absolute; the folders above it are made.
+    may_replace : callable
+        Whether what has this name may be replaced, being a checkpoint.
+    is_folder : bool
+        Whether to make the new one as an empty folder.
+
+    Attributes
+    ----------
+    partial : Path
+        Where to write.
+
+    Raises
+    ------
+    CheckpointError
+        If another run is writing the same path, or something else has its name.
+    OSError
+        If folder or lock cannot be made.
+    """
+
+    def __init__(self, path: Path, may_replace: Callable[[Path], bool], is_folder: bool) -> None:
+        self._path, self.partial = path, beside(path, "partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not may_replace(path):
+            raise CheckpointError(
+                f"{path} exists and is no checkpoint of this kind; give another path, or remove it"
+            )
+        self._lock: int | None = self._locked()
+        try:
+            _remove(self.partial)
+            if is_folder:
+                self.partial.mkdir()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def commit(self) -> None:
+        """Let the new one take the name, durably, and remove the old one."""
+        _sync_tree(self.partial)
+        if not os.path.lexists(self._path) or self._path.is_file():
+            os.replace(self.partial, self._path)
+        elif not _exchange(self.partial, self._path):
+            self._rename_both()
+        _sync(self._path.parent)
+        with suppress(OSError):  # what is left of the old one is in nobody's way
+            _remove(self.partial)
+            _remove(beside(self._path, "previous"))
+        self._unlock()
+
+    def discard(self) -> None:
+        """Remove what has been written; harmless when repeated, or after `commit`."""
+        if self._lock is not None:
+            with suppress(OSError):
+                _remove(self.partial)
+            self._unlock()
+
+    def _rename_both(self) -> None:
+        previous = beside(self._path, "previous")
+        _remove(previous)
+        os.rename(self._path, previous)
+        try:
+            os.rename(self.partial, self._path)
+        except OSError:
+            os.rename(previous, self._path)
+            raise
+
+    def _locked(self) -> int:
+        """Return the open lock file."""
+        name = beside(self._path, "lock")
+        while True:
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _UNLOCKABLE and not os.path.lexists(self.partial):
+                    return handle  # the names alone must do
+                os.close(handle)
+                if error.errno in _UNLOCKABLE:
+                    raise CheckpointError(
+                        f"{self.partial} exists: another run is writing {self._path}, or one has died; this file "
+                        "system has no locks to tell, so remove it if no run is writing"
+                    ) from error
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                raise CheckpointError(
+                    f"another run is writing {self._path}, and holds {name}; give each run a path of its own, or let "
+                    "the other one end"
+                ) from error
+            # The last owner has removed the name, maybe, after this one opened it.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(name)):
+                    return handle
+            os.close(handle)
+
+    def _unlock(self) -> None:
+        handle, self._lock = self._lock, None
+        if handle is not None:
+            with suppress(OSError):
+                os.unlink(beside(self._path, "lock"))
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step of the file system; return whether it can."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    failed = rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    code = ctypes.get_errno()
+    if failed and code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(one), None, str(other))
+    return not failed
+
+
+def _sync_tree(path: Path) -> None:
+    """Write folders through to the disk; files have been."""
+    if path.is_dir():
+        for folder, _, _ in os.walk(path):
+            _sync(Path(folder))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,173 @@
+"""`Grid.load`: fields of a checkpoint, read by all ranks of any division."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.chunks import ChunkGrid
+from halox.checkpoint.fields import StoredField
+from halox.checkpoint.folder import beside
+from halox.checkpoint.moving import Mover, Store
+from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
+from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, read
+from halox.decomposition import FieldLayout
+from halox.errors import CheckpointError, FieldError
+from halox.runtime.arrays import DType
+from halox.runtime.world import World
+from halox.staging import owned_cells
+
+LOADING = "a load"
+
+Allocate = Callable[[DType, dict[str, Any]], tuple[Any, FieldLayout]]
+"""Returns a new field of a dtype and options of `Grid.zeros`, with its layout; collective."""
+
+
+class Loaded(dict[str, Any]):
+    """Fields of a checkpoint by name, and what was saved beside them.
+
+    Attributes
+    ----------
+    attrs : dict
+        The attributes, as they were given to `Grid.save`.
+    """
+
+    def __init__(self, fields: dict[str, Any], attrs: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.attrs = attrs
+
+    def __repr__(self) -> str:
+        """Return the names of the fields, and the attributes."""
+        return f"<halox checkpoint: fields {', '.join(self) or 'none'}; attrs {self.attrs}>"
+
+
+def load(
+    world: World,
+    path: Path,
+    grid_shape: tuple[int, ...],
+    names: tuple[str, ...] | None,
+    into: dict[str, Given],
+    allocate: Allocate,
+    progress: Progress | None,
+) -> Loaded:
+    """Read fields; the arguments have been compared. Collective; blocks."""
+    doing = f"reading {path}"
+    with _opened(world, path) as folder:
+
+        def look() -> Contents:
+            contents = read(folder, path)
+            _check(contents, path, grid_shape, names, into)
+            return contents
+
+        contents: Contents = guarded(world, look, doing, LOADING)
+        # A name that another checkpoint has taken meanwhile, or a file system that shows each node its own.
+        world.compare({"checkpoint": repr(contents)}, LOADING, shown=_short, remedies=_REMEDIES)
+        if names is None:
+            names = () if into else tuple(contents.fields)
+        wanted = sorted({*into, *names})
+        fields: dict[str, tuple[Any, FieldLayout]] = {}
+        for name in wanted:
+            if name in into:
+                fields[name] = into[name].array, into[name].layout
+            else:
+                stored = contents.fields[name]
+                fields[name] = allocate(stored.dtype, stored.options)
+        _check_shapes(world, contents, path, fields)
+        grids = {n: ChunkGrid(fields[n][1], contents.fields[n].chunk) for n in wanted}
+        meter = Meter(progress, [(grids[n], contents.fields[n].dtype.itemsize) for n in wanted])
+        for name in wanted:
+            stored = contents.fields[name]
+
+            def open_store(stored: StoredField = stored) -> Store:
+                if stored.is_plain:
+                    return PlainChunks(str(folder), path, stored)
+                return CodecChunks(str(folder), path, stored, mode="r")
+
+            store = guarded(world, open_store, doing, LOADING)
+            cells = owned_cells(*fields[name])
+            error = Mover(world, grids[name], cells, stored, meter).load(store)
+            world.agree(as_checkpoint_error(error, doing), LOADING)
+    return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
+
+
+_REMEDIES = {
+    "checkpoint": "another run has replaced it meanwhile, or the nodes do not share the file system; load it again, "
+    "from a path that all see"
+}
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 200 else f"{text[:200]} ..."
+
+
+@contextmanager
+def _opened(world: World, path: Path) -> Iterator[Path]:
+    """Give a name of the folder that stays that of this very checkpoint when another one takes its place."""
+    handle = -1
+
+    def look() -> None:
+        nonlocal handle
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError as error:
+            previous = beside(path, "previous")
+            hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
+            raise CheckpointError(f"there is no checkpoint {path}{hint}") from error
+        except NotADirectoryError as error:
+            raise CheckpointError(
+                f"{path} is a file, and a checkpoint is a folder, or a file that ends in .npy"
+            ) from error
+
+    try:
+        guarded(world, look, f"reading {path}", LOADING)
+        link = Path(f"/proc/self/fd/{handle}")
+        yield link if link.is_dir() else path
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _check(
+    contents: Contents,
+    path: Path,
+    grid_shape: tuple[int, ...],
+    names: tuple[str, ...] | None,
+    into: dict[str, Given],
+) -> None:
+    """Raise what speaks against loading."""
+    if contents.grid_shape != grid_shape:
+        raise CheckpointError(
+            f"{path} has fields of a grid of {contents.grid_shape} cells, and this grid has {grid_shape}; make a grid "
+            "of the same shape: the ranks, their division and the halo may differ"
+        )
+    for name in (*(names or ()), *into):
+        if name not in contents.fields:
+            raise CheckpointError(
+                f"{path} has no field {name}; it has {', '.join(contents.fields) or 'none'}"
+            )
+    for name, given in into.items():
+        why = contents.fields[name].differs(given.layout, given.found.dtype)
+        if why:
+            raise FieldError(f"{name}: {why}; give a field like the one saved, or let load make it")
+
+
+def _check_shapes(
+    world: World, contents: Contents, path: Path, fields: dict[str, tuple[Any, FieldLayout]]
+) -> None:
+    """Raise on all ranks if a new field has another shape: of other points, along an axis that is now periodic."""
+
+    def check() -> None:
+        for name, (_, layout) in fields.items():
+            stored = contents.fields[name]
+            why = stored.differs(layout, stored.dtype)
+            if why:
+                raise CheckpointError(
+                    f"{path}: {name} does not fit this grid: {why}; a staggered field has another number of points "
+                    "along a periodic axis: make the grid periodic as it was"
+                )
+
+    guarded(world, check, f"reading {path}", LOADING)

@@ -1,0 +1,203 @@
+"""Cells between the fields of a grid and chunks on disk.
+
+Every rank goes through the chunks that hold cells of its own, in the same order, and a chunk is written or read by one
+rank, its mover. The others send their cells of it to the mover, or receive them: only what comes before in the order is
+ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on, until all ranks
+raise it together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.checkpoint.chunks import Chunk, ChunkGrid, Cut, extents, relative
+from halox.checkpoint.failure import Failure
+from halox.checkpoint.fields import StoredField
+from halox.checkpoint.store import CodecChunks, PlainChunks
+from halox.collectives.host.cell_sums import blocks
+from halox.runtime.arrays import Array
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.world import World
+from halox.staging import Index, Staging, part_shape, staging
+from halox.window import Window, opaque
+
+PART_BYTES = 256 << 10
+"""Bytes of a part of a field on the host: it stays in a core's cache from its copy to the system call."""
+
+DEVICE_PART_BYTES = 8 << 20
+"""Bytes of a part of a field on a GPU: its copy takes far longer than its launch."""
+
+_UNDER_WAY = 2
+_TAG = 5
+
+Store = PlainChunks | CodecChunks
+Tell = Callable[[int], None]
+"""Called with the bytes of this rank's field that have been moved since the last call."""
+
+
+class Mover:
+    """Moves the cells of one field.
+
+    Parameters
+    ----------
+    world : World
+    chunks : ChunkGrid
+    cells : array
+        Those that this rank owns, on the host or a GPU.
+    field : StoredField
+    tell : callable
+        Told of progress.
+    """
+
+    def __init__(
+        self, world: World, chunks: ChunkGrid, cells: Any, field: StoredField, tell: Tell
+    ) -> None:
+        self._world, self._chunks, self._cells, self._field = world, chunks, cells, field
+        self._tell = tell
+        self._dtype = field.opaque_dtype
+        part_bytes = DEVICE_PART_BYTES if is_device_array(cells) else PART_BYTES
+        self._part_cells = max(1, part_bytes // field.dtype.itemsize)
+        self._part_bytes = self._part_cells * field.dtype.itemsize
+        self._failure = Failure()
+
+    def save(self, store: Store) -> Exception | None:
+        """Write the chunks; returns this rank's error. Collective."""
+        with (
+            Window(self._world, _UNDER_WAY, _TAG, "a save") as window,
+            staging(self._cells, self._part_bytes) as staged,
+        ):
+            parts = staged.read(self._parts())
+            for chunk in self._chunks:
+                cut = self._chunks.own_cut(chunk)
+                places = list(self._places(extents(cut)))
+                taken = islice(parts, len(places))
+                if chunk.mover != self._world.rank:
+                    window.make_room()
+                    window.send(self._assembled(extents(cut), places, taken), chunk.mover)
+                elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
+                    self._failure.attempt(partial(store.write, chunk.number, taken))
+                    deque(taken, 0)  # what a failure has left
+                else:
+                    self._write(store, chunk, window, cut, zip(places, taken, strict=True))
+                self._told(cut)
+        return self._failure.error
+
+    def load(self, store: Store) -> Exception | None:
+        """Read the chunks; returns this rank's error. Collective."""
+        with (
+            staging(self._cells, self._part_bytes) as staged,
+            Window(self._world, _UNDER_WAY, _TAG, "a load") as window,
+        ):
+            for chunk in self._chunks:
+                cut = self._chunks.own_cut(chunk)
+                if chunk.mover != self._world.rank:
+                    window.make_room()
+                    buffer = np.empty(extents(cut), self._dtype)
+                    then = partial(self._place, staged, cut, buffer)
+                    window.receive(buffer, chunk.mover, then)
+                elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
+                    self._failure.attempt(partial(self._stream, store, chunk, staged))
+                else:
+                    self._distribute(store, chunk, window, staged)
+                self._told(cut)
+        return self._failure.error
+
+    def _is_one_piece(self, chunk: Chunk) -> bool:
+        """Whether all of a chunk are cells of this rank, so that it can be written or read part by part."""
+        return len(chunk.pieces) == 1 and self._chunks.is_full(chunk)
+
+    def _told(self, cut: Cut) -> None:
+        self._failure.attempt(partial(self._tell, prod(extents(cut)) * self._field.dtype.itemsize))
+
+    def _places(self, shape: tuple[int, ...]) -> Iterator[Index]:
+        return blocks(shape, self._part_cells)
+
+    def _parts(self) -> Iterator[Index]:
+        """Yield the parts of all chunks, as indices of this rank's cells."""
+        for chunk in self._chunks:
+            cut = self._chunks.local(self._chunks.own_cut(chunk))
+            for place in self._places(extents(cut)):
+                yield _within(cut, place)
+
+    def _assembled(
+        self, shape: tuple[int, ...], places: list[Index], taken: Iterator[Array]
+    ) -> Array:
+        buffer = np.empty(shape, self._dtype)
+        for place, part in zip(places, taken, strict=True):
+            buffer[place] = opaque(part)
+        return buffer
+
+    def _write(
+        self,
+        store: Store,
+        chunk: Chunk,
+        window: Window,
+        cut: Cut,
+        parts: Iterator[tuple[Index, Array]],
+    ) -> None:
+        """Write a chunk from the cells of several ranks, or one that no part fits."""
+        whole = np.empty(extents(chunk.cut), self._dtype)
+        for piece in chunk.pieces:
+            if piece.rank == self._world.rank:
+                continue
+            window.make_room()
+            target = whole[relative(piece.cut, chunk.cut)]
+            buffer = np.empty(target.shape, target.dtype)
+            window.receive(buffer, piece.rank, partial(np.copyto, target, buffer))
+        own = whole[relative(cut, chunk.cut)]
+        for place, part in parts:
+            own[place] = opaque(part)
+        window.end()
+        self._failure.attempt(partial(store.write_whole, chunk.number, whole))
+
+    def _stream(self, store: PlainChunks, chunk: Chunk, staged: Staging) -> None:
+        cut = self._chunks.local(chunk.cut)
+        with store.reading(chunk.number) as reader:
+            for place in self._places(extents(cut)):
+                index = _within(cut, place)
+                reader.fill(staged.take(part_shape(extents(cut), place)))
+                staged.put(index)
+
+    def _distribute(self, store: Store, chunk: Chunk, window: Window, staged: Staging) -> None:
+        """Read a chunk, and send each rank its cells; zeros after a failure, which all ranks raise later."""
+        shape = extents(chunk.cut)
+        whole = self._failure.attempt(lambda: opaque(store.read_whole(chunk.number, shape)))
+        if whole is None:
+            whole = np.zeros(shape, self._dtype)
+        for piece in chunk.pieces:
+            cells = whole[relative(piece.cut, chunk.cut)]
+            if piece.rank == self._world.rank:
+                self._place(staged, piece.cut, cells)
+            else:
+                window.make_room()
+                window.send(np.ascontiguousarray(cells), piece.rank)
+
+    def _place(self, staged: Staging, cut: Cut, values: Array) -> None:
+        """Copy values to cells of this rank."""
+        local = self._chunks.local(cut)
+        for place in self._places(values.shape):
+            staged.store(_within(local, place), values[place])
+
+
+def _within(cut: Cut, place: Index) -> Index:
+    """Return the index of a part of a box as one of the array that holds the box.
+
+    Examples
+    --------
+    >>> _within((slice(4, 9), slice(2, 6)), (1, slice(0, 3)))
+    (5, slice(2, 5, None))
+    """
+    found: list[slice | int] = [
+        axis.start + one
+        if isinstance(one, int)
+        else slice(axis.start + one.start, min(axis.start + one.stop, axis.stop))
+        for axis, one in zip(cut, place, strict=False)
+    ]
+    return (*found, *cut[len(place) :])

@@ -1,0 +1,176 @@
+"""One field as a ``.npy`` file, written and read by all ranks through MPI-IO.
+
+The file is NumPy's: a header, and all cells in C order. Each rank sees the cells of its own block through a subarray
+type, and writes or reads them part by part. There are no checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.chunks import ChunkGrid, extents
+from halox.checkpoint.failure import Failure
+from halox.checkpoint.saving import SAVING, Meter, as_checkpoint_error, guarded, replacing
+from halox.collectives.host.cell_sums import blocks
+from halox.decomposition import FieldLayout
+from halox.errors import CheckpointError, FieldError
+from halox.runtime.arrays import DType
+from halox.runtime.world import World
+from halox.staging import Index, owned_cells, part_shape, staging
+from halox.window import as_bytes
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SUFFIX = ".npy"
+PART_BYTES = 16 << 20
+"""Most bytes of a part, but for a single element of more."""
+
+_LOADING = "a load"
+
+
+def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
+    """Write a field. Collective; blocks."""
+    layout, dtype, doing = given.layout, given.found.dtype, f"writing {path}"
+
+    def header() -> bytes:
+        try:
+            if npy.descr_to_dtype(npy.dtype_to_descr(dtype)) != dtype:
+                raise ValueError("it would come back as another one")
+        except ValueError as error:
+            raise FieldError(
+                f"a .npy file cannot hold dtype {dtype} ({error}); save a group instead, under a name without .npy"
+            ) from error
+        found = BytesIO()
+        described = {
+            "shape": layout.global_shape,
+            "fortran_order": False,
+            "descr": npy.dtype_to_descr(dtype),
+        }
+        npy.write_array_header_2_0(found, described)
+        return found.getvalue()
+
+    begin = guarded(world, header, doing, SAVING)
+    mode = world.mpi.MODE_WRONLY | world.mpi.MODE_CREATE
+    with replacing(world, path, Path.is_file, None) as partial:
+        file = guarded(
+            world, lambda: world.mpi.File.Open(world.comm, str(partial), mode), doing, SAVING
+        )
+        failure = Failure()
+        if world.rank == 0:
+            failure.attempt(lambda: file.Write_at(0, begin))
+        parts = _Parts(world, file, len(begin), layout, dtype)
+        failure.attempt(lambda: parts.write(given.array, progress))
+        for ending in (file.Sync, file.Close):
+            failure.attempt_always(ending)
+        world.agree(as_checkpoint_error(failure.error, doing), SAVING)
+
+
+def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
+    """Return shape, dtype and the length of the header of a file; raises `CheckpointError` and OSError."""
+    try:
+        with open(path, "rb") as file:
+            version = npy.read_magic(file)
+            reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = reader(file)
+            begin, end = file.tell(), file.seek(0, 2)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}") from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is no .npy file, or its header is damaged: {error}"
+        ) from error
+    if is_fortran or dtype.hasobject:
+        raise CheckpointError(
+            f"{path}: expected plain elements in C order; write it by np.save again"
+        )
+    expected = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if end != expected:
+        raise CheckpointError(f"{path} has {end} bytes, expected {expected}: it was cut off")
+    return shape, dtype, begin
+
+
+def load(
+    world: World,
+    path: Path,
+    field: Any,
+    layout: FieldLayout,
+    header: tuple[tuple[int, ...], DType, int],
+    progress: Progress | None,
+) -> None:
+    """Read a file into a field of its dtype. Collective; blocks."""
+    shape, dtype, begin = header
+    doing = f"reading {path}"
+
+    def check() -> None:
+        if shape != layout.global_shape:
+            raise CheckpointError(
+                f"{path} has an array of shape {shape}, and the whole field has {layout.global_shape}; make a grid of "
+                "its shape, or give a field with its components or staggering"
+            )
+
+    guarded(world, check, doing, _LOADING)
+    mode = world.mpi.MODE_RDONLY
+    file = guarded(world, lambda: world.mpi.File.Open(world.comm, str(path), mode), doing, _LOADING)
+    failure = Failure()
+    parts = _Parts(world, file, begin, layout, dtype)
+    failure.attempt(lambda: parts.read(field, progress))
+    failure.attempt_always(file.Close)
+    world.agree(as_checkpoint_error(failure.error, doing), _LOADING)
+
+
+class _Parts:
+    """A rank's cells in a file, part by part; all is local but the making, which sets the rank's view of the file.
+
+    MPI's collective writes would leave the other ranks waiting where one of them fails.
+    """
+
+    def __init__(
+        self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
+    ) -> None:
+        self._file, self._layout, self._dtype = file, layout, dtype
+        grid = ChunkGrid(layout, layout.global_shape)
+        self._shape = extents(grid.own)
+        self._meter_of = partial(Meter, grids=[(grid, dtype.itemsize)])
+        starts = [cut.start for cut in grid.own]
+        byte = world.mpi.BYTE
+        element = byte.Create_contiguous(dtype.itemsize)
+        box = element.Create_subarray(layout.global_shape, self._shape, starts).Commit()
+        try:
+            file.Set_view(begin, byte, box)
+        finally:
+            box.Free()
+            element.Free()
+
+    def write(self, field: Any, progress: Progress | None) -> None:
+        """Write all parts: consecutive ones in the view."""
+        meter = self._meter_of(progress)
+        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
+            for part in staged.read(self._indices()):
+                self._file.Write(as_bytes(part))
+                meter(part.nbytes)
+
+    def read(self, field: Any, progress: Progress | None) -> None:
+        """Read all parts."""
+        meter = self._meter_of(progress)
+        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
+            for index in self._indices():
+                part = staged.take(part_shape(self._shape, index))
+                self._file.Read(as_bytes(part))
+                staged.put(index)
+                meter(part.nbytes)
+
+    @property
+    def _part_bytes(self) -> int:
+        return max(PART_BYTES, self._dtype.itemsize)
+
+    def _indices(self) -> Iterator[Index]:
+        return blocks(self._shape, max(1, PART_BYTES // self._dtype.itemsize))

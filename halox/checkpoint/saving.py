@@ -1,0 +1,151 @@
+"""`Grid.save`: a checkpoint written by all ranks beside its name, which it takes at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from halox.checkpoint.arguments import Given, Progress
+from halox.checkpoint.chunks import ChunkGrid, extents
+from halox.checkpoint.fields import StoredField
+from halox.checkpoint.folder import Replacement
+from halox.checkpoint.moving import Mover, Store
+from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, create, is_checkpoint
+from halox.errors import CheckpointError, HaloxError
+from halox.runtime.arrays import Array
+from halox.runtime.world import World
+from halox.staging import owned_cells
+
+SAVING = "a save"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rank's arguments of a save of a group."""
+
+    path: Path
+    fields: dict[str, Given]
+    grid_shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    coords: dict[str, Array]
+    attrs: dict[str, Any]
+    codecs: list[Any]
+    progress: Progress | None
+
+
+def save(world: World, request: Request) -> None:
+    """Write a group; the arguments have been compared. Collective; blocks."""
+    stored = {
+        name: StoredField.of(name, given.layout, given.found.dtype, is_plain=not request.codecs)
+        for name, given in request.fields.items()
+    }
+    contents = Contents(request.grid_shape, stored, request.attrs)
+
+    def make(partial: Path) -> None:
+        create(partial, contents, request.dims, request.coords, request.codecs)
+
+    with replacing(world, request.path, is_checkpoint, make) as partial:
+        grids = {
+            name: ChunkGrid(given.layout, stored[name].chunk)
+            for name, given in request.fields.items()
+        }
+        meter = Meter(request.progress, [(grids[n], stored[n].dtype.itemsize) for n in grids])
+        for name, given in request.fields.items():
+            field = stored[name]
+
+            def open_store(field: StoredField = field) -> Store:
+                if field.is_plain:
+                    return PlainChunks(str(partial), request.path, field)
+                return CodecChunks(str(partial), request.path, field, mode="r+")
+
+            store = guarded(world, open_store, f"writing {request.path}", SAVING)
+            cells = owned_cells(given.array, given.layout)
+            error = Mover(world, grids[name], cells, field, meter).save(store)
+            world.agree(as_checkpoint_error(error, f"writing {request.path}"), SAVING)
+
+
+@contextmanager
+def replacing(
+    world: World,
+    path: Path,
+    may_replace: Callable[[Path], bool],
+    make: Callable[[Path], None] | None,
+) -> Iterator[Path]:
+    """Give all ranks the name of the new folder that rank 0 makes, or of a file; it replaces the old one at the end.
+
+    After an error the old one stays as it is. Collective.
+    """
+    doing = f"writing {path}"
+    replacement: Replacement | None = None
+
+    def begin() -> None:
+        nonlocal replacement
+        if world.rank == 0:
+            replacement = Replacement(path, may_replace, is_folder=make is not None)
+            if make is not None:
+                make(replacement.partial)
+
+    try:
+        guarded(world, begin, doing, SAVING)
+        partial = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
+
+        def look() -> None:
+            if make is not None and not partial.is_dir():
+                raise CheckpointError(
+                    f"{path}: this rank does not see {partial}, which rank 0 has made; give a path on a file system "
+                    "that all nodes share"
+                )
+
+        guarded(world, look, doing, SAVING)
+        yield partial
+
+        def commit() -> None:
+            if replacement is not None:
+                replacement.commit()
+
+        guarded(world, commit, doing, SAVING)
+    finally:
+        if replacement is not None:
+            replacement.discard()
+
+
+class Meter:
+    """Tells a callback of the bytes that a rank has moved of all its fields.
+
+    ``grids`` has the chunks of each field, and the bytes of an element.
+    """
+
+    def __init__(self, progress: Progress | None, grids: list[tuple[ChunkGrid, int]]) -> None:
+        self._progress, self._done = progress, 0
+        self._total = sum(prod(extents(grid.own)) * size for grid, size in grids)
+
+    def __call__(self, nbytes: int) -> None:
+        """Count bytes."""
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def guarded(world: World, build: Callable[[], Any], doing: str, call: str) -> Any:
+    """Return ``build()``, or raise on all ranks what it raises on any, as errors of checkpoints. Collective."""
+    result, error = None, None
+    try:
+        result = build()
+    except Exception as caught:
+        error = as_checkpoint_error(caught, doing)
+    world.agree(error, call)
+    return result
+
+
+def as_checkpoint_error(error: Exception | None, doing: str) -> Exception | None:
+    """Return an error of this package: the error itself, or one that names and is caused by it."""
+    if error is None or isinstance(error, HaloxError):
+        return error
+    text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    found = CheckpointError(f"{doing} failed: {text}")
+    found.__cause__ = error
+    return found

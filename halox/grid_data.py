@@ -1,0 +1,387 @@
+"""Data in and out of a grid's fields: whole arrays on one rank, and checkpoints on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from halox.checkpoint import npy
+from halox.checkpoint.arguments import (
+    Given,
+    Progress,
+    attrs_of,
+    coords_of,
+    dims_of,
+    fields_of,
+    names_of,
+    path_of,
+    progress_of,
+)
+from halox.checkpoint.fields import spec_text
+from halox.checkpoint.loading import LOADING, Loaded, load
+from halox.checkpoint.saving import SAVING, Request, guarded, save
+from halox.checkpoint.store import codecs_of, load_zarr
+from halox.decomposition import Decomposition, FieldLayout
+from halox.errors import FieldError, MismatchError
+from halox.field_layouts import FieldLayouts
+from halox.gathering import gather
+from halox.runtime.arrays import Array
+from halox.runtime.call_guard import one_thread
+from halox.runtime.world import World
+from halox.scattering import Target, components_of, scatter
+from halox.values import shown
+
+
+class GridData:
+    """Data in and out as methods of a grid."""
+
+    grid_shape: tuple[int, ...]
+    _world: World
+    _decomposition: Decomposition
+    _layout: FieldLayout
+    _layouts: FieldLayouts
+    _layout_of: Callable[[dict[str, Any]], FieldLayout]
+    _new: Callable[..., Any]
+
+    @one_thread
+    def gather(self, field: object, root: int = 0) -> Array | None:
+        """Bring the owned cells of all ranks together.
+
+        Parameters
+        ----------
+        field : array
+            Of one dtype and layout on all ranks.
+        root : int
+            The rank that gets them; the same on all ranks.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The whole field on the host of rank ``root``, None on the others. A field of one parity stays compact: half
+            the cells along the last grid axis.
+
+        Raises
+        ------
+        FieldError
+            If the array does not fit the grid, or ``root`` is no rank.
+        MismatchError
+            If dtypes, layouts or roots differ between ranks.
+        HaloxError
+            Also if rank ``root`` has no memory for the whole field.
+        ExchangeTimeoutError
+            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
+
+        Notes
+        -----
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
+        cells are not contiguous; a field on a GPU comes to the host as a whole first.
+        """
+        self._world.begin("gather")
+        return gather(self._world, field, self._layouts.find, root)
+
+    @one_thread
+    def scatter(self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Any) -> Any:
+        """Distribute a whole array of one rank: the inverse of `gather`.
+
+        Parameters
+        ----------
+        whole : array or None
+            On rank ``root`` all cells of the grid, without halo, of any fixed-size dtype, in the shape that `gather`
+            returns; a `numpy.memmap` is read part by part. Other ranks' are not looked at.
+        root : int
+            The rank that has it; the same on all ranks.
+        out : array, optional
+            A field of the grid that is filled, on all ranks or on none; by default a new one is made.
+        **layout
+            Options of a new field as of `zeros`. Without any, component axes are found from the array's shape.
+
+        Returns
+        -------
+        array
+            The field; a new one has zeros in its halo, that of ``out`` is left alone: `exchange` fills it.
+
+        Raises
+        ------
+        FieldError
+            If ``root`` is no rank, has no array, or one of another shape; if ``out`` is no field of the grid,
+            is read-only, or is given together with layout options.
+        MismatchError
+            If roots or layouts differ between ranks, or ``out`` has another dtype than the array.
+        ExchangeTimeoutError
+            If a rank does not come within ``HALOX_TIMEOUT`` seconds, or stops in the middle.
+
+        Notes
+        -----
+        Collective; blocks. Needs memory for the field and 128 MiB. Blocks on a GPU go through page-locked memory.
+
+        Examples
+        --------
+        >>> import halox, numpy as np
+        >>> with halox.Grid((4, 6), device="cpu") as grid:
+        ...     u = grid.scatter(np.arange(24.0).reshape(4, 6) if grid.rank == 0 else None)
+        ...     grid.sum(u)
+        np.float64(276.0)
+        """
+        self._world.begin("scatter")
+
+        def target() -> Target:
+            if out is None:
+                return Target(None, None, self._layout_of(layout) if layout else None, layout)
+            if layout:
+                raise FieldError(
+                    f"out and {', '.join(layout)} were given: the field has its layout; leave out one of the two"
+                )
+            found, known = self._layouts.read(out)
+            if not found.writable:
+                raise FieldError("out: the array is read-only; give one that can be written")
+            return Target(out, found, known, {})
+
+        def find(field: object) -> FieldLayout:
+            return self._layout if field is None else self._layouts.find(field)
+
+        def new(dtype: Any, options: dict[str, Any]) -> Any:
+            return self._new(dtype, options)
+
+        return scatter(self._world, whole, root, target, find, new)
+
+    @one_thread
+    def save(
+        self,
+        path: str | PathLike[str],
+        fields: Mapping[str, Any] | None = None,
+        /,
+        *,
+        attrs: Mapping[str, Any] | None = None,
+        dims: Sequence[str] | None = None,
+        coords: Mapping[str, Any] | None = None,
+        compressors: Any = None,
+        progress: Progress | None = None,
+        **named: Any,
+    ) -> None:
+        """Write fields to a checkpoint, all ranks together: a Zarr v3 group, or a ``.npy`` file of one field.
+
+        Parameters
+        ----------
+        path : str or path
+            On a file system that all ranks share. Folders above it are made; a checkpoint of that name is replaced, and
+            stays as it is until the new one is complete. A name that ends in ``.npy`` is a file of one field, without
+            checksums, attributes and coordinates.
+        fields : mapping of str to array, optional
+            Fields by name, any dtypes and layouts; or by keyword, as in ``u=u``.
+        attrs : mapping, optional
+            Attributes such as time and step, of values that JSON has; those of rank 0 are stored.
+        dims : sequence of str, optional
+            Names of the grid axes; ("x", "y", "z", "t") by default. A staggered axis has the dimension ``x_face``.
+        coords : mapping of str to array, optional
+            Coordinates along dimensions, of the whole grid; those of rank 0 are stored.
+        compressors : str, codec or sequence, optional
+            Codecs of `zarr.codecs`, or their names, as in "zstd". By default chunks are plain bytes.
+        progress : callable, optional
+            Called on each rank as ``progress(done_bytes, total_bytes)``, after each chunk, with its own bytes.
+        **named
+            Further fields.
+
+        Raises
+        ------
+        FieldError
+            If a field does not fit the grid, or an argument is malformed.
+        MismatchError
+            If paths, fields or options differ between ranks.
+        CheckpointError
+            If the checkpoint cannot be written: no permission, no space, another run is writing it, or something else
+            has this name. What was there before stays as it was.
+        MissingPackageError
+            If zarr is not installed.
+
+        Notes
+        -----
+        Collective; blocks until all is on disk (``fsync``). Cells that a rank owns are stored, halos are not. Needs at
+        most 256 MiB a rank. Fields on a GPU go through page-locked memory: while a part is written the next is copied.
+
+        Examples
+        --------
+        >>> import halox, tempfile
+        >>> with halox.Grid((8, 6), device="cpu") as grid, tempfile.TemporaryDirectory() as folder:
+        ...     grid.save(f"{folder}/run.zarr", u=grid.ones(), attrs={"step": 7})
+        ...     found = grid.load(f"{folder}/run.zarr")
+        ...     grid.sum(found["u"]), found.attrs
+        (np.float64(48.0), {'step': 7})
+        """
+        self._world.begin("save")
+
+        def check() -> tuple[Request, dict[str, Any]]:
+            where = path_of(path)
+            given = fields_of(self._layouts, fields, named, written=False)
+            if not given:
+                raise FieldError("no field given; write grid.save(path, u=u)")
+            names = dims_of(dims, len(self.grid_shape))
+            lengths = self._lengths(names)
+            codecs = codecs_of(compressors)
+            if where.suffix != npy.SUFFIX:
+                load_zarr()
+            elif len(given) > 1 or attrs or coords or codecs:
+                raise FieldError(
+                    f"{where.name}: a .npy file holds one field, without attrs, coords and compressors; save a group "
+                    "instead, under a name without .npy"
+                )
+            request = Request(
+                where,
+                given,
+                self.grid_shape,
+                names,
+                coords_of(coords, names, lengths, given),
+                attrs_of(attrs),
+                codecs,
+                progress_of(progress),
+            )
+            said = {
+                name: f"{one.found.dtype} {spec_text(one.layout.spec)}"
+                for name, one in given.items()
+            }
+            return request, {
+                "path": str(where),
+                "fields": sorted(given),
+                **said,
+                "dims": names,
+                "compressors": repr(codecs),
+            }
+
+        request, said = self._world.prepare(check, SAVING)
+        compare(said, "save")
+        if request.path.suffix == npy.SUFFIX:
+            (given,) = request.fields.values()
+            npy.save(self._world, request.path, given, request.progress)
+        else:
+            save(self._world, request)
+
+    @one_thread
+    def load(
+        self,
+        path: str | PathLike[str],
+        into: Mapping[str, Any] | None = None,
+        /,
+        *,
+        names: str | Sequence[str] | None = None,
+        progress: Progress | None = None,
+        **named: Any,
+    ) -> Loaded:
+        """Read fields of a checkpoint, on any number of ranks, in any division of the same cells.
+
+        Parameters
+        ----------
+        path : str or path
+            As given to `save`.
+        into : mapping of str to array, optional
+            Fields that are filled, by name; or by keyword, as in ``u=u``.
+        names : str or sequence of str, optional
+            Fields for which new arrays are made. By default all, or none if there are fields to be filled.
+        progress : callable, optional
+            As of `save`.
+        **named
+            Further fields to be filled.
+
+        Returns
+        -------
+        Loaded
+            A dict of the fields, with ``attrs``: the attributes that were saved. New fields have the grid's halo.
+
+        Raises
+        ------
+        CheckpointError
+            If there is no checkpoint, it is of another grid shape or format, has no such field, or is cut off or
+            damaged. The contents of the fields to be filled are then undefined.
+        FieldError
+            If a field to be filled is not like the one that was saved, or read-only.
+        MismatchError
+            If paths or fields differ between ranks.
+        MissingPackageError
+            If zarr is not installed.
+
+        Notes
+        -----
+        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each chunk
+        is read and checked by one rank, which sends the others their cells. Needs at most 256 MiB a rank.
+        """
+        self._world.begin("load")
+
+        def check() -> tuple[Any, dict[str, Any]]:
+            where = path_of(path)
+            given = fields_of(self._layouts, into, named, written=True)
+            wanted = names_of(names)
+            if where.suffix != npy.SUFFIX:
+                load_zarr()
+            elif len(given) + len(wanted or ()) > 1:
+                raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
+            said = {
+                name: f"{one.found.dtype} {spec_text(one.layout.spec)}"
+                for name, one in given.items()
+            }
+            found = where, given, wanted, progress_of(progress)
+            return found, {
+                "path": str(where),
+                "fields": sorted(given),
+                **said,
+                "names": wanted,
+            }
+
+        (where, given, wanted, tell), said = self._world.prepare(check, LOADING)
+        compare(said, "load")
+
+        def new(dtype: Any, options: dict[str, Any]) -> tuple[Any, FieldLayout]:
+            field = self._new(dtype, options)
+            return field, self._layouts.find(field)
+
+        if where.suffix == npy.SUFFIX:
+            return self._load_npy(where, given, wanted, tell)
+        return load(self._world, where, self.grid_shape, wanted, given, new, tell)
+
+    def _load_npy(
+        self,
+        path: Path,
+        into: dict[str, Given],
+        names: tuple[str, ...] | None,
+        progress: Progress | None,
+    ) -> Loaded:
+        """Return the field of a ``.npy`` file under the name asked for, or that of the file."""
+        doing = f"reading {path}"
+        header = guarded(self._world, lambda: npy.header_of(path), doing, LOADING)
+        shape, dtype, _ = header
+
+        def options() -> dict[str, Any]:
+            for name, given in into.items():
+                if given.found.dtype != dtype:
+                    raise FieldError(
+                        f"{name}: dtype {dtype} in {path}, {given.found.dtype} in the field; give a field like the one "
+                        "saved, or let load make it"
+                    )
+            return {} if into else components_of(shape, self.grid_shape, str(path))
+
+        layout = guarded(self._world, options, doing, LOADING)
+        if into:
+            ((name, given),) = into.items()
+            field = given.array
+        else:
+            (name,) = names or (path.stem,)
+            field = self._new(dtype, layout)
+        npy.load(self._world, path, field, self._layouts.find(field), header, progress)
+        return Loaded({name: field}, {})
+
+    def _lengths(self, dims: Sequence[str]) -> dict[str, int]:
+        """Return the length of each dimension that may have coordinates."""
+        axes = self._decomposition.axes
+        faces = {f"{name}_face": axis.points(True) for name, axis in zip(dims, axes, strict=True)}
+        return dict(zip(dims, self.grid_shape, strict=True)) | faces
+
+
+def compare(said: Sequence[Mapping[str, Any]], call: str) -> None:
+    """Raise `MismatchError`, on all ranks alike, if what they have said differs; local."""
+    first = said[0]
+    for rank, other in enumerate(said):
+        for name in first:
+            if other.get(name) != first[name]:
+                raise MismatchError(
+                    f"{call}: {name} differs between ranks: rank 0 has {shown(first[name])}, rank {rank} has "
+                    f"{shown(other.get(name))}; give the same on all ranks"
+                )

@@ -1,0 +1,179 @@
+"""Choice of a copier for host memory by layout; what is found out about a layout is kept as long as it lives."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+from types import ModuleType
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from halox.datatypes import BlockList, Datatype, Layout, StridedBlocks
+from halox.datatypes.boxes import contiguous_strides
+from halox.packing import host_mpi
+from halox.packing.blocking import tile_of
+from halox.packing.host_copiers import Bytes, Copier, Gathered, Index, Sliced, Strided
+from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, ByMpi, MpiType, Speeds
+from halox.packing.host_views import View, block_view
+
+# From this mean block length on, one slice copy a block beats an index entry a word.
+_LONG_BLOCK = 4096
+# NumPy copies elements of these sizes without a call each, and blocks of this length at the speed of memory.
+_NUMPY_ELEMENTS = (1, 2, 4, 8, 16)
+_WIDE_BLOCK = 96
+# A copy by NumPy takes some 300 ns beside its blocks, as MPI's does.
+_FEW_BLOCKS = 8
+# Nanoseconds of a copy through an index or by slices from which on the choice matters; of one slice copy.
+_LEAST_NS = 300.0
+_SLICE_NS = 100.0
+_BYTES_A_NS = 16
+# Unpacking through an index takes up to twice the time of packing, by MPI about the same.
+_BOTH_WAYS = 1.3
+# Share of NumPy's time at which MPI is taken.
+_MARGIN = 0.9
+# Making an MPI datatype takes the time of some calls: whoever packs once makes none until it has been needed so often.
+_MANY_USES = 8
+
+
+class HostLayout:
+    """Items of a datatype in host memory, whatever the array.
+
+    Attributes
+    ----------
+    first, span : int
+        Displacement of the first byte touched, where the memory of the copiers begins; bytes up to the last.
+    strided : StridedBlocks or None
+        Regular blocks, relative to the first byte.
+    view : View or None
+        The same as a view.
+    """
+
+    def __init__(self, datatype: Datatype, count: int) -> None:
+        layout = datatype.items(count)
+        self.first, stop = datatype.reach(count)
+        self.span, self._nbytes = stop - self.first, datatype.size * count
+        self.strided: StridedBlocks | None = None
+        self.view: View | None = None
+        # No reference to the layout: it is the key under which this is kept.
+        self._blocks: BlockList | None = None
+        if layout.strided is not None:
+            self.strided = form = layout.strided.shifted(-self.first)
+            self.view = block_view(form)
+            self.word = gcd(8, form.block_bytes, form.offset, *form.strides)
+        else:
+            self._blocks = blocks = layout.block_list().shifted(-self.first)
+            self.word = gcd(8, *(int(np.gcd.reduce(v)) for v in (blocks.offsets, blocks.lengths)))
+        self._places: list[tuple[slice, slice]] | None = None
+        self._index: Index | None = None
+        self._uses = 0
+        self._type: MpiType | None = None
+
+    def copier(self, memory: Bytes, *, lasting: bool) -> Copier:
+        """Return the copier for some memory; a ``lasting`` one is worth preparations."""
+        self._uses += 1
+        if (lasting or self._uses > _MANY_USES) and memory.ctypes.data % self.word == 0:
+            made = self._mpi_type()
+            if made is not None:
+                return ByMpi(memory, made, partial(self.by_numpy, memory))
+        return self.by_numpy(memory)
+
+    @property
+    def prefers_mpi(self) -> bool:
+        """Whether MPI packs these items, in memory that suits it."""
+        return self._mpi_type() is not None
+
+    def by_numpy(self, memory: Bytes) -> Copier:
+        """Return NumPy's copier."""
+        blocks = self._blocks
+        if blocks is None:
+            if self.strided is not None and not self.strided.counts:
+                return Sliced(memory, [(slice(0, self._nbytes),) * 2])
+            return Strided(self.viewed(memory))
+        if _is_long(blocks):
+            if self._places is None:
+                self._places = Sliced.places(blocks)
+            return Sliced(memory, self._places)
+        if self._index is None:
+            self._index = Index(blocks, self.word, self.word)
+        return Gathered(memory, self.word, self._index)
+
+    def viewed(self, memory: Bytes) -> np.ndarray:
+        """View regular blocks."""
+        assert self.view is not None
+        shape, word, offset, strides = self.view
+        return np.ndarray(shape, word, memory.data, offset, strides)
+
+    def _mpi_type(self) -> MpiType | None:
+        """Return MPI's datatype if MPI is the better choice; it is kept."""
+        if self._type is None:
+            mpi = host_mpi.usable_mpi()
+            if mpi is None or not 0 < self._nbytes <= MOST_BYTES or not self._pays(mpi):
+                return None
+            layout = self._blocks or self.strided
+            assert layout is not None
+            self._type = MpiType(mpi, layout, self.word, self.span)
+        return self._type if self._type.is_alive else None
+
+    def _pays(self, mpi: ModuleType) -> bool:
+        measured = host_mpi.speeds(mpi)
+        if measured is None:
+            return False
+        if self._blocks is not None:
+            return listed_pays(self._blocks, self.word, measured)
+        return self.strided is not None and regular_pays(self.strided, measured)
+
+
+def regular_pays(form: StridedBlocks, measured: Speeds) -> bool:
+    """Whether NumPy calls a function for each of many short blocks, and MPI is faster."""
+    if not _is_odd(form) or form.n_blocks < _FEW_BLOCKS:
+        return False
+    shape, dtype, _, strides = block_view(form)
+    if tile_of(shape, dtype.itemsize, contiguous_strides(shape, dtype.itemsize), strides):
+        return False
+    return measured.regular < _MARGIN * measured.element
+
+
+def _is_odd(form: StridedBlocks) -> bool:
+    """Whether NumPy has no loop for blocks of this size; strides are positive."""
+    odd = form.block_bytes < _WIDE_BLOCK and form.block_bytes not in _NUMPY_ELEMENTS
+    return odd and bool(form.counts) and min(form.strides) > 0
+
+
+def listed_pays(blocks: BlockList, word: int, measured: Speeds) -> bool:
+    """Whether MPI goes through a list of blocks faster than NumPy through words, or through slices."""
+    n, nbytes = blocks.n_blocks, blocks.nbytes
+    if n > MOST_LISTED:
+        return False
+    # The bytes of long blocks take the same time by either, those of short blocks are in NumPy's time a word.
+    is_long = _is_long(blocks)
+    numpy_ns = n * _SLICE_NS if is_long else nbytes // word * measured.word * _BOTH_WAYS
+    if numpy_ns < _LEAST_NS:
+        return False
+    # Blocks of one length, one step apart, are one loop of MPI's.
+    changed = np.diff(blocks.offsets, 2) != 0
+    loops = 1 + int(np.count_nonzero(changed | (np.diff(blocks.lengths[1:]) != 0)))
+    mpi_ns = loops * measured.listed + (n - loops) * min(measured.regular, measured.listed)
+    if not is_long:
+        mpi_ns += max(nbytes - SHORT_BLOCK * n, 0) / _BYTES_A_NS
+    return mpi_ns < _MARGIN * numpy_ns
+
+
+def _is_long(blocks: BlockList) -> bool:
+    return blocks.nbytes >= _LONG_BLOCK * blocks.n_blocks
+
+
+_kept: WeakKeyDictionary[Layout, dict[tuple[int, int], HostLayout]] = WeakKeyDictionary()
+
+
+def host_layout(datatype: Datatype, count: int) -> HostLayout:
+    """Return items of a datatype in host memory; what takes time to find is kept with the datatype's layout."""
+    layout = datatype.layout
+    if isinstance(layout, StridedBlocks) and not _is_odd(layout):
+        return HostLayout(datatype, count)
+    by_count = _kept.setdefault(layout, {})
+    key = count, datatype.extent if count > 1 else 0
+    found = by_count.get(key)
+    if found is None:
+        found = by_count[key] = HostLayout(datatype, count)
+    return found

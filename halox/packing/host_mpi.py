@@ -1,0 +1,222 @@
+"""Packing of host memory by ``MPI_Pack`` and ``MPI_Unpack``, where MPI is there and loops faster than NumPy.
+
+NumPy copies elements of 1, 2, 4, 8 and 16 bytes as fast as memory allows, others by a call each, and finds what
+is irregular through an index entry a word. MPI's loops take a block of any few words, and long blocks from a list.
+
+The MPI datatype is made from the canonical layout, in words and relative to the first byte: flat, without negative
+displacements, empty parts or bounds inside, of which implementations make different things (Open MPI 5.0 reads a
+stride of -1 byte as another one, MPICH 5.0 packs other bytes where an extent inside is not positive).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halox.datatypes import BlockList, StridedBlocks
+from halox.packing.host_copiers import Bytes, Call, Copier
+from halox.runtime.finalizing import before_finalize
+
+MOST_BYTES = (1 << 31) - 1
+"""Most packed bytes: MPI counts them in an int."""
+
+MOST_LISTED = 1 << 20
+"""Most blocks of a list that MPI is given; implementations keep 32 bytes and more for each."""
+
+_TRIALS = 9
+_BLOCKS = 512
+_WORDS_A_BLOCK = 3
+SHORT_BLOCK = 4 * _WORDS_A_BLOCK
+"""Bytes of a block whose times are measured."""
+
+
+def usable_mpi() -> ModuleType | None:
+    """Return ``mpi4py.MPI`` if it is in use and any thread may call it, else None; it is never imported here."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    return mpi if mpi.Query_thread() == mpi.THREAD_MULTIPLE else None
+
+
+class Speeds(NamedTuple):
+    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word.
+
+    Attributes
+    ----------
+    regular, listed : float
+        MPI, a block at equal strides, and one of a list.
+    element, word : float
+        NumPy, such a block as one element, and a word through an index.
+    """
+
+    regular: float
+    listed: float
+    element: float
+    word: float
+
+
+@cache
+def speeds(mpi: ModuleType) -> Speeds | None:
+    """Measure, once a process and in some 100 us, what decides between NumPy and MPI; None if MPI packs other bytes."""
+    rng = np.random.default_rng(0)
+    element = np.dtype(f"V{SHORT_BLOCK}")
+    memory = rng.integers(0, 256, 2 * _BLOCKS * element.itemsize, np.uint8)
+    starts = np.sort(rng.permutation(2 * _BLOCKS)[:_BLOCKS]) * element.itemsize
+    lengths = np.full(_BLOCKS, element.itemsize)
+    regular = StridedBlocks(0, (_BLOCKS,), (2 * element.itemsize,), element.itemsize)
+    index = (starts[:, None] // 4 + np.arange(_WORDS_A_BLOCK)).ravel()
+    outs = [np.empty(_BLOCKS * element.itemsize, np.uint8) for _ in range(4)]
+    types = [
+        MpiType(mpi, regular, 4, memory.size),
+        MpiType(mpi, BlockList(starts, lengths), 4, memory.size),
+    ]
+    calls: list[Call] = [
+        partial(types[0].handle.Pack, memory, outs[0], 0, mpi.COMM_SELF),
+        partial(types[1].handle.Pack, memory, outs[1], 0, mpi.COMM_SELF),
+        partial(np.copyto, outs[2].view(element), memory.view(element)[::2]),
+        partial(memory.view("u4").take, index, None, outs[3].view("u4"), "clip"),
+    ]
+    regular_ns, listed_ns, element_ns, word_ns = [_least_ns(call) / _BLOCKS for call in calls]
+    for one in types:
+        one.free()
+    if (outs[0] != outs[2]).any() or (outs[1] != outs[3]).any():
+        return None
+    return Speeds(regular_ns, listed_ns, element_ns, word_ns / _WORDS_A_BLOCK)
+
+
+def _least_ns(call: Call) -> float:
+    call()
+    found = []
+    for _ in range(_TRIALS):
+        begin = time.perf_counter_ns()
+        call()
+        found.append(time.perf_counter_ns() - begin)
+    return min(found)
+
+
+_living: weakref.WeakSet[MpiType] = weakref.WeakSet()
+
+
+@cache
+def _watch_finalize(mpi: ModuleType) -> None:
+    before_finalize(mpi, _free_all)
+
+
+def _free_all() -> None:
+    for one in list(_living):
+        one.free()
+
+
+class MpiType:
+    """A committed MPI datatype of a layout, freed with this object or before MPI is finalized.
+
+    Parameters
+    ----------
+    mpi : module
+    layout : StridedBlocks or BlockList
+        Relative to the first byte of the memory; strides are positive.
+    word : int
+        1, 2, 4 or 8; divides all displacements, strides and lengths.
+    span : int
+        Bytes of the memory.
+
+    Attributes
+    ----------
+    handle : mpi4py.MPI.Datatype
+    is_alive : bool
+        Whether the handle may be used.
+    calls : WeakSet
+        Calls that use it.
+    """
+
+    def __init__(
+        self, mpi: ModuleType, layout: StridedBlocks | BlockList, word: int, span: int
+    ) -> None:
+        words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[word]
+        made = _strided if isinstance(layout, StridedBlocks) else _listed
+        flat = made(words, word, layout)  # type: ignore[arg-type]
+        self.mpi = mpi
+        self.handle: Any = flat.Create_resized(0, span).Commit()
+        flat.Free()
+        self.is_alive = True
+        self.calls: weakref.WeakSet[_Prepared] = weakref.WeakSet()
+        self._free = weakref.finalize(self, _free, mpi, self.handle)
+        self._free.atexit = False
+        _watch_finalize(mpi)
+        _living.add(self)
+
+    def free(self) -> None:
+        """Free the handle; harmless when repeated. Calls that were prepared with it go on by other means."""
+        self.is_alive = False
+        for call in list(self.calls):
+            call.switch()
+        self._free()
+
+
+def _free(mpi: ModuleType, handle: Any) -> None:
+    if not mpi.Is_finalized():
+        with suppress(mpi.Exception):
+            handle.Free()
+
+
+def _strided(words: Any, word: int, blocks: StridedBlocks) -> Any:
+    *outer, (count, stride) = zip(blocks.counts, blocks.strides, strict=True)
+    made = words.Create_hvector(count, blocks.block_bytes // word, stride)
+    for count, stride in reversed(outer):
+        made = _replaced(made, made.Create_hvector(count, 1, stride))
+    return _replaced(made, made.Create_hindexed_block(1, [blocks.offset]))
+
+
+def _replaced(old: Any, made: Any) -> Any:
+    old.Free()
+    return made
+
+
+def _listed(words: Any, word: int, blocks: BlockList) -> Any:
+    starts, lengths = blocks.offsets.tolist(), (blocks.lengths // word).tolist()
+    if len(set(lengths)) == 1:
+        return words.Create_hindexed_block(lengths[0], starts)
+    return words.Create_hindexed(lengths, starts)
+
+
+class _Prepared(partial[object]):
+    """A call of MPI, without a function of Python's around it, that becomes another call when MPI is finalized."""
+
+    other: Callable[[], Call]
+
+    def switch(self) -> None:
+        """Prepare the other call and make it from now on."""
+        self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
+
+
+class ByMpi:
+    """Copies by MPI; by another copier once MPI has been finalized."""
+
+    def __init__(self, memory: Bytes, datatype: MpiType, other: Callable[[], Copier]) -> None:
+        self._memory, self._type, self._other = memory, datatype, other
+        self._comm = datatype.mpi.COMM_SELF
+
+    def packing(self, out: Bytes) -> Call:
+        """Return the call that packs into a buffer."""
+        made, buffer = self._type.handle, self._type.mpi.buffer
+        call = _Prepared(made.Pack, buffer(self._memory), buffer(out), 0, self._comm)
+        return self._kept(call, lambda: self._other().packing(out))
+
+    def unpacking(self, packed: Bytes) -> Call:
+        """Return the call that unpacks a buffer."""
+        made, buffer = self._type.handle, self._type.mpi.buffer
+        call = _Prepared(made.Unpack, buffer(packed), 0, buffer(self._memory), self._comm)
+        return self._kept(call, lambda: self._other().unpacking(packed))
+
+    def _kept(self, call: _Prepared, other: Callable[[], Call]) -> Call:
+        call.other = other
+        self._type.calls.add(call)
+        return call

@@ -1,0 +1,83 @@
+"""Messages of NumPy arrays with parts that MPI packs faster than NumPy: many short blocks of an odd size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from halox.packing.host_choice import HostLayout, host_layout
+from halox.packing.host_copiers import Call, Copier
+from halox.paths.base import Job
+from halox.paths.messages import Message
+from halox.runtime.arrays import Array, HostArray
+
+Calls = list[Call]
+
+
+def call_all(calls: Iterable[Call]) -> None:
+    """Make some calls in turn."""
+    for call in calls:
+        call()
+
+
+class _Part(NamedTuple):
+    """A part's layout, the number of its array, and the byte of that array's memory at which it begins."""
+
+    layout: HostLayout
+    array: int
+    start: int
+
+    def copier(self, memories: Sequence[memoryview]) -> Copier:
+        """Return the copier for the memory of some arrays."""
+        memory = np.ndarray((self.layout.span,), np.uint8, memories[self.array], self.start)
+        return self.layout.copier(memory, lasting=True)
+
+
+class OddBlocks:
+    """All parts of some messages, each with the copier that suits it best.
+
+    Parameters
+    ----------
+    job : Job
+        Of regular parts, to be copied.
+    outgoing, incoming : sequence of sequence of ndarray
+        Packed bytes of each part, slot by slot; contiguous.
+    """
+
+    def __init__(
+        self, job: Job, outgoing: Sequence[Sequence[Array]], incoming: Sequence[Sequence[Array]]
+    ) -> None:
+        self._sent, self._received = _parts(job, job.sends), _parts(job, job.receives)
+        self._outgoing, self._incoming = outgoing, incoming
+
+    @property
+    def are_some(self) -> bool:
+        """Whether MPI packs or unpacks any of them."""
+        return any(part.layout.prefers_mpi for part in (*self._sent, *self._received))
+
+    def views(self, memories: Sequence[memoryview]) -> tuple[list[Calls], list[Calls]]:
+        """Return for each slot the calls that pack, and those that unpack, for the memory of some arrays."""
+        packs = [part.copier(memories).packing for part in self._sent]
+        unpacks = [part.copier(memories).unpacking for part in self._received]
+        return _rows(packs, self._outgoing), _rows(unpacks, self._incoming)
+
+
+def _parts(job: Job, messages: Sequence[Message]) -> list[_Part]:
+    found = []
+    for message in messages:
+        for part in message.parts:
+            layout, array = host_layout(part.datatype, part.count), job.arrays[part.array]
+            assert isinstance(array, HostArray)
+            found.append(_Part(layout, part.array, array.origin + layout.first))
+    return found
+
+
+def _rows(
+    prepare: Sequence[Callable[[Array], Call]], rows: Sequence[Sequence[Array]]
+) -> list[Calls]:
+    return [
+        [one(packed.reshape(-1).view(np.uint8)) for one, packed in zip(prepare, row, strict=True)]
+        for row in rows
+    ]

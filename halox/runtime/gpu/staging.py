@@ -1,0 +1,144 @@
+"""Parts of arrays on a GPU through page-locked memory: while the host works on one part the next is copied.
+
+::
+
+    GPU    copy 0 | copy 1 | copy 2 |
+    host            work 0 | work 1 | work 2
+
+Two buffers take turns. A part that is not contiguous is packed on the GPU first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from halox.runtime.dlpack import Array, DType
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.devices import as_device_array
+from halox.runtime.gpu.memory import pinned
+from halox.runtime.gpu.pools import SIDE_STREAMS
+
+Index: TypeAlias = tuple[slice | int, ...]
+
+_BUFFERS = 2
+
+
+class DeviceStaging:
+    """Two page-locked buffers for the parts of one array on a GPU, and the stream that copies them.
+
+    Parameters
+    ----------
+    array : array on a GPU
+        All its work so far is on the current stream.
+    part_bytes : int
+        Bytes of the largest part.
+
+    Notes
+    -----
+    Not collective. Used under a ``with`` statement, whose end waits for all copies.
+    """
+
+    def __init__(self, array: Any, part_bytes: int) -> None:
+        self._array = _words(as_device_array(array))
+        self._dtype: DType = array.dtype
+        self._device = int(self._array.device.id)
+        self._runtime = cupy().cuda.runtime
+        with cupy().cuda.Device(self._device):
+            self._buffers = [pinned(part_bytes) for _ in range(_BUFFERS)]
+            self._events = [cupy().cuda.Event(disable_timing=True) for _ in range(_BUFFERS)]
+        self._side = SIDE_STREAMS.take(self._device)
+        self._used = 0
+        self._kept: list[Any] = [None] * _BUFFERS
+
+    def read(self, indices: Iterable[Index]) -> Iterator[Array]:
+        """Yield parts as contiguous arrays on the host, each valid until the next is asked for."""
+        under_way: deque[tuple[int, tuple[int, ...]]] = deque()
+        for index in indices:
+            under_way.append(self._start_read(index))
+            if len(under_way) == _BUFFERS:
+                yield self._end_read(*under_way.popleft())
+        while under_way:
+            yield self._end_read(*under_way.popleft())
+
+    def take(self, shape: tuple[int, ...]) -> Array:
+        """Return a buffer for the next part of `put`, once its last copy has ended."""
+        slot = self._used % _BUFFERS
+        self._events[slot].synchronize()
+        return self._host(slot, shape)
+
+    def put(self, index: Index) -> None:
+        """Start to copy the contents of the buffer taken last to a part of the array."""
+        slot = self._used % _BUFFERS
+        self._used += 1
+        target = self._array[index]
+        with cupy().cuda.Device(self._device), self._side.stream:
+            packed = cupy().empty(target.shape, target.dtype)
+            self._copy(int(packed.data.ptr), self._address(slot), packed.nbytes, "HostToDevice")
+            target[...] = packed
+        self._kept[slot] = packed
+        self._events[slot].record(self._side.stream)
+
+    def store(self, index: Index, values: Array) -> None:
+        """Start to copy values to a part of the array; they may change afterwards."""
+        taken = self.take(values.shape)
+        taken.view(values.dtype)[...] = values
+        self.put(index)
+
+    def _start_read(self, index: Index) -> tuple[int, tuple[int, ...]]:
+        slot = self._used % _BUFFERS
+        self._used += 1
+        with cupy().cuda.Device(self._device), self._side.stream:
+            packed = cupy().ascontiguousarray(self._array[index])
+            self._copy(self._address(slot), int(packed.data.ptr), packed.nbytes, "DeviceToHost")
+        self._kept[slot] = packed
+        self._events[slot].record(self._side.stream)
+        words = self._array.ndim - len(self._shape)
+        return slot, tuple(packed.shape[: packed.ndim - words])
+
+    def _end_read(self, slot: int, shape: tuple[int, ...]) -> Array:
+        self._events[slot].synchronize()
+        return self._host(slot, shape)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        extra = self._array.dtype.itemsize != self._dtype.itemsize
+        return tuple(self._array.shape[:-1] if extra else self._array.shape)
+
+    def _host(self, slot: int, shape: tuple[int, ...]) -> Array:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * self._dtype.itemsize
+        return self._buffers[slot].array[:nbytes].view(self._dtype).reshape(shape)
+
+    def _address(self, slot: int) -> int:
+        return int(self._buffers[slot].array.ctypes.data)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: str) -> None:
+        stream = self._side.stream.ptr
+        self._runtime.memcpyAsync(
+            target, source, nbytes, getattr(self._runtime, f"memcpy{kind}"), stream
+        )
+
+    def __enter__(self) -> DeviceStaging:
+        """Order the copies behind the work on the current stream."""
+        with cupy().cuda.Device(self._device):
+            self._side.before.record(cupy().cuda.get_current_stream())
+        self._side.stream.wait_event(self._side.before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for all copies, and release the buffers."""
+        self._side.stream.synchronize()
+        SIDE_STREAMS.release(self._device, self._side)
+        for buffer in self._buffers:
+            buffer.close()
+
+
+def _words(array: Any) -> Any:
+    """View elements for which CuPy has no kernels as bytes, along one more axis."""
+    if array.dtype.kind in "biufc":
+        return array
+    shape, strides = (*array.shape, array.dtype.itemsize), (*array.strides, 1)
+    return cupy().ndarray(shape, np.uint8, array.data, strides)

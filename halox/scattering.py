@@ -1,0 +1,191 @@
+"""Distributes a whole array of one rank over the blocks of all: the inverse of `halox.gathering`.
+
+The ranks first tell one another what they have come with, so that every mistake is raised by all before a cell moves.
+Parts travel as in a gather, in turn to each rank; a block on a GPU takes them through page-locked memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from halox.decomposition import FieldLayout, FieldSpec
+from halox.errors import FieldError, MismatchError
+from halox.gathering import UNDER_WAY, blocks_of, parts_of, root_of, rounds
+from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import to_host
+from halox.runtime.world import World
+from halox.staging import owned_cells, part_shape, staging
+from halox.window import Window, opaque
+
+_TAG = 4
+_SCATTER = "a scatter"
+
+Options = dict[str, Any]
+Allocate = Callable[[DType | None, Options], Any]
+"""Returns a new field of a dtype and the options of `Grid.zeros`; collective."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The field to be filled: one that exists, or the options of a new one."""
+
+    field: Any
+    found: Described | None
+    layout: FieldLayout | None
+    options: Options
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A rank's arguments; ``dtype`` and ``components`` are those of the root's array."""
+
+    root: int
+    out: DType | None
+    spec: FieldSpec | None
+    dtype: DType | None
+    components: Options
+
+
+def scatter(
+    world: World,
+    whole: object,
+    root: object,
+    target_of: Callable[[], Target],
+    layout_of: Callable[[object], FieldLayout],
+    allocate: Allocate,
+) -> Any:
+    """Return the field with this rank's cells of the root's array; see `halox.Grid.scatter`. Collective; blocks."""
+
+    def prepare() -> tuple[tuple[Target, Array | None], _Offer]:
+        chosen, target = root_of(world, root), target_of()
+        out = None if target.found is None else target.found.dtype
+        spec = None if target.layout is None else target.layout.spec
+        if world.rank != chosen:
+            return (target, None), _Offer(chosen, out, spec, None, {})
+        array = _checked(whole, chosen)
+        components: Options = {}
+        if target.layout is None:
+            components = components_of(tuple(array.shape), layout_of(None).global_shape, "whole")
+        elif array.shape != target.layout.global_shape:
+            raise FieldError(
+                f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {target.layout.global_shape} of the "
+                "whole field; give all cells of the grid, without halo, as grid.gather returns them"
+            )
+        return (target, array), _Offer(chosen, out, spec, array.dtype, components)
+
+    (target, array), offers = world.prepare(prepare, _SCATTER)
+    _compare(offers)
+    told = offers[offers[0].root]
+    field = target.field
+    if field is None:
+        field = allocate(told.dtype, target.options | told.components)
+    layout = layout_of(field)
+    with Window(world, UNDER_WAY, _TAG, _SCATTER) as window:
+        if array is None:
+            _receive(world, told.root, owned_cells(field, layout), window)
+        else:
+            _send(world, layout, array, field, window)
+    return field
+
+
+def _checked(whole: object, root: int) -> Array:
+    """Return the root's array on the host."""
+    if whole is None:
+        raise FieldError(
+            f"whole: rank {root} is the root, and gave None; give it the array of all cells, and None to the others"
+        )
+    describe(whole, "whole")
+    return to_host(whole) if is_device_array(whole) else as_ndarray(whole, "whole")
+
+
+def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str) -> Options:
+    """Return the component axes that a whole array has beside the grid's; `FieldError` names the array."""
+    ndim = len(grid_shape)
+    starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
+    if len(starts) == 1:
+        return {
+            "components": shape[: starts[0]],
+            "components_after": shape[starts[0] + ndim :],
+        }
+    if starts:
+        why = f"can be read in {len(starts)} ways; say components= or components_after="
+    else:
+        why = (
+            f"does not hold the grid's {grid_shape}, with component axes in front or behind; give all cells, without "
+            "halo, and say staggered= or parity= where the field is so"
+        )
+    raise FieldError(f"{name}: shape {shape} {why}, or give the field that is to be filled")
+
+
+def _compare(offers: list[_Offer]) -> None:
+    """Raise if ranks have come with different arguments, or with a field of another dtype than the root's array."""
+    first = offers[0]
+    for rank, other in enumerate(offers):
+        for name, mine, theirs in (
+            ("root", first.root, other.root),
+            ("out", first.out is not None, other.out is not None),
+            ("layout", first.spec, other.spec),
+        ):
+            if mine != theirs:
+                raise MismatchError(
+                    f"scatter needs one {name} on all ranks: rank 0 gave {name}={mine}, rank {rank} {name}={theirs}; "
+                    "give the same on all ranks"
+                )
+    told = offers[first.root]
+    for rank, other in enumerate(offers):
+        if other.out is not None and other.out != told.dtype:
+            raise MismatchError(
+                f"scatter needs one dtype: out has {other.out} on rank {rank}, and whole {told.dtype} on rank "
+                f"{told.root}; convert one of them, as by whole.astype({str(other.out)!r})"
+            )
+
+
+def _send(world: World, layout: FieldLayout, whole: Array, field: Any, window: Window) -> None:
+    """Send each other rank its cells, a part of each in turn, and copy this rank's own."""
+    blocks = blocks_of(layout, whole)
+    own = blocks.pop(world.rank)
+    for rank, part in rounds(blocks, world.size):
+        window.make_room()
+        window.send(np.ascontiguousarray(part), rank)
+    cells = owned_cells(field, layout)
+    if not is_device_array(cells):
+        opaque(cells)[...] = own
+        return
+    indices = list(parts_of(own, world.size))
+    with staging(cells, max(own[index].nbytes for index in indices)) as staged:
+        for index in indices:
+            staged.store(index, own[index])
+
+
+def _receive(world: World, root: int, cells: Any, window: Window) -> None:
+    """Receive this rank's cells, part by part."""
+    if is_device_array(cells):
+        _receive_on_device(world, root, cells, window)
+        return
+    target = opaque(cells)
+    for index in parts_of(target, world.size):
+        window.make_room()
+        part = target[index]
+        if part.flags.c_contiguous:
+            window.receive(part, root)
+        else:
+            buffer = np.empty(part.shape, part.dtype)
+            window.receive(buffer, root, partial(np.copyto, part, buffer))
+
+
+def _receive_on_device(world: World, root: int, cells: Any, window: Window) -> None:
+    """Receive into page-locked memory; a part is copied to the GPU while the next one comes."""
+    indices = list(parts_of(cells, world.size))
+    shapes = [part_shape(cells.shape, index) for index in indices]
+    with staging(cells, max(map(prod, shapes)) * cells.dtype.itemsize) as staged:
+        for index, shape in zip(indices, shapes, strict=True):
+            window.receive(staged.take(shape), root)
+            window.end()
+            staged.put(index)

@@ -1,0 +1,108 @@
+"""Parts of a field's cells on the host, whether the field is there or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from halox.decomposition import FieldLayout
+from halox.runtime.arrays import Array, as_ndarray
+from halox.runtime.gpu.cuda import is_device_array
+from halox.runtime.gpu.devices import as_device_array
+from halox.runtime.gpu.staging import DeviceStaging
+from halox.window import opaque
+
+Index: TypeAlias = tuple[slice | int, ...]
+
+
+def owned_cells(field: Any, layout: FieldLayout) -> Any:
+    """Return a view of the cells that this rank owns, as an array of NumPy or CuPy."""
+    array = as_device_array(field) if is_device_array(field) else as_ndarray(field)
+    return array[layout.interior]
+
+
+def part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
+    """Return the shape of a part of an array.
+
+    Examples
+    --------
+    >>> part_shape((4, 5, 6), (2, slice(1, 9)))
+    (4, 6)
+    """
+    return np.broadcast_to(np.empty((), np.uint8), shape)[index].shape
+
+
+class Staging(Protocol):
+    """Parts of one array, by their indices; used under a ``with`` statement."""
+
+    def read(self, indices: Iterable[Index]) -> Iterator[Array]:
+        """Yield parts as contiguous arrays on the host, each valid until the next is asked for."""
+
+    def take(self, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous buffer for the next part."""
+
+    def put(self, index: Index) -> None:
+        """Copy the contents of that buffer to a part of the array."""
+
+    def store(self, index: Index, values: Array) -> None:
+        """Copy values to a part of the array; they may change afterwards."""
+
+    def __enter__(self) -> Staging:
+        """Return it."""
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for all copies."""
+
+
+class HostStaging:
+    """The same of an array on the host, with one buffer; contiguous parts are read in place."""
+
+    def __init__(self, array: Array, part_bytes: int) -> None:
+        self._array = opaque(array)
+        self._part_bytes = part_bytes
+        self._buffer: Array | None = None
+        self._taken: Array | None = None
+
+    def read(self, indices: Iterable[Index]) -> Iterator[Array]:
+        """Yield parts as contiguous arrays, each valid until the next is asked for."""
+        for index in indices:
+            part = self._array[index]
+            if part.flags.c_contiguous:
+                yield part
+            else:
+                found = self.take(part.shape)
+                np.copyto(found, part)
+                yield found
+
+    def take(self, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous buffer for the next part."""
+        if self._buffer is None:
+            self._buffer = np.empty(self._part_bytes, np.uint8)
+        nbytes = prod(shape) * self._array.itemsize
+        self._taken = self._buffer[:nbytes].view(self._array.dtype).reshape(shape)
+        return self._taken
+
+    def put(self, index: Index) -> None:
+        """Copy the contents of that buffer to a part of the array."""
+        self._array[index] = self._taken
+
+    def store(self, index: Index, values: Array) -> None:
+        """Copy values to a part of the array."""
+        self._array[index] = values
+
+    def __enter__(self) -> HostStaging:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: all copies have ended."""
+
+
+def staging(cells: Any, part_bytes: int) -> Staging:
+    """Return the staging of an array of any library, with parts of at most so many bytes."""
+    if is_device_array(cells):
+        return DeviceStaging(cells, part_bytes)
+    return HostStaging(as_ndarray(cells), part_bytes)

@@ -1,0 +1,107 @@
+"""Messages of one call, of which only a few are under way at once, so that they need little memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from halox.runtime.arrays import Array
+from halox.runtime.communicator import UNFINISHED
+from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class _Message(NamedTuple):
+    request: MPI.Request
+    memory: Array
+    peer: int
+    receives: bool
+    then: Callable[[], None] | None
+
+
+class Window:
+    """Messages under way, the oldest first, each with the memory that it works on.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    most : int
+        Messages under way at once.
+    tag : int
+        Tag of all of them.
+    doing : str
+        The call, as in "a gather", for the texts of timeouts.
+
+    Notes
+    -----
+    As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends, and
+    keeps the memory of those that go on from being used again.
+    """
+
+    def __init__(self, world: World, most: int, tag: int, doing: str) -> None:
+        self._world, self._most, self._tag, self._doing = world, most, tag, doing
+        self._messages: deque[_Message] = deque()
+
+    def make_room(self) -> None:
+        """Wait until one more message may be started; before its memory is allocated."""
+        while len(self._messages) >= self._most:
+            self._end_oldest()
+
+    def send(self, memory: Array, peer: int) -> None:
+        """Start to send a contiguous array."""
+        request = self._world.comm.Isend(as_bytes(memory), peer, self._tag)
+        self._messages.append(_Message(request, memory, peer, False, None))
+
+    def receive(self, memory: Array, peer: int, then: Callable[[], None] | None = None) -> None:
+        """Start to receive into a contiguous array; ``then`` is called once it has come."""
+        request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
+        self._messages.append(_Message(request, memory, peer, True, then))
+
+    def end(self) -> None:
+        """Wait for all messages."""
+        while self._messages:
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        """Wait for the oldest message; it stays if that fails."""
+        first = self._messages[0]
+        for_what = (
+            f"rank {first.peer}" if first.receives else f"rank {first.peer} to take its cells"
+        )
+        self._world.wait([first.request], f"in {self._doing} for {for_what}", lambda: [first.peer])
+        self._messages.popleft()
+        if first.then is not None:
+            first.then()
+
+    def __enter__(self) -> Window:
+        """Return the window."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """End all messages, or leave them to MPI after an error."""
+        try:
+            if kind is None:
+                self.end()
+        finally:
+            for message in self._messages:
+                if message.receives:
+                    message.request.Cancel()
+                if not message.request.Test():
+                    UNFINISHED.extend([message.request, message.memory])
+            self._messages.clear()
+
+
+def opaque(array: Array) -> Array:
+    """View structs as bytes: NumPy would copy field by field, and leave the gaps out."""
+    return array if array.dtype.names is None else array.view(f"V{array.itemsize}")
+
+
+def as_bytes(array: Array) -> Array:
+    """View a contiguous array as bytes."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,92 @@
+"""Scatters and checkpoints of fields on GPUs: the bits that the CPU has, after work that is still under way."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.checkpoint import chunks, moving
+from tests.support import require
+
+require("gpu")
+pytest.importorskip("zarr")
+
+import cupy  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.ranks(1, 2, 4)]
+
+CELLS = (24, 20, 36)
+FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "b": ("?", {}),
+    "c": ("c8", {"components": 2, "components_after": 3}),
+    "f": ("f8", {"staggered": (0, 2)}),
+    "p": ("u4", {"parity": "odd"}),
+}
+
+
+@pytest.fixture
+def path(comm: MPI.Intracomm) -> Iterator[Path]:
+    name = comm.bcast(tempfile.mkdtemp(prefix="halox-test-") if comm.rank == 0 else None)
+    yield Path(name)
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(name)
+
+
+def whole(g: halox.Grid, name: str) -> np.ndarray:
+    """Values of all cells, the same on all ranks."""
+    dtype, options = FIELDS[name]
+    shape = g.layout(g.zeros(dtype, **options)).global_shape
+    return np.random.default_rng(3).integers(0, 2 if dtype == "?" else 100, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 10, 8 << 20])
+def test_bits_through_a_file_and_another_device(
+    part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "DEVICE_PART_BYTES", part_bytes)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 14)
+    options: dict[str, Any] = {"comm": comm, "checkerboard": True}
+    with (
+        halox.Grid(CELLS, device="gpu", **options) as gpu,
+        halox.Grid(CELLS, device="cpu", proc_shape=(1, 1, comm.size), **options) as cpu,
+    ):
+        fields = {name: gpu.scatter(whole(gpu, name), **FIELDS[name][1]) for name in FIELDS}
+        assert all(isinstance(u, cupy.ndarray) for u in fields.values())
+        gpu.save(path / "a", fields)
+        on_host = cpu.load(path / "a")
+        cpu.save(path / "b", on_host, compressors="zstd")
+        back = gpu.load(path / "b")
+        for name, u in back.items():
+            assert isinstance(u, cupy.ndarray)
+            for grid, field in ((gpu, u), (cpu, on_host[name])):
+                found = grid.gather(field)
+                assert found is None or np.array_equal(found, whole(gpu, name)), name
+        gpu.save(path / "f.npy", f=fields["f"])
+        gpu.load(path / "f.npy", f=back["f"])
+        found = gpu.gather(back["f"])
+        assert found is None or np.array_equal(found, np.load(path / "f.npy"))
+
+
+def test_save_follows_the_work_of_the_stream(path: Path, comm: MPI.Intracomm) -> None:
+    from tests.gpu.guarded import stall
+
+    with halox.Grid((64 * comm.size, 256, 64), comm=comm, device="gpu") as grid:
+        u, v = grid.zeros("f8"), grid.zeros("f8")
+        with cupy.cuda.Stream(non_blocking=True):
+            stall()
+            u += 1
+            grid.save(path / "a", u=u)
+            stall()
+            v += 7
+            grid.load(path / "a", u=v)
+            cells = grid.interior(v)
+            assert float(cells.min()) == float(cells.max()) == 1

@@ -1,0 +1,531 @@
+"""Checkpoints: the same bits on other numbers of ranks and in other divisions; complete or absent; damage is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import tempfile
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.checkpoint import chunks, folder, npy, saving, store
+from halox.errors import (
+    CheckpointError,
+    FieldError,
+    HaloxError,
+    MismatchError,
+    MissingPackageError,
+)
+from tests.mpi.bad_input import undocumented
+from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
+from tests.mpi.test_scatter import whole_array
+
+zarr = pytest.importorskip("zarr")
+
+CELLS = (6, 12)
+FIELDS: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
+    "rho": ("f8", {}, (6, 12)),
+    "u": (">f4", {"staggered": 0}, (7, 12)),
+    "w": ("i2", {"staggered": (0, 1)}, (7, 13)),
+    "links": ("c8", {"components": 2, "components_after": (3, 1)}, (2, 6, 12, 3, 1)),
+    "odd": ("u4", {"parity": "odd"}, (6, 6)),
+    "holes": (WITH_HOLES, {}, (6, 12)),
+    "gap": ({"names": ["a", "b"], "formats": ["f4", "f8"], "offsets": [0, 8]}, {}, (6, 12)),
+    "overlapping": (OVERLAPPING, {"staggered": 1}, (6, 13)),
+    "order": (OUT_OF_ORDER, {}, (6, 12)),
+    "text": ("U2", {}, (6, 12)),
+}
+"""Fields of a grid of `CELLS`: dtype, options, and the shape of the whole."""
+
+
+@pytest.fixture
+def path(comm: MPI.Intracomm) -> Iterator[Path]:
+    """A folder of all ranks."""
+    name = comm.bcast(tempfile.mkdtemp(prefix="halox-test-") if comm.rank == 0 else None)
+    yield Path(name)
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(name)
+
+
+def grid(comm: MPI.Intracomm, **options: Any) -> halox.Grid:
+    return halox.Grid(CELLS, **({"comm": comm, "device": "cpu", "checkerboard": True} | options))
+
+
+def filled(g: halox.Grid, names: Any = FIELDS) -> dict[str, Any]:
+    """Fields of random bytes, the halo poisoned with others."""
+    found = {}
+    for name in names:
+        dtype, options, shape = FIELDS[name]
+        u = g.zeros(np.dtype(dtype), **options)
+        u.view(np.uint8)[...] = 0xAA
+        found[name] = g.scatter(whole_array(shape, dtype), out=u)
+    return found
+
+
+def check(g: halox.Grid, fields: dict[str, Any], names: Any = FIELDS) -> None:
+    assert list(fields) == sorted(names)
+    for name, u in fields.items():
+        dtype, _, shape = FIELDS[name]
+        whole = g.gather(u)
+        expected = whole_array(shape, dtype)
+        if g.rank == 0:
+            assert whole is not None and whole.dtype == expected.dtype, name
+            assert whole.shape == shape and whole.tobytes() == expected.tobytes(), name
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.geometry
+@pytest.mark.parametrize("chunk_bytes", [300, 1 << 20])
+@pytest.mark.parametrize("compressors", [None, "zstd"])
+def test_the_same_bits_on_other_ranks_and_divisions(
+    chunk_bytes: int,
+    compressors: Any,
+    path: Path,
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
+    names = FIELDS if compressors is None and chunk_bytes > 300 else ("holes", "rho", "u", "w")
+    with grid(comm) as g:
+        g.save(path / "a", filled(g, names), compressors=compressors, attrs={"step": 3})
+    # A part of the ranks, in other divisions, and uneven ones, with another halo.
+    few = comm.Split(comm.rank < max(1, comm.size - 1))
+    uneven = ([1] * (few.size - 1) + [CELLS[0] - few.size + 1], None) if few.size <= 6 else None
+    for on, options in ((comm, {"proc_shape": (1, 0)}), (few, {"blocks": uneven, "halo": 0})):
+        if options.get("blocks"):
+            options["proc_shape"] = (few.size, 1)
+        elif on.size > CELLS[1] // 2:
+            options = {}
+        with grid(on, **options) as g:
+            found = g.load(path / "a")
+            check(g, found, names)
+            assert found.attrs == {"step": 3}
+            if on is comm:
+                g.save(path / "b", found, compressors=compressors)
+    with grid(comm) as g:
+        mine = {name: g.zeros_like(u) for name, u in filled(g, ("holes", "rho")).items()}
+        found = g.load(path / "b", mine, names="u")
+        assert all(found[name] is u for name, u in mine.items())
+        check(g, found, ("holes", "rho", "u"))
+    few.Free()
+
+
+def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any) -> None:
+    """zarr-python's reading is the oracle of the chunk files."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 300)
+    with grid(comm) as g:
+        g.save(path / "a", filled(g))
+    if comm.rank:
+        return
+    group = zarr.open_group(str(path / "a"), mode="r")
+    for name, (dtype, _, shape) in FIELDS.items():
+        expected = whole_array(shape, dtype)
+        found = np.ascontiguousarray(group[name][...])
+        assert (
+            found.astype(dtype).tobytes() == expected.tobytes()
+            if found.shape == shape
+            else (found.tobytes() == expected.tobytes())
+        ), name
+
+
+def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None:
+    x, faces = np.linspace(0, 1, 6), np.linspace(0, 1, 13)
+    with grid(comm) as g:
+        g.save(
+            path / "a",
+            filled(g),
+            dims=("x", "z"),
+            coords={"x": x, "z_face": faces},
+            attrs={"time": np.float32(0.5), "steps": np.arange(2)},
+        )
+        check(g, g.load(path / "a"))
+    if comm.rank:
+        return
+    xarray = pytest.importorskip("xarray")
+    with xarray.open_zarr(path / "a", chunks=None) as ds:
+        assert ds["rho"].dims == ("x", "z") and ds["w"].dims == ("x_face", "z_face")
+        assert ds["links"].dims[1:3] == ("x", "z") and ds["odd"].dims == ("x", "z_odd")
+        assert np.array_equal(ds["rho"], whole_array((6, 12), "f8"), equal_nan=True)
+        assert np.array_equal(ds.rho.x, x) and np.array_equal(ds.w.z_face, faces)
+        assert (ds.attrs["time"], ds.attrs["steps"]) == (0.5, [0, 1])
+
+
+@pytest.mark.parametrize("part_bytes", [24, 1 << 20])
+def test_npy(
+    part_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npy, "PART_BYTES", part_bytes)
+    told: list[tuple[int, int]] = []
+    with grid(comm) as g:
+        fields = filled(g, ("u", "links", "gap"))
+        for name, u in fields.items():
+            g.save(path / "one.npy", {name: u}, progress=lambda *n: told.append(n))
+            dtype, _, shape = FIELDS[name]
+            assert np.load(path / "one.npy").tobytes() == whole_array(shape, dtype).tobytes()
+            comm.Barrier()
+            mine = g.zeros_like(u)
+            check(g, g.load(path / "one.npy", {name: mine}), (name,))
+        assert told[-1][0] == told[-1][1]
+        text = r"(?s)one\.npy has an array of shape \(6, 12\), and the whole field has \(7, 12\)"
+        with pytest.raises(HaloxError, match=text):
+            g.load(path / "one.npy", u=g.zeros(np.dtype(FIELDS["gap"][0]), staggered=0))
+        with pytest.raises(FieldError, match="dtype"):
+            g.load(path / "one.npy", u=g.zeros())
+        if comm.rank == 0:
+            os.truncate(path / "one.npy", 200)
+        comm.Barrier()
+        with pytest.raises(CheckpointError, match="it was cut off"):
+            g.load(path / "one.npy")
+        with pytest.raises(FieldError, match=r"a .npy file holds one field"):
+            g.save(path / "one.npy", fields)
+        with pytest.raises(FieldError, match=r"a .npy file cannot hold dtype"):
+            g.save(path / "one.npy", filled(g, ("holes",)))
+
+
+def damage(name: str, change: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """A change of the file of a checkpoint that sorts first among those that match."""
+    return lambda path: change(sorted((path / "a").glob(name))[0])
+
+
+def flip(file: Path) -> None:
+    values = bytearray(file.read_bytes())
+    values[len(values) // 2] ^= 4
+    file.write_bytes(values)
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        known = json.loads(file.read_text())
+        known["attributes"].update(changes)
+        file.write_text(json.dumps(known))
+
+    return change
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "bits": (damage("rho/c.*", flip), "damaged: its bytes do not have the checksum"),
+    "bits of a compressed chunk": (damage("z/c.*", flip), r"z/c\.0\.0 is damaged"),
+    "cut off": (damage("rho/c.*", lambda f: os.truncate(f, 60)), "has 60 bytes, expected"),
+    "missing": (damage("rho/c.*", os.unlink), r"rho/c\.0\.0 is missing"),
+    "missing compressed": (damage("z/c.*", os.unlink), r"z/c\.0\.0 is missing"),
+    "metadata": (damage("zarr.json", lambda f: f.write_text("{")), "no Zarr group"),
+    "version": (damage("zarr.json", edit(halox_format=2)), "newer version of halox"),
+    "foreign": (damage("zarr.json", edit(halox_format=None)), "grid.save has written"),
+    "shape": (damage("zarr.json", edit(halox_grid_shape=[3, 4])), r"a grid of \(3, 4\) cells"),
+    "no checkpoint": (lambda path: shutil.rmtree(path / "a"), "there is no checkpoint"),
+    "a file": (
+        lambda path: (shutil.rmtree(path / "a"), (path / "a").write_text("")),
+        "is a file, and a checkpoint is a folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_one_error_on_all_ranks(
+    name: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, text = DAMAGES[name]
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 200)
+    with grid(comm) as g:
+        rho = filled(g, ("rho",))["rho"]
+        g.save(path / "a", z=rho, compressors="zstd") if " compressed" in name else g.save(
+            path / "a", rho=rho
+        )
+        comm.Barrier()
+        if comm.rank == 0:
+            change(path)
+        comm.Barrier()
+        with pytest.raises(CheckpointError, match=text):
+            g.load(path / "a")
+        g.save(path / "b", rho=rho)
+        check(g, g.load(path / "b"), ("rho",))
+
+
+Case = Callable[[halox.Grid, Path, Any], Any]
+BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
+    "no field": (lambda g, p, u: g.save(p / "b"), FieldError, "no field given"),
+    "path": (lambda g, p, u: g.save(3, u=u), CheckpointError, "path: expected a str or a path"),
+    "name": (lambda g, p, u: g.save(p / "b", {"a/b": u}), FieldError, "no name for a field"),
+    "name of a dimension": (
+        lambda g, p, u: g.save(p / "b", x=u),
+        FieldError,
+        "x is the name of a field and of a dimension",
+    ),
+    "twice": (lambda g, p, u: g.save(p / "b", {"u": u}, u=u), FieldError, "given both"),
+    "array": (lambda g, p, u: g.save(p / "b", u=np.zeros(3)), FieldError, "u: .*does not fit"),
+    "attrs": (lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}), FieldError, "no place in JSON"),
+    "nan": (
+        lambda g, p, u: g.save(p / "b", u=u, attrs={"f": float("nan")}),
+        FieldError,
+        "no place in JSON",
+    ),
+    "own attrs": (
+        lambda g, p, u: g.save(p / "b", u=u, attrs={"halox_format": 1}),
+        FieldError,
+        "do not begin with 'halox_'",
+    ),
+    "coords": (
+        lambda g, p, u: g.save(p / "b", u=u, coords={"x": np.zeros(5)}),
+        FieldError,
+        "x needs 6 numbers along one axis",
+    ),
+    "dims": (lambda g, p, u: g.save(p / "b", u=u, dims="xy"), FieldError, "dims must name 2"),
+    "codec": (
+        lambda g, p, u: g.save(p / "b", u=u, compressors="zip"),
+        CheckpointError,
+        "compressors: expected codecs .* got 'zip'",
+    ),
+    "progress": (
+        lambda g, p, u: g.save(p / "b", u=u, progress=3),
+        FieldError,
+        "progress: expected",
+    ),
+    "another folder": (
+        lambda g, p, u: g.save(p / "full", u=u),
+        CheckpointError,
+        "full exists and is no checkpoint",
+    ),
+    "a file above": (lambda g, p, u: g.save(p / "file" / "b", u=u), CheckpointError, "writing .*"),
+    "unknown field": (
+        lambda g, p, u: g.load(p / "a", names="q"),
+        CheckpointError,
+        "has no field q; it has u",
+    ),
+    "dtype": (
+        lambda g, p, u: g.load(p / "a", u=g.zeros("f4")),
+        FieldError,
+        "u: dtype float64 in the checkpoint, float32 in the field",
+    ),
+    "layout": (
+        lambda g, p, u: g.load(p / "a", u=g.zeros(staggered=0)),
+        FieldError,
+        "u: staggered axes",
+    ),
+    "components": (
+        lambda g, p, u: g.load(p / "a", u=g.zeros(components=2)),
+        FieldError,
+        "u: component axes",
+    ),
+    "another grid": (
+        lambda g, p, u: halox.Grid((8, 12), comm=g.comm, device="cpu").load(p / "a"),
+        CheckpointError,
+        r"a grid of \(6, 12\) cells, and this grid has \(8, 12\)",
+    ),
+    "names differ": (
+        lambda g, p, u: g.save(p / "b", {f"u{min(g.rank, 1)}": u}),
+        MismatchError,
+        "save: fields differs between ranks",
+    ),
+    "paths differ": (
+        lambda g, p, u: g.load(p / f"a{min(g.rank, 1)}"),
+        MismatchError,
+        "load: path differs between ranks",
+    ),
+    "progress that raises": (
+        lambda g, p, u: g.save(p / "a", u=u, progress=lambda done, total: 1 // 0),
+        CheckpointError,
+        "ZeroDivisionError",
+    ),
+}
+
+
+def test_bad_input_is_on_the_page_of_errors() -> None:
+    assert undocumented(f"checkpoint: {name}" for name in (*BAD, *DAMAGES)) == []
+
+
+def test_bad_input_is_one_error_on_all_ranks(path: Path, comm: MPI.Intracomm) -> None:
+    """And leaves nothing behind."""
+    if comm.rank == 0:
+        (path / "full").mkdir()
+        (path / "full" / "thesis.tex").write_text("")
+        (path / "file").write_text("")
+    with grid(comm) as g:
+        u = g.ones()
+        g.save(path / "a", u=u)
+        comm.Barrier()
+        before = sorted(os.listdir(path))
+        for name, (call, kind, text) in BAD.items():
+            if name.endswith("differ") and comm.size == 1:
+                continue
+            with pytest.raises(kind, match=rf"(?s){text}"):
+                call(g, path, u)
+            comm.Barrier()
+            assert sorted(os.listdir(path)) == before, name
+            comm.Barrier()
+        assert g.sum(g.load(path / "a")["u"]) == 72
+
+
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """Let no file of this process grow beyond 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("target", ["a", "one.npy"])
+@pytest.mark.parametrize("where", ["last rank", "all ranks", "metadata", "commit"])
+def test_a_full_disk_leaves_the_last_one(
+    where: str, target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, name = comm.rank == comm.size - 1, "u" if target == "a" else "one"
+    with grid(comm) as g:
+        u, v = g.ones(), g.full(2.0)
+        g.save(path / target, u=u)
+        with monkeypatch.context() as patched:
+            if where == "metadata":
+                patched.setattr(saving if target == "a" else npy.npy, METADATA[target], full)
+            elif where == "commit":
+                patched.setattr(folder, "_sync_tree", full)
+            limited = where == "all ranks" or (where == "last rank" and last)
+            with (
+                small_disk() if limited else nullcontext(),
+                pytest.raises(CheckpointError, match=rf"writing .*/{target} failed") as caught,
+            ):
+                g.save(path / target, u=v)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        comm.Barrier()  # rank 0 has removed what was written
+        assert os.listdir(path) == [target]
+        assert g.sum(g.load(path / target)[name]) == 72
+        comm.Barrier()
+        g.save(path / target, u=v)
+        assert g.sum(g.load(path / target)[name]) == 144
+
+
+METADATA = {"a": "create", "one.npy": "write_array_header_2_0"}
+
+
+def test_two_runs_and_one_that_died(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        u = g.ones()
+        g.save(path / "a", u=u)
+        comm.Barrier()
+        other = None
+        if comm.rank == 0:
+            other = folder.Replacement(path / "a", store.is_checkpoint, is_folder=True)
+            (other.partial / "c.0").write_text("half")
+        with pytest.raises(CheckpointError, match=r"another run is writing .*/a, and holds"):
+            g.save(path / "a", u=g.full(2.0))
+        assert g.sum(g.load(path / "a")["u"]) == 72
+        if other is not None and other._lock is not None:
+            os.close(other._lock)  # as the kernel does when a run dies
+        g.save(path / "a", u=g.full(2.0))
+        assert g.sum(g.load(path / "a")["u"]) == 144
+        comm.Barrier()
+        assert sorted(os.listdir(path)) == ["a"]
+
+
+def test_a_file_system_that_cannot_exchange_names(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_exchange", lambda *names: False)
+    with grid(comm) as g:
+        for value in (1.0, 2.0):
+            g.save(path / "a", u=g.full(value))
+            assert g.sum(g.load(path / "a")["u"]) == 72 * value
+        comm.Barrier()
+        assert sorted(os.listdir(path)) == ["a"]
+        comm.Barrier()
+        if comm.rank == 0:
+            os.rename(path / "a", folder.beside(path / "a", "previous"))
+        comm.Barrier()
+        with pytest.raises(CheckpointError, match=r"the last one is .*/\.a\.previous: rename it"):
+            g.load(path / "a")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.Intracomm) -> None:
+    """The values of one checkpoint, or an error, and never a mixture."""
+    with grid(comm) as g:
+        u, v = g.ones(), g.full(2.0)
+        g.save(path / "a", u=u, v=u)
+        g.save(path / "b", u=v, v=v)
+        comm.Barrier()
+        replaced: list[int] = []
+
+        def replace(done: int, total: int) -> None:
+            if comm.rank == 0 and not replaced:
+                replaced.append(folder._exchange(path / "a", path / "b"))
+
+        try:
+            found = g.load(path / "a", progress=replace)
+        except CheckpointError:
+            return
+        assert g.sum(found["u"]) == g.sum(found["v"]) == 72
+
+
+def test_progress_and_memory(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little beside the field, also where another division reads it."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 18)
+    shape, told = (64 * comm.size + 1, 1 << 12), []
+    with halox.Grid(shape, proc_shape=(0, 1), comm=comm, device="cpu") as g:
+        u, block = g.ones(), 8 * 65 * (1 << 12)
+        tracemalloc.start()
+        try:
+            g.save(path / "a", u=u, progress=lambda *n: told.append(n))
+            _, saving = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert told == sorted(told) and told[-1] == (told[-1][1], 8 * g.rank_shape[0] * g.rank_shape[1])
+    with halox.Grid(shape, proc_shape=(1, 0), comm=comm, device="cpu") as g:
+        u = g.zeros()
+        tracemalloc.start()
+        try:
+            g.load(path / "a", u=u)
+            _, loading = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert g.sum(u) == shape[0] * shape[1]
+    assert max(saving, loading) < 5 * (1 << 18) + 3 * (1 << 18), (saving, loading, block)
+
+
+def test_without_zarr(path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
+    with grid(comm) as g:
+        u = g.ones()
+        with pytest.raises(MissingPackageError, match=r"pip install 'zarr>=3'"):
+            g.save(path / "a", u=u)
+        with pytest.raises(MissingPackageError, match="zarr"):
+            g.load(path / "a")
+        g.save(path / "u.npy", u=u)
+        assert g.sum(g.load(path / "u.npy")["u"]) == 72
+
+
+def test_one_thread(path: Path, comm: MPI.Intracomm) -> None:
+    """The callback may not call the grid from another thread."""
+    with grid(comm) as g:
+        u, errors = g.ones(), []
+
+        def call() -> None:
+            try:
+                g.save(path / "b", u=u)
+            except HaloxError as error:
+                errors.append(type(error).__name__)
+
+        def progress(done: int, total: int) -> None:
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+
+        g.save(path / "a", u=u, progress=progress)
+        assert errors and set(errors) == {"StateError"}

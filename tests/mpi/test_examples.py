@@ -1,0 +1,68 @@
+"""The examples of the gallery, which compare themselves with known solutions: alone and on four ranks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHORT = {
+    "heat_walls": ["--cells", "37", "24", "--steps", "60"],
+    "acoustic": ["--cells", "34", "21", "--steps", "80"],
+    "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],
+    "maxwell": ["--cells", "9", "8", "13", "--steps", "30"],
+    "gray_scott": ["--cells", "34", "27", "--steps", "60"],
+}
+
+pytestmark = [pytest.mark.geometry, pytest.mark.ranks(1, 4)]
+
+
+def run(name: str, *words: str) -> float:
+    program, *options = name.split()
+    found: float = runpy.run_path(str(EXAMPLES / f"{program}.py"))["main"](
+        [*options, *SHORT[name], "--device", "cpu", *words]
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_it_is_right(name: str, comm: MPI.Intracomm) -> None:
+    errors = comm.allgather(run(name))
+    assert len(set(errors)) == 1 and errors[0] < 1e-13
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_it_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = comm.bcast(tmp_path / "picture.png")
+    run(name, "--png", str(picture))
+    comm.Barrier()
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("broken", ["COURANT", "FEED", "RATE"])
+def test_it_notices_a_wrong_result(broken: str) -> None:
+    """The comparison must not hold for whatever is computed: without an exchange it fails."""
+    name = {"COURANT": "acoustic", "FEED": "gray_scott", "RATE": "heat_walls"}[broken]
+    scope = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    import halox
+
+    class Deaf(halox.Grid):
+        def exchange(self, *fields: object, corners: bool | None = None) -> None:
+            """Leave the halos as they are."""
+
+        def plan(self, *fields: object, corners: bool | None = None, path: str | None = None):  # type: ignore[no-untyped-def]
+            class Nothing:
+                def start(self) -> None: ...
+                def finish(self) -> None: ...
+
+            return Nothing()
+
+    scope["main"].__globals__["halox"] = type("module", (), {"Grid": Deaf})
+    if MPI.COMM_WORLD.size == 1 and name != "gray_scott":
+        return  # walls need no exchange where one rank has all cells
+    with pytest.raises(SystemExit, match="the result is wrong"):
+        scope["main"]([*SHORT[name], "--device", "cpu"])

@@ -1,0 +1,136 @@
+"""Scattering: the inverse of a gather for every dtype and layout, in parts, and what goes wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox import gathering
+from halox.errors import ExchangeTimeoutError, FieldError, MismatchError
+from tests.mpi.conftest import agree
+from tests.mpi.limits import short_waits
+from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES, grid
+
+
+def whole_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Bytes at random, the same on all ranks."""
+    dtype = np.dtype(dtype)
+    raw = np.random.default_rng(5).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    return raw.view(f"V{dtype.itemsize}")[..., 0].view(dtype)
+
+
+def check(g: halox.Grid, whole: np.ndarray, root: int, **options: Any) -> None:
+    """Compare each rank's cells, byte by byte, with its part of the array, and the halo with what it was."""
+    mine = whole if g.rank == root else None
+    u = g.scatter(mine, root, **options)
+    layout, raw = g.layout(u), f"V{whole.itemsize}"
+    before = (slice(None),) * len(layout.spec.components_before)
+    expected = whole.view(raw)[(*before, *layout.owned)]
+    assert u.dtype == whole.dtype
+    assert u.view(raw)[layout.interior].tobytes() == expected.tobytes()
+    u.view(np.uint8)[...] = 7
+    assert g.scatter(mine, root, out=u) is u
+    assert u.view(raw)[layout.interior].tobytes() == expected.tobytes()
+    cells = np.ones(u.shape, bool)
+    cells[layout.interior] = False
+    assert set(u.view(raw)[cells].tobytes()) <= {7}
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1000, None])
+def test_layouts_in_parts_of_any_size(
+    part_bytes: int | None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if part_bytes is not None:
+        monkeypatch.setattr(gathering, "PART_BYTES", part_bytes)
+    n = 2 * comm.size
+    with grid(comm, (4, 2 * n), checkerboard=True) as g:
+        check(g, whole_array((4, 2 * n), "i4"), 0)
+        check(g, whole_array((2, 4, 2 * n, 3), "u2"), comm.size - 1)
+        check(g, whole_array((5, 2 * n), "i8"), 0, staggered=0)
+        check(g, whole_array((4, 2 * n + 1), "i8"), 0, staggered=1)
+        check(g, whole_array((4, n), "i2"), 0, parity="odd")
+        turned = whole_array((2 * n, 4), "i4").T
+        check(g, turned, comm.size // 2)
+
+
+@pytest.mark.parametrize("dtype", ["?", "S3", ">f8", OUT_OF_ORDER, WITH_HOLES, OVERLAPPING])
+def test_dtypes(dtype: Any, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        check(g, whole_array(g.grid_shape, "V1" if dtype == "?" else dtype).view(dtype), 0)
+
+
+def test_a_file_mapped_into_memory(comm: MPI.Intracomm, tmp_path: Any) -> None:
+    with grid(comm) as g:
+        values = whole_array(g.grid_shape, "i4")
+        np.save(tmp_path / "u.npy", values)
+        check(g, np.load(tmp_path / "u.npy", mmap_mode="r"), 0)
+
+
+Case = Callable[[halox.Grid, np.ndarray], Any]
+BAD: dict[str, tuple[Case, type[Exception], str]] = {
+    "no array": (lambda g, w: g.scatter(None), FieldError, "rank 0 is the root, and gave None"),
+    "a list": (lambda g, w: g.scatter([1.0]), FieldError, "whole must be a numpy.ndarray"),
+    "shape": (
+        lambda g, w: g.scatter(w[1:]),
+        FieldError,
+        r"whole: shape \(4, .*does not hold the grid's \(5,",
+    ),
+    "staggered": (lambda g, w: g.scatter(w, staggered=0), FieldError, r"is not the \(6,"),
+    "shape of out": (
+        lambda g, w: g.scatter(w, out=g.zeros(components=2)),
+        FieldError,
+        r"is not the \(2, 5",
+    ),
+    "dtype": (
+        lambda g, w: g.scatter(w.astype("f4"), out=g.zeros()),
+        MismatchError,
+        "out has float64 on rank 0, and whole float32",
+    ),
+    "two layouts": (
+        lambda g, w: g.scatter(w, out=g.zeros(), components=2),
+        FieldError,
+        "out and components were given",
+    ),
+    "root": (lambda g, w: g.scatter(w, root=g.size), FieldError, "root must be a rank"),
+    "option": (lambda g, w: g.scatter(w, colour=1), FieldError, "unknown argument"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_error_on_all_ranks(name: str, comm: MPI.Intracomm) -> None:
+    call, kind, text = BAD[name]
+    with grid(comm) as g:
+        whole = np.ones(g.grid_shape)
+        with pytest.raises(kind, match=text):
+            call(g, whole)
+        assert g.sum(g.scatter(whole)) == whole.size, "the grid goes on"
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_differs_between_ranks(comm: MPI.Intracomm) -> None:
+    last = comm.rank == comm.size - 1
+    with grid(comm) as g:
+        whole, u = np.ones(g.grid_shape), g.zeros()
+        with pytest.raises(MismatchError, match="one out on all ranks"):
+            g.scatter(whole, out=u if last else None)
+        with pytest.raises(MismatchError, match="one root on all ranks"):
+            g.scatter(whole, root=int(last))
+        with pytest.raises(MismatchError, match="one layout on all ranks"):
+            g.scatter(np.ones((6, g.grid_shape[1])), staggered=1 if last else 0)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_root_that_does_not_come(comm: MPI.Intracomm) -> None:
+    g = grid(comm.Dup())
+    comm.Barrier()
+    failed = False
+    if comm.rank:
+        with short_waits(), pytest.raises(ExchangeTimeoutError, match="in a scatter for rank 0"):
+            g.scatter(None)
+        failed = True
+    assert agree(failed or comm.rank == 0, comm)
