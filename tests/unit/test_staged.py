@@ -124,8 +124,8 @@ class FakeGpu:
         """A launch that is put on a stream."""
         self.made += 1
 
-        def put(stream: FakeStream, source: int = 0, target: int = 0) -> None:
-            stream.put(lambda: launch.launch(None, source, target))
+        def put(stream: int, source: int = 0, target: int = 0) -> None:
+            self.streams[stream - 1].put(lambda: launch.launch(None, source, target))
 
         return SimpleNamespace(launch=put)
 

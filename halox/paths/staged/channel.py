@@ -176,7 +176,7 @@ class _StagedWork(_Stream, Work):
                 return
             stage = 0
         for launch, source, target in self._unpacks[slot].stages[stage]:
-            launch(self._own, source, target)
+            launch(self._own.ptr, source, target)
 
     def end(self) -> None:
         self._read.record(self._own)
