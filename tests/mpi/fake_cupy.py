@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from halox.collectives.operations import find_operation
+from halox.errors import DeviceError
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import Pool
@@ -218,6 +219,10 @@ class FakeMoves:
         self._at(target)[...] = self._at(source).copy()
 
 
+def _no_nccl() -> Any:
+    raise DeviceError("no libnccl.so.2 can be loaded")
+
+
 class Machine:
     """The GPUs of a rank's machine; ``capturing`` says whether the current stream is captured."""
 
@@ -247,6 +252,7 @@ class Machine:
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
+        monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)
         monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(

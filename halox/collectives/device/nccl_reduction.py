@@ -186,7 +186,10 @@ class NcclAcrossNodes:
         self._item = dtype.itemsize
         nodes = len(set(world.nodes))
         nbytes = elements * self._item
-        is_cut = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and elements >= world.size
+        slices = min(world.nodes.count(node) for node in world.nodes)
+        # Between two ranks pieces would be as many bytes, in two steps.
+        pays = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and nodes * slices > 2
+        is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
         start, stop = plan.piece
