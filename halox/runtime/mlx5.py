@@ -118,7 +118,8 @@ class QueuePair:
         extra = v.Mlx5DVQPInitAttr(comp_mask=_DV_HAS_SEND_OPS, send_ops_flags=_DV_OPS)
         self.qp = v.Mlx5QP(adapter.context, attr, extra)
         self.address = QueueAddress(adapter.address, self.qp.qp_num)
-        self._receive = v.RecvWR()
+        # Numbers bring no bytes, and pyverbs wants an entry all the same.
+        self._receive = v.RecvWR(num_sge=1, sg=[v.SGE(0, 0, 0)])
 
     def connect(self, partner: QueueAddress) -> None:
         """Make the connection; receives can be posted, and work when the partner has done the same."""
@@ -219,7 +220,9 @@ def open_adapter(turn: int = 0) -> Adapter:
     try:
         names = [_text(device.name) for device in v.get_device_list()]
     except v.PyverbsError as error:
-        raise PathError(f"RDMA devices cannot be listed: {error}") from error
+        raise PathError(
+            f"RDMA devices cannot be listed: {error}; without the kernel module ib_uverbs there are none"
+        ) from error
     if not names:
         raise PathError("this machine has no RDMA device (`ibv_devices` lists none)")
     names.sort()

@@ -200,7 +200,10 @@ class SGE:
 
 
 class RecvWR:
-    wr_id = 0
+    def __init__(self, wr_id: int = 0, num_sge: int = 0, sg: list[SGE] | None = None) -> None:
+        if num_sge < 1 or sg is None:
+            raise PyverbsError("A WR needs at least one SGE")
+        assert wr_id == 0 and not any(one.length for one in sg)
 
 
 class Mlx5MrInterleaved:
@@ -430,6 +433,8 @@ class Mlx5QP:
         assert mark == "finished", "a write without a setter is never executed"
         raw = b""
         for sge in sges:
+            if not sge.length:
+                continue
             key = self.context.memory.get(sge.lkey)
             blocks = key.blocks(sge.addr, sge.length) if key else None
             if blocks is None:

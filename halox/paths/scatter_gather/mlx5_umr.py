@@ -295,7 +295,7 @@ class Mlx5Umr(Engine):
                 key, nbytes = source
                 qp.wr_set_sge(v.SGE(0, nbytes, key.mkey.lkey))
             else:
-                qp.wr_set_sge_list(0, [])
+                qp.wr_set_sge(v.SGE(0, 0, 0))
 
         key = None if source is None else source[0]
         self._request(link, request, SEND_SIGNALED, key, f"a write to rank {peer}")
