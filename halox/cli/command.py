@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``info``, ``tune``, ``bench``, or a script of the user's."""
+"""The command line: ``run``, ``info``, ``tune``, ``view``, ``bench``, or a script of the user's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, progress, run, script, tune
+from halox.cli import catalogue, info, paths, progress, run, script, tune, view
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
@@ -70,6 +70,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="show the path between every two ranks instead (default: a rank a GPU, at least two)",
     )
     tune.add_parser(commands, common)
+    view.add_parser(commands)
 
     bench = commands.add_parser("bench", help="measure the library's parts on this machine")
     if words[:1] == ["bench"]:
@@ -114,6 +115,8 @@ def _run(words: Sequence[str]) -> int:
     progress.announce_terminal()
     if args.command == "bench":
         return int(benchmarks().run(args, words))
+    if args.command == "view":
+        return view.view(args)
     args.json = getattr(args, "json", False)
     if args.command == "info":
         return _info(args, words)
