@@ -15,8 +15,14 @@ from halox.runtime.arrays import Array
 
 _DOTS_PER_INCH = 100
 _FRAMES_PER_SECOND = 5
+_WIDTH, _HEIGHT = 7.2, 6.0
+"""Of a picture, in inches; a wide field has a lower one."""
+
 _MOST_STRETCHED = 4
 """Largest ratio of sides at which cells are drawn as squares."""
+
+_FEW_POINTS = 50
+"""Lines of fewer points show each of them: of a single one there would be nothing to see."""
 
 
 @dataclass(frozen=True)
@@ -103,18 +109,19 @@ class _Picture:
     def __init__(self, first: Frame, cmap: str, limits: tuple[float, float]) -> None:
         from matplotlib.figure import Figure
 
-        self.figure: Any = Figure(figsize=(7.2, 6.0), dpi=_DOTS_PER_INCH, layout="compressed")
-        self._axes: Any = self.figure.add_subplot()
-        self._borders: list[Any] = []
         # Cell n reaches from n - 1/2 to n + 1/2, so that a tick stands at its middle.
         ends = [
             step * extent - 0.5
             for step, extent in zip(first.steps, first.values.shape, strict=True)
         ]
+        is_stretched = max(ends) > _MOST_STRETCHED * min(ends)
+        height = _HEIGHT if is_stretched else min(_HEIGHT, 5.6 * ends[-1] / ends[0] + 1.2)
+        self.figure: Any = Figure(figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, layout="compressed")
+        self._axes: Any = self.figure.add_subplot()
+        self._borders: list[Any] = []
         self._image: Any = None
         self._line: Any = None
         if first.values.ndim == 2:
-            is_stretched = max(ends) > _MOST_STRETCHED * min(ends)
             self._image = self._axes.imshow(
                 first.values.T,
                 origin="lower",
@@ -129,7 +136,8 @@ class _Picture:
             self.figure.colorbar(self._image, ax=self._axes)
         else:
             places = np.arange(len(first.values)) * first.steps[0]
-            (self._line,) = self._axes.plot(places, first.values)
+            marker = "." if len(places) < _FEW_POINTS else ""
+            (self._line,) = self._axes.plot(places, first.values, marker=marker)
             margin = 0.05 * (limits[1] - limits[0]) or 0.5
             self._axes.set(
                 xlabel=first.dims[0],

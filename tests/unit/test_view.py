@@ -351,6 +351,17 @@ def test_a_package_that_is_missing(
     assert text in capsys.readouterr().err
 
 
+def test_npy_needs_no_zarr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import image
+
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    np.save(tmp_path / "point.npy", [2.0])
+    assert main(["view", str(tmp_path / "point.npy")]) == 0
+    blue = np.array([31, 119, 180]) / 255
+    pixels = image.imread(tmp_path / "point.png")[..., :3]
+    assert (abs(pixels - blue).max(-1) < 0.01).sum() > 5  # the point is there
+
+
 def test_ranks_of_a_launcher_are_refused(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
