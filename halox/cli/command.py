@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``info``, ``probe``, ``tune``, ``bench``, or a script of the user's."""
+"""The command line: ``run``, ``info``, ``probe``, ``tune``, ``view``, ``bench``, or a script of the user's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, probe, progress, run, script, tune
+from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
@@ -75,6 +75,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     probed.add_argument("what", choices=["mlx5"], help="mlx5: a network adapter, by itself")
     probed.add_argument("--json", action="store_true", help="print figures as JSON")
     tune.add_parser(commands, common)
+    view.add_parser(commands)
 
     bench = commands.add_parser("bench", help="measure the library's parts on this machine")
     if words[:1] == ["bench"]:
@@ -120,6 +121,8 @@ def _run(words: Sequence[str]) -> int:
     progress.announce_terminal()
     if args.command == "bench":
         return int(benchmarks().run(args, words))
+    if args.command == "view":
+        return view.view(args)
     args.json = getattr(args, "json", False)
     if args.command == "info":
         return _info(args, words)
