@@ -15,8 +15,8 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from halox.errors import CheckpointError
@@ -29,6 +29,29 @@ _UNLOCKABLE = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 def beside(path: Path, what: str) -> Path:
     """Return the hidden name beside a path: its "partial", "lock" or "previous"."""
     return path.with_name(f".{path.name}.{what}")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """Give a name of a checkpoint's folder that stays its own when another checkpoint takes its place; local.
+
+    Raises `CheckpointError` if there is no folder, and OSError.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError as error:
+        previous = beside(path, "previous")
+        hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
+        raise CheckpointError(f"there is no checkpoint {path}{hint}") from error
+    except NotADirectoryError as error:
+        raise CheckpointError(
+            f"{path} is a file, and a checkpoint is a folder, or a file that ends in .npy"
+        ) from error
+    try:
+        link = Path(f"/proc/self/fd/{handle}")
+        yield link if link.is_dir() else path
+    finally:
+        os.close(handle)
 
 
 class Replacement:

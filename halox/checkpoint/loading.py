@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid
 from halox.checkpoint.fields import StoredField
-from halox.checkpoint.folder import beside
+from halox.checkpoint.folder import opened
 from halox.checkpoint.moving import Mover, Store
 from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
 from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, read
@@ -106,29 +105,9 @@ def _short(text: str) -> str:
 
 @contextmanager
 def _opened(world: World, path: Path) -> Iterator[Path]:
-    """Give a name of the folder that stays that of this very checkpoint when another one takes its place."""
-    handle = -1
-
-    def look() -> None:
-        nonlocal handle
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError as error:
-            previous = beside(path, "previous")
-            hint = f"; the last one is {previous}: rename it" if previous.is_dir() else ""
-            raise CheckpointError(f"there is no checkpoint {path}{hint}") from error
-        except NotADirectoryError as error:
-            raise CheckpointError(
-                f"{path} is a file, and a checkpoint is a folder, or a file that ends in .npy"
-            ) from error
-
-    try:
-        guarded(world, look, f"reading {path}", LOADING)
-        link = Path(f"/proc/self/fd/{handle}")
-        yield link if link.is_dir() else path
-    finally:
-        if handle >= 0:
-            os.close(handle)
+    """Open a checkpoint on all ranks, as `opened`; raises on all of them or none."""
+    with ExitStack() as stack:
+        yield guarded(world, lambda: stack.enter_context(opened(path)), f"reading {path}", LOADING)
 
 
 def _check(

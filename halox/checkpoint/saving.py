@@ -43,7 +43,9 @@ def save(world: World, request: Request) -> None:
         name: StoredField.of(name, given.layout, given.found.dtype, is_plain=not request.codecs)
         for name, given in request.fields.items()
     }
-    contents = Contents(request.grid_shape, stored, request.attrs)
+    axes = next(iter(request.fields.values())).layout.decomposition.axes
+    blocks = tuple(axis.sizes for axis in axes)
+    contents = Contents(request.grid_shape, stored, request.attrs, blocks)
 
     def make(partial: Path) -> None:
         create(partial, contents, request.dims, request.coords, request.codecs)

@@ -33,16 +33,22 @@ PREFIX = "halox_"
 """Beginning of the attributes that are halox's own."""
 
 _FORMAT, _GRID_SHAPE = f"{PREFIX}format", f"{PREFIX}grid_shape"
+_PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
 _CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint as its metadata describes it."""
+    """A checkpoint as its metadata describes it.
+
+    ``blocks`` has the cells of each block along each grid axis, as the ranks that saved it owned them; it is empty if
+    that is not recorded.
+    """
 
     grid_shape: tuple[int, ...]
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
+    blocks: tuple[tuple[int, ...], ...]
 
 
 def load_zarr() -> Any:
@@ -100,7 +106,13 @@ def create(
     zarr = load_zarr()
     from zarr.codecs import BytesCodec, Crc32cCodec
 
-    own = {_FORMAT: FORMAT, _GRID_SHAPE: list(contents.grid_shape)}
+    own = {
+        _FORMAT: FORMAT,
+        _GRID_SHAPE: list(contents.grid_shape),
+        # netCDF has no nested lists: blocks of all axes, one axis after another.
+        _PROC_SHAPE: [len(sizes) for sizes in contents.blocks],
+        _BLOCKS: [size for sizes in contents.blocks for size in sizes],
+    }
     group = zarr.create_group(store=str(path), attributes={**contents.attrs, **own}, overwrite=True)
     common = {
         "chunk_key_encoding": {"name": "default", "separator": "."},
@@ -179,12 +191,17 @@ def read(path: Path, name: Path) -> Contents:
             if any(attribute.startswith(PREFIX) for attribute in array.attrs)
         }
         grid_shape = tuple(map(int, attributes[_GRID_SHAPE]))
+        sizes = iter(attributes.get(_BLOCKS, ()))
+        blocks = tuple(
+            tuple(int(next(sizes)) for _ in range(parts))
+            for parts in attributes.get(_PROC_SHAPE, ())
+        )
     except Exception as error:
         raise CheckpointError(
             f"{name}: its metadata is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
         ) from error
     user = {key: value for key, value in attributes.items() if not key.startswith(PREFIX)}
-    return Contents(grid_shape, fields, user)
+    return Contents(grid_shape, fields, user, blocks)
 
 
 def _is_plain(array: Any) -> bool:
@@ -293,9 +310,10 @@ class CodecChunks:
 
     def __init__(self, folder: str, name: Path, field: StoredField, *, mode: str) -> None:
         self._name, self._field = name, field
-        self._array = load_zarr().open_array(
-            os.path.join(folder, field.name), mode=mode, config={"write_empty_chunks": True}
-        )
+        zarr = load_zarr()
+        # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
         self._folder = folder
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:

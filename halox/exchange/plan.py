@@ -108,7 +108,7 @@ class Plan:
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the number of bytes before its first element, and what finds all by their address.
         self._spans: list[tuple[int, _MemoryAt]] = []
-        # Views by the addresses of the arrays: of memory seen before, or used again.
+        # Views by the addresses of the arrays: of memory in use, and of some that may come again.
         self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.floats = False

@@ -140,6 +140,24 @@ def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any)
         ), name
 
 
+def test_compressed_chunks_of_zeros(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        g.save(path / "a", u=g.zeros(), compressors="zstd")
+        assert g.norm(g.load(path / "a", u=g.ones())["u"]) == 0
+
+
+@pytest.mark.geometry
+def test_blocks_are_recorded(path: Path, comm: MPI.Intracomm) -> None:
+    with grid(comm) as g:
+        g.save(path / "a", w=g.zeros(staggered=(0, 1)))
+        owned = comm.allgather(g.owned)
+        found = store.read(path / "a", path / "a").blocks
+    for axis, sizes in enumerate(found):
+        ends = {cuts[axis].stop for cuts in owned}
+        assert set(np.cumsum(sizes)) == ends and len(sizes) == len(ends)
+    assert len(found) == 2
+
+
 def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None:
     x, faces = np.linspace(0, 1, 6), np.linspace(0, 1, 13)
     with grid(comm) as g:

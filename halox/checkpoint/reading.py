@@ -1,0 +1,200 @@
+"""A slice or a projection of a field, read by one process: the chunks that hold it, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from halox.checkpoint import npy
+from halox.checkpoint.chunks import CHUNK_BYTES, extents
+from halox.checkpoint.fields import StoredField
+from halox.checkpoint.folder import opened
+from halox.checkpoint.store import CodecChunks, PlainChunks, load_zarr, read
+from halox.errors import CheckpointError, FieldError, HaloxError
+from halox.runtime.arrays import Array
+
+Projection = Literal["max", "mean"]
+Pick = int | slice | Projection
+"""Part of an axis: one index, points from the first one on by a step, or all points projected onto one."""
+
+_NUMBERS = "biufc"
+
+
+class _Chunks(Protocol):
+    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that is open for reading.
+
+    Attributes
+    ----------
+    fields : dict
+        Descriptions of the fields by name; a ``.npy`` file has one, named after the file, without component axes.
+    attrs : dict
+        The attributes that were saved.
+    blocks : tuple of tuple of int
+        Cells of the blocks along each grid axis; empty if they are not recorded.
+    """
+
+    path: Path
+    fields: dict[str, StoredField]
+    attrs: dict[str, Any]
+    blocks: tuple[tuple[int, ...], ...]
+    _chunks_of: Callable[[StoredField], _Chunks]
+    _dims_of: Callable[[StoredField], tuple[str, ...]]
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the names of a field's dimensions, component axes included."""
+        return self._dims_of(self.fields[name])
+
+    def part(self, name: str, picks: Sequence[Pick], progress: Callable[[int, int], None]) -> Array:
+        """Return a part of a field as float64; of complex numbers the magnitude.
+
+        Parameters
+        ----------
+        name : str
+            Field of numbers.
+        picks : sequence
+            Part of each axis; at most one kind of projection. A slice has a step alone.
+        progress : callable
+            Called as ``progress(done, total)`` after each chunk.
+
+        Returns
+        -------
+        array
+            Axes are those of the slices.
+
+        Raises
+        ------
+        FieldError
+            If the field's elements are no numbers.
+        CheckpointError
+            If a chunk is damaged, cut off or missing.
+        """
+        field = self.fields[name]
+        if field.dtype.kind not in _NUMBERS:
+            raise FieldError(
+                f"{name} has dtype {field.dtype}, whose elements are no numbers; give another field"
+            )
+        with _named(self.path):
+            return _part(self._chunks_of(field), field, picks, progress)
+
+
+@contextmanager
+def opened_for_reading(path: Path) -> Iterator[Stored]:
+    """Open a checkpoint, a Zarr group or a ``.npy`` file, on this process alone; raises `CheckpointError`."""
+    with ExitStack() as stack:
+        with _named(path):
+            is_npy = path.suffix == npy.SUFFIX
+            stored = _npy(path) if is_npy else _group(stack.enter_context(opened(path)), path)
+        yield stored
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except HaloxError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"reading {path} failed: {error}") from error
+
+
+def _group(folder: Path, path: Path) -> Stored:
+    contents = read(folder, path)
+
+    def chunks_of(field: StoredField) -> _Chunks:
+        if field.is_plain:
+            return PlainChunks(str(folder), path, field)
+        return CodecChunks(str(folder), path, field, mode="r")
+
+    def dims_of(field: StoredField) -> tuple[str, ...]:
+        array = load_zarr().open_array(str(folder / field.name), mode="r")
+        return tuple(map(str, array.metadata.dimension_names[: len(field.shape)]))
+
+    return Stored(path, contents.fields, contents.attrs, contents.blocks, chunks_of, dims_of)
+
+
+def _npy(path: Path) -> Stored:
+    shape, dtype, begin = npy.header_of(path)
+    if not prod(shape) or not shape:
+        raise CheckpointError(f"{path} has an array of shape {shape}, without cells of a grid")
+    rows = min(shape[0], max(1, CHUNK_BYTES // (prod(shape[1:]) * max(1, dtype.itemsize))))
+    chunk = (rows, *shape[1:])
+    field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", is_plain=True)
+    names = (*"xyzt"[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
+
+    def chunks_of(field: StoredField) -> _Chunks:
+        return _Rows(np.memmap(path, dtype, "r", begin, shape), rows)
+
+    return Stored(path, {field.name: field}, {}, (), chunks_of, lambda field: names)
+
+
+class _Rows:
+    """The cells of a ``.npy`` file, some rows of the first axis a chunk; of these the disk is read only where used."""
+
+    def __init__(self, values: Array, rows: int) -> None:
+        self._values, self._rows = values, rows
+
+    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+        """Return a view of a chunk."""
+        first = index[0] * self._rows
+        return self._values[first : first + shape[0]]
+
+
+def _part(
+    chunks: _Chunks, field: StoredField, picks: Sequence[Pick], progress: Callable[[int, int], None]
+) -> Array:
+    """Read the chunks that hold a part one after another, and keep their cells of it."""
+    numbers = [
+        range(pick // n, pick // n + 1) if isinstance(pick, int) else range(-(-extent // n))
+        for pick, n, extent in zip(picks, field.chunk, field.shape, strict=True)
+    ]
+    kept = [pick for pick in picks if not isinstance(pick, int)]
+    over = tuple(axis for axis, pick in enumerate(kept) if isinstance(pick, str))
+    extent_of = list(zip(picks, field.shape, strict=True))
+    shape = [len(range(extent)[pick]) for pick, extent in extent_of if isinstance(pick, slice)]
+    found = np.full(shape, -np.inf if "max" in picks else 0.0)
+    total = prod(map(len, numbers))
+    for done, number in enumerate(product(*numbers), 1):
+        cut = tuple(
+            slice(k * n, min((k + 1) * n, extent))
+            for k, n, extent in zip(number, field.chunk, field.shape, strict=True)
+        )
+        along = [_along(pick, here) for pick, here in zip(picks, cut, strict=True)]
+        place = tuple(there for _, there in along if there is not None)
+        if all(there.start < there.stop for there in place):
+            values = chunks.read_whole(number, extents(cut))[tuple(index for index, _ in along)]
+            values = np.abs(values) if field.dtype.kind == "c" else values
+            # Infinities of both signs have no sum, and are no reason for a warning: they are drawn.
+            with np.errstate(invalid="ignore", over="ignore"):
+                if "mean" in picks:
+                    found[place] += values.sum(over, np.float64)
+                elif "max" in picks:
+                    found[place] = np.maximum(found[place], values.max(over))
+                else:
+                    found[place] = values
+        progress(done, total)
+    if "mean" in picks:
+        found /= prod(extent for pick, extent in extent_of if pick == "mean")
+    return found
+
+
+def _along(pick: Pick, here: slice) -> tuple[int | slice, slice | None]:
+    """Return which points of a chunk along an axis belong to a part, and their place if the part has this axis."""
+    if isinstance(pick, int):
+        return pick - here.start, None
+    if isinstance(pick, str):
+        return slice(None), None
+    step = pick.step
+    first, last = -(-here.start // step), -(-here.stop // step)
+    return slice(first * step - here.start, None, step), slice(first, last)

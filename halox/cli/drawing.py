@@ -1,0 +1,170 @@
+"""Pictures and animations of slices, by Matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halox.errors import HaloxError, MissingPackageError
+from halox.runtime.arrays import Array
+
+_DOTS_PER_INCH = 100
+_FRAMES_PER_SECOND = 5
+_WIDTH, _HEIGHT = 7.2, 6.0
+"""Of a picture, in inches; a wide field has a lower one."""
+
+_MOST_STRETCHED = 4
+"""Largest ratio of sides at which cells are drawn as squares."""
+
+_FEW_POINTS = 50
+"""Lines of fewer points show each of them: of a single one there would be nothing to see."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A slice to draw.
+
+    Attributes
+    ----------
+    values : array
+        Of one axis or two; the first one is drawn along x.
+    what, where : str
+        Names of the values and of the checkpoint.
+    dims : tuple of str
+        Names of the axes.
+    steps : tuple of int
+        Distance of the values along each axis, in points of the field.
+    borders : tuple of tuple of int
+        Points of each axis before which a line is drawn.
+    """
+
+    values: Array
+    what: str
+    where: str
+    dims: tuple[str, ...]
+    steps: tuple[int, ...]
+    borders: tuple[tuple[int, ...], ...]
+
+
+def check(cmap: str) -> None:
+    """Raise `MissingPackageError` without Matplotlib, and HaloxError if there is no such colour map."""
+    try:
+        from matplotlib import animation, colormaps, figure
+    except ImportError as error:
+        raise MissingPackageError(
+            f"halox view needs Matplotlib, which cannot be imported ({error}): pip install matplotlib"
+        ) from error
+    del animation, figure
+    if cmap not in colormaps:
+        near = get_close_matches(cmap, list(colormaps)) or ["viridis", "gray", "RdBu"]
+        raise HaloxError(
+            f"--cmap: Matplotlib has no colour map {cmap}; it has {', '.join(near)}, ..."
+        )
+
+
+def limits_of(frames: Sequence[Frame]) -> tuple[float, float]:
+    """Return the least and largest finite value of all frames; 0 and 1 if none is finite."""
+    finite = [frame.values[np.isfinite(frame.values)] for frame in frames]
+    found = [(float(values.min()), float(values.max())) for values in finite if values.size]
+    if not found:
+        return 0.0, 1.0
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+def draw(frames: Sequence[Frame], path: Path, cmap: str, limits: tuple[float, float]) -> None:
+    """Write a PNG file of one frame, or a GIF file of all of them.
+
+    Raises `HaloxError` if the file cannot be written.
+    """
+    from matplotlib.animation import PillowWriter
+
+    picture = _Picture(frames[0], cmap, limits)
+    try:
+        if path.suffix == ".png":
+            with path.open("wb") as file:
+                picture.figure.savefig(file, format="png")
+            return
+        writer = PillowWriter(fps=_FRAMES_PER_SECOND)
+        with writer.saving(picture.figure, str(path), _DOTS_PER_INCH):
+            for frame in frames:
+                picture.show(frame)
+                writer.grab_frame()
+    except OSError as error:
+        raise HaloxError(
+            f"writing {path} failed: {error}; give the name of another file"
+        ) from error
+
+
+class _Picture:
+    """A figure that shows one frame after another, on the same axes and with the same colours.
+
+    ``figure`` is separate from pyplot's: it needs no display, and leaves its state alone.
+    """
+
+    def __init__(self, first: Frame, cmap: str, limits: tuple[float, float]) -> None:
+        from matplotlib.figure import Figure
+
+        # Cell n reaches from n - 1/2 to n + 1/2, so that a tick stands at its middle.
+        ends = [
+            step * extent - 0.5
+            for step, extent in zip(first.steps, first.values.shape, strict=True)
+        ]
+        is_stretched = max(ends) > _MOST_STRETCHED * min(ends)
+        height = _HEIGHT if is_stretched else min(_HEIGHT, 5.6 * ends[-1] / ends[0] + 1.2)
+        self.figure: Any = Figure(figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, layout="compressed")
+        self._axes: Any = self.figure.add_subplot()
+        self._borders: list[Any] = []
+        self._image: Any = None
+        self._line: Any = None
+        if first.values.ndim == 2:
+            self._image = self._axes.imshow(
+                first.values.T,
+                origin="lower",
+                extent=(-0.5, ends[0], -0.5, ends[1]),
+                aspect="auto" if is_stretched else "equal",
+                cmap=cmap,
+                vmin=limits[0],
+                vmax=limits[1],
+                interpolation="nearest",
+            )
+            self._axes.set(xlabel=first.dims[0], ylabel=first.dims[1])
+            self.figure.colorbar(self._image, ax=self._axes)
+        else:
+            places = np.arange(len(first.values)) * first.steps[0]
+            marker = "." if len(places) < _FEW_POINTS else ""
+            (self._line,) = self._axes.plot(places, first.values, marker=marker)
+            margin = 0.05 * (limits[1] - limits[0]) or 0.5
+            self._axes.set(
+                xlabel=first.dims[0],
+                xlim=(-0.5, ends[0]),
+                ylim=(limits[0] - margin, limits[1] + margin),
+            )
+        self.show(first)
+
+    def show(self, frame: Frame) -> None:
+        """Replace what is shown."""
+        from matplotlib.patheffects import withStroke
+
+        if self._image is not None:
+            self._image.set_data(frame.values.T)
+        else:
+            self._line.set_ydata(frame.values)
+        self._axes.set_title(f"{frame.what}\n{frame.where}", fontsize="medium")
+        for line in self._borders:
+            line.remove()
+        draw_lines = (self._axes.axvline, self._axes.axhline)
+        self._borders = [
+            draw_line(
+                start - 0.5,
+                color="white",
+                linewidth=1.2,
+                path_effects=[withStroke(linewidth=2.4, foreground="black")],
+            )
+            for draw_line, starts in zip(draw_lines, frame.borders, strict=False)
+            for start in starts
+        ]
