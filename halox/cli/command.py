@@ -1,4 +1,4 @@
-"""The command line: ``run``, ``info``, ``tune``, ``view``, ``bench``, or a script of the user's."""
+"""The command line: ``run``, ``info``, ``probe``, ``tune``, ``view``, ``bench``, or a script of the user's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from halox._version import __version__
-from halox.cli import catalogue, info, paths, progress, run, script, tune, view
+from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
 from halox.errors import HaloxError
 
 EXIT_USAGE = 2
@@ -69,6 +69,11 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         action="store_true",
         help="show the path between every two ranks instead (default: a rank a GPU, at least two)",
     )
+    probed = commands.add_parser(
+        "probe", help="try hardware that halox uses only when asked to, and measure it"
+    )
+    probed.add_argument("what", choices=["mlx5"], help="mlx5: a network adapter, by itself")
+    probed.add_argument("--json", action="store_true", help="print figures as JSON")
     tune.add_parser(commands, common)
     view.add_parser(commands)
 
@@ -87,8 +92,9 @@ def benchmarks() -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
 
-    That is 0; 1 if an app's result is not verified or a benchmark failed; 2 for a wrong command line, input or
-    installation; 141 if nobody reads the output any more. A script's is its own: this process is replaced by it.
+    That is 0; 1 if an app's result is not verified, a benchmark failed or a probe found that something does not work;
+    2 for a wrong command line, input or installation; 141 if nobody reads the output any more. A script's is its own:
+    this process is replaced by it.
     Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -120,6 +126,8 @@ def _run(words: Sequence[str]) -> int:
     args.json = getattr(args, "json", False)
     if args.command == "info":
         return _info(args, words)
+    if args.command == "probe":
+        return probe.show(as_json=args.json)
     if args.command == "tune":
         return tune.tune(args, words)
     if args.list:

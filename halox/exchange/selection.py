@@ -111,7 +111,12 @@ def choose_route(
         there_are = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
         possible = [one for one in possible if wish in (one.path, f"{one.path}/{one.protocol}")]
         if not possible:
-            why = impossible.get(wish.partition("/")[0], "it has no such protocol for this message")
+            name, _, protocol = wish.partition("/")
+            why = (
+                impossible.get(name)
+                or PATHS[name].why_not(protocol, sender, receiver)
+                or "it has no such protocol for this message"
+            )
             raise PathError(
                 f"path {wish!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"

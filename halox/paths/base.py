@@ -427,6 +427,10 @@ class Path(ABC):
         Local: both ends ask, with the same arguments, and must get the same answer.
         """
 
+    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+        """Return why a message cannot go by one protocol, where it can by others; None for no reason in particular."""
+        return None
+
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
         """Whether a grid's field on the host should be in shared memory; alike on all ranks."""
         return False

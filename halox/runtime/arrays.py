@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
@@ -183,12 +185,13 @@ class HostArray(NamedTuple):
     """Memory of a host array, borrowed: references must not outlive its owner.
 
     ``memory`` is all bytes of the array that owns it; ``origin`` is the index in them of the element [0, ..., 0], and
-    ``pointer`` the address of that.
+    ``pointer`` the address of that. ``owner`` returns the array that owns it, while that lives.
     """
 
     memory: memoryview
     origin: int
     pointer: int
+    owner: Callable[[], object] = lambda: None
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -210,7 +213,7 @@ def borrow(array: object) -> HostArray:
     low = pointer if root is array else root.__array_interface__["data"][0]
     before, behind = span(root.shape, root.strides, root.itemsize)
     memory = memory_at(low - before, before + behind)
-    return HostArray(memory, pointer - low + before, pointer)
+    return HostArray(memory, pointer - low + before, pointer, weakref.ref(root))
 
 
 def address_of(memory: memoryview) -> int:
@@ -252,7 +255,7 @@ def share_memory(a: Described, b: Described) -> bool:
 
 def _shell(found: Described) -> Array:
     """Return an array with the addresses of another one; its elements must not be looked at."""
-    memory, origin, _ = found.borrowed()
+    memory, origin, *_ = found.borrowed()
     return np.ndarray(found.shape, f"V{found.dtype.itemsize}", memory, origin, found.strides)
 
 

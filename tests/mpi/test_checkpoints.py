@@ -462,6 +462,7 @@ def test_a_file_system_that_cannot_exchange_names(
             assert g.sum(g.load(path / "a")["u"]) == 72 * value
         comm.Barrier()
         assert sorted(os.listdir(path)) == ["a"]
+        comm.Barrier()
         if comm.rank == 0:
             os.rename(path / "a", folder.beside(path / "a", "previous"))
         comm.Barrier()

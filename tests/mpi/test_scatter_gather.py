@@ -244,6 +244,21 @@ def test_a_process_that_is_not_the_rank(
     own.Free()
 
 
+def test_ranks_of_other_pid_namespaces(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their numbers mean nothing to one another, and no process is touched."""
+    monkeypatch.setattr(cross_memory, "_namespace", lambda: 1 + comm.rank % 2)
+    monkeypatch.setattr(cross_memory, "Call", lambda *_: pytest.fail("it was tried"))
+    own = fresh(comm.Split(comm.rank // 2))
+    if own.size == 2:
+        x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
+        with pytest.raises(PathError, match="ranks 0 and 1 are in different PID namespaces"):
+            ring(own, x, y, path=PATH)
+    own.Free()
+    comm.Barrier()
+
+
 def test_a_system_without_such_calls(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise OSError(errno.ENOSYS, "this system has no process_vm_readv")

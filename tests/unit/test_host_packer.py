@@ -100,7 +100,7 @@ def test_views_are_all_that_packing_is() -> None:
     array = filled((5, 6, 7))[::-1]
     made = slab(array.shape, array.strides, (0, 0, 2), (5, 6, 1), "f8")
     assert made.strided is not None
-    memory, origin, _ = borrow(array)
+    memory, origin, *_ = borrow(array)
     for view in (block_view(made.strided), element_view(made.strided, np.dtype("f8"))):
         source = np.ndarray(view.shape, view.dtype, memory, origin + view.offset, view.strides)
         buffer = np.zeros(made.size, np.uint8)

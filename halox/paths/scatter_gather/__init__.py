@@ -5,12 +5,13 @@ the same bytes at both ends (`windows`), between keys that are mapped once and k
 
 - ``process_vm``: NumPy arrays of two ranks of a node, copied by the kernel.
 - ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
+- ``mlx5_umr``: NumPy arrays of ranks on different nodes, written by their network adapters; not chosen by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from halox.paths.base import (
     Build,
@@ -28,8 +29,11 @@ from halox.paths.scatter_gather.copy_channel import CopyChannel, make_copy_chann
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
 from halox.paths.scatter_gather.keys import Keys
+from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel, make_mlx5_channel
+from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.node_channel import NodeChannel, make_node_channel
 from halox.paths.scatter_gather.process_vm import ProcessVm
+from halox.runtime import mlx5
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 from halox.runtime.topology import Topology
@@ -49,12 +53,31 @@ ROW_BYTES = 128
 """Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
 takes them as long as some hundred bytes, however short it is."""
 
-Agreed = tuple[NodeChannel | None, CopyChannel | None]
+Agreed = tuple[NodeChannel | None, CopyChannel | None, Mlx5Channel | None]
+
+
+class Survey(NamedTuple):
+    """Which ranks' memory the kernel reaches, and who has a network adapter; None if all are on one node."""
+
+    attachments: Attachments
+    adapters: mlx5.Adapters | None
+
+
+def _surveyed(context: Context) -> Survey:
+    found: Survey = context.world.ranks.kept[ScatterGatherPath.name]
+    return found
 
 
 def _process_vm_keys(context: Context) -> Keys:
-    attachments: Attachments = context.world.ranks.kept[ScatterGatherPath.name]
-    return Keys(ProcessVm(context.world.rank, attachments.pids))
+    return Keys(ProcessVm(context.world.rank, _surveyed(context).attachments.pids))
+
+
+def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
+    adapters = _surveyed(context).adapters
+    if adapters is None or adapters.own is None:
+        raise AssertionError("a message between adapters on a rank without one")
+    engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
+    return Keys(engine), Mail(engine)
 
 
 def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
@@ -79,16 +102,18 @@ class ScatterGatherPath(Path):
             fallback="staged/mpi",
             in_field=True,
         ),
+        # It has not run on hardware, and is not chosen by itself.
+        Protocol(Mlx5Umr.name, reach="nodes", memory="host", is_tuned=False),
     )
     summary = "possible: long blocks that the kernel or a GPU's copy engines move by themselves"
 
-    def survey(self, context: Context, *, is_named: bool) -> Attachments | None:
-        """Find out between which ranks of a node the kernel copies; once a communicator."""
-        kept = context.world.ranks.kept
-        if self.name not in kept:
-            kept[self.name] = survey(context.world)
-        found: Attachments = kept[self.name]
-        return found
+    def survey(self, context: Context, *, is_named: bool) -> Survey:
+        """Find out between which ranks of a node the kernel copies, and who has an adapter; once a communicator."""
+        world = context.world
+        if self.name not in world.ranks.kept:
+            adapters = mlx5.survey(world) if len(set(world.nodes)) > 1 else None
+            world.ranks.kept[self.name] = Survey(survey(world), adapters)
+        return _surveyed(context)
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
@@ -118,11 +143,16 @@ class ScatterGatherPath(Path):
     def _on_hosts(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
-        """Offer the kernel, and prefer it for long blocks that go one way, of which both ends then move half."""
-        attachments: Attachments | None = selection.surveys.get(self.name)
-        if attachments is None:
+        """Offer the kernel on a node, and prefer it for long blocks that go one way; between nodes the adapters.
+
+        Of a message one way both ends move half.
+        """
+        found: Survey | None = selection.surveys.get(self.name)
+        if found is None:
             return "it is not known whether the kernel copies between the ranks"
-        why = attachments.why_not(sender.rank, receiver.rank)
+        if sender.node != receiver.node:
+            return self._between_nodes(sender.rank, receiver.rank, found.adapters)
+        why = found.attachments.why_not(sender.rank, receiver.rank)
         if why is not None:
             return why
         block = min(sender.block_bytes, receiver.block_bytes)
@@ -131,6 +161,24 @@ class ScatterGatherPath(Path):
         if sender.is_one_way:
             said += ", half by each end"
         return [self.offer(ProcessVm.name, said, preferred=is_long and sender.is_one_way)]
+
+    def _between_nodes(
+        self, sender: int, receiver: int, adapters: mlx5.Adapters | None
+    ) -> Sequence[Candidate] | str:
+        """Offer the adapters."""
+        why = "they are not known" if adapters is None else adapters.why_not(sender, receiver)
+        if why is not None:
+            return f"ranks {sender} and {receiver} are on different nodes, and {why}"
+        return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
+
+    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+        """Say where each engine works."""
+        if protocol == Mlx5Umr.name:
+            if "gpu" in (sender.memory, receiver.memory):
+                return "mlx5_umr moves NumPy arrays"
+            if sender.node == receiver.node:
+                return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
+        return None
 
     def _on_gpus(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
@@ -153,7 +201,7 @@ class ScatterGatherPath(Path):
         """Swap keys with the peers, engine by engine."""
         context = build.context
         link = build.link(self, words=len(build.whole.arrays))
-        on_host, on_gpu = None, None
+        on_host, on_gpu, far = None, None, None
         if (self.name, ProcessVm.name) in build.protocols_used:
             job = build.job(self, ProcessVm.name)
             keys = context.once(_process_vm_keys) if job.messages else None
@@ -165,7 +213,12 @@ class ScatterGatherPath(Path):
                 engine = (*context.once(_copy_engine_keys), context.events)
             directions = {m.key: self._direction(build, m) for m in job.messages}
             on_gpu = make_copy_channel(build.world, job, directions, engine, link)
-        return on_host, on_gpu
+        if (self.name, Mlx5Umr.name) in build.protocols_used:
+            job = build.job(self, Mlx5Umr.name)
+            far = make_mlx5_channel(
+                build.world, job, lambda: context.once(_mlx5_keys) if job.messages else None
+            )
+        return on_host, on_gpu, far
 
     def _direction(self, build: Build, message: Message) -> Direction:
         """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
@@ -178,10 +231,12 @@ class ScatterGatherPath(Path):
 
     def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Return the channels that were agreed on."""
-        on_host, on_gpu = agreed or (None, None)
+        on_host, on_gpu, far = agreed or (None, None, None)
         found = []
         if on_host is not None:
             found.append(Carried(f"{self.name}/{ProcessVm.name}", on_host, on_host.messages))
         if on_gpu is not None:
             found.append(Carried(f"{self.name}/{CopyEngine.name}", on_gpu, on_gpu.messages))
+        if far is not None:
+            found.append(Carried(f"{self.name}/{Mlx5Umr.name}", far, far.messages))
         return found

@@ -38,10 +38,14 @@ class Limits:
         Most entries of a key.
     repeats : int
         Most blocks of one length at one distance that a single entry describes: 1 where each block needs its own.
+    stride_bytes : int
+        Most bytes of that distance.
     key_bytes : int
         Most bytes of a window.
     keys : int
         Most keys at a time; a message of more windows is moved in rounds.
+    keys_per_list : int
+        Most keys of one end of a message, so that some are left for others.
     pool : int
         Keys made at a time, in advance.
     windows : int
@@ -52,8 +56,10 @@ class Limits:
 
     entries: int
     repeats: int = 1
+    stride_bytes: int = 1 << 62
     key_bytes: int = 1 << 30
     keys: int = 1 << 16
+    keys_per_list: int = 1 << 16
     pool: int = 64
     windows: int = 1
     window_bytes: int = 1 << 16

@@ -239,13 +239,14 @@ class Keys:
     def _mapped(
         self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]
     ) -> KeyList:
-        keys = self.pool.take(len(windows))
+        wanted = min(len(windows), self.engine.limits.keys_per_list)
+        keys = self.pool.take(wanted)
         for other in [*self._local.values()]:
-            if len(keys) == len(windows):
+            if len(keys) == wanted:
                 break
             if not other.users:
                 self._drop(other)
-                keys += self.pool.take(len(windows) - len(keys))
+                keys += self.pool.take(wanted - len(keys))
         if not keys:
             raise PathError(
                 f"the {self.engine.name} engine has no keys left: all {self.engine.limits.keys} are in use by plans; "

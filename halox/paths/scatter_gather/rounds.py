@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halox.paths.scatter_gather.engine import Direction, RemoteKey, Transfer
+from halox.paths.scatter_gather.engine import Direction, Key, RemoteKey, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Offer
 
 
@@ -24,6 +24,11 @@ class Rounds:
         self.at_once = min(len(own.keys), theirs.at_once)
         self.count = -(-self.n_windows // self.at_once)
         self._made: dict[tuple[Direction, int], Transfer] = {}
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of this end."""
+        return self._own.keys
 
     def enter(self, number: int) -> None:
         """Map the keys of this end to the windows of a round; local, when nothing uses them for another."""

@@ -101,6 +101,13 @@ class MessageBlocks:
         steps = np.diff(self.offsets)
         return bool(self.block_bytes and len(self.arrays) == 1 and (steps == steps[:1]).all())
 
+    def is_repeated(self, limits: Limits) -> bool:
+        """Whether an entry of an engine's key can describe several of the blocks."""
+        if limits.repeats == 1 or self.n_blocks == 1 or not self.is_regular:
+            return False
+        step = int(self.offsets[1] - self.offsets[0])
+        return self.block_bytes <= step <= limits.stride_bytes
+
     def most_touched(self, chunk_bytes: int) -> int:
         """Return the most blocks that any window of a size touches."""
         cuts = np.arange(0, self.nbytes, chunk_bytes)
@@ -189,7 +196,7 @@ def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
     if block_bytes == 1 == blocks.n_blocks:
         by_blocks = most
     elif block_bytes:
-        repeats = limits.repeats if blocks.is_regular else 1
+        repeats = limits.repeats if blocks.is_repeated(limits) else 1
         by_blocks = min(most // block_bytes, limits.entries * repeats) * block_bytes
     by_bytes = 1 << (most.bit_length() - 1)
     while nbytes <= by_bytes * MOST_WINDOWS and blocks.most_touched(by_bytes) > limits.entries:

@@ -1,0 +1,151 @@
+"""``halox probe mlx5``: whether a network adapter can carry ``scatter_gather/mlx5_umr``, and how fast.
+
+It writes between two connections of its own, through keys as the path makes them; the bytes are checked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from halox import datatypes as dt
+from halox.cli import report
+from halox.errors import DeviceError, HaloxError, PathError
+from halox.paths.messages import Message, Part
+from halox.paths.scatter_gather.keys import KeyPool
+from halox.paths.scatter_gather.mlx5_umr import ENTRIES, MOST_STRIDE, MappedKey, Mlx5Umr
+from halox.paths.scatter_gather.windows import MessageBlocks, Window
+from halox.runtime import mlx5
+from halox.runtime.gpu import cuda, driver
+from halox.runtime.waiting import Waiter, timeout_s
+
+NAME = "halox probe mlx5"
+_REPEATS = 100
+_GUARD = 0xA5
+_GPU_BYTES = 2 << 20
+
+_CASES = (
+    ("strided", 16, 1 << 10, 2 << 10),
+    ("strided", 64, 1 << 10, 2 << 10),
+    ("strided", 4096, 256, 1 << 10),
+    ("strided", 512, 4 << 10, 8 << 10),
+    ("list", ENTRIES, 1 << 10, MOST_STRIDE + 1),
+    ("list", ENTRIES, 32 << 10, 2 * (MOST_STRIDE + 1)),
+    ("contiguous", 1, 64, 64),
+    ("contiguous", 1, 4 << 20, 4 << 20),
+)
+"""Kind of key; blocks, bytes of each, and bytes from one to the next."""
+
+
+def show(*, as_json: bool) -> int:
+    """Print what `collect` finds, and return the exit status: 0 if all of it works, else 1."""
+    try:
+        found = collect()
+    except HaloxError as error:
+        found = {"works": False, "why_not": str(error)}
+    print(report.as_json(found) if as_json else report.as_text(found))
+    return 0 if found["works"] else 1
+
+
+def collect() -> dict[str, Any]:
+    """Return the adapter, the limits of its keys and the figures; raises `HaloxError` where it does not work."""
+    adapter = mlx5.open_adapter()
+    limit_s = timeout_s()
+    pair = [Mlx5Umr(n, adapter, lambda: Waiter(limit_s, crowded=True)) for n in (0, 1)]
+    addresses = [engine.invite([1 - n])[1 - n] for n, engine in enumerate(pair)]
+    for n, engine in enumerate(pair):
+        engine.connect({1 - n: addresses[1 - n]})
+    rows = [_measure(pair, *case) for case in _CASES]
+    begin = time.perf_counter()
+    pool = KeyPool(pair[0])
+    made_us = (time.perf_counter() - begin) * 1e6 / pool.free
+    pool.close()
+    dmabuf = _dmabuf(pair[0])
+    for engine in pair:
+        engine.close()
+    return {
+        "works": all(row["bytes_right"] for row in rows),
+        "device": adapter.name,
+        "firmware": adapter.firmware,
+        "port": "RoCE v2" if adapter.address.gid else "InfiniBand",
+        "most_message_bytes": adapter.max_message_bytes,
+        "entries_of_a_key": ENTRIES,
+        "most_stride_bytes": MOST_STRIDE,
+        "make_key_us": made_us,
+        "gpu_memory_by_dmabuf": dmabuf,
+        "rows": rows,
+    }
+
+
+def _measure(
+    pair: Sequence[Mlx5Umr], kind: str, count: int, block: int, stride: int
+) -> dict[str, Any]:
+    """Write one window from a key to another, again and again."""
+    blocks = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(count, block, stride, "u1")),)))
+    arrays = [np.full(count * stride, _GUARD, "u1") for _ in pair]
+    arrays[0][:] = np.arange(count * stride) * 37 % 251
+    keys: list[MappedKey] = []
+    regions = []
+    map_us = []
+    for engine, array in zip(pair, arrays, strict=True):
+        region = engine.register(array.ctypes.data, array.nbytes, 1)
+        key = engine.make_key()
+        (window,) = blocks.windows(count * block, [region], [array.ctypes.data])
+        map_us += [_timed(engine, key, window) for _ in range(3)]
+        keys.append(key)
+        regions.append(region)
+    transfer = pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)
+    times = []
+    for number in range(_REPEATS):
+        begin = time.perf_counter()
+        transfer.post(number)
+        pair[0].complete()
+        times.append(time.perf_counter() - begin)
+        if pair[1].arrivals() != [(0, number)]:
+            raise PathError(
+                f"the adapter has completed a write whose number {number} did not arrive"
+            )
+    sent, received = (array.reshape(count, stride) for array in arrays)
+    is_right = (received[:, :block] == sent[:, :block]).all()
+    is_right = is_right and (received[:, block:] == _GUARD).all()
+    for engine, key, region in zip(pair, keys, regions, strict=True):
+        engine.destroy_key(key)
+        engine.deregister(region)
+    seconds = median(times)
+    return {
+        "key": kind,
+        "blocks": count,
+        "block_bytes": block,
+        "map_us": median(map_us),
+        "write_us": seconds * 1e6,
+        "GB_per_s": count * block / seconds / 1e9,
+        "bytes_right": bool(is_right),
+    }
+
+
+def _timed(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
+    begin = time.perf_counter()
+    engine.map(key, window)
+    return (time.perf_counter() - begin) * 1e6
+
+
+def _dmabuf(engine: Mlx5Umr) -> str:
+    """Say whether the adapter registers memory of a GPU."""
+    if not cuda.gpu_count():
+        return "not tried: no usable GPU"
+    try:
+        memory = cuda.cupy().cuda.alloc(_GPU_BYTES)
+        of = driver.bindings()
+        kind = of.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        (descriptor,) = driver.call(
+            of.cuMemGetHandleForAddressRange, memory.ptr, _GPU_BYTES, kind, 0
+        )
+        region = engine.register_dmabuf(memory.ptr, _GPU_BYTES, 2, int(descriptor))
+        engine.deregister(region)
+    except (DeviceError, PathError) as error:
+        return f"no: {error}"
+    return "yes"

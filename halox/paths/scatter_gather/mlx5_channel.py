@@ -1,0 +1,253 @@
+"""The channel of the ``mlx5_umr`` engine: arrays on the host of ranks on different nodes, by RDMA writes.
+
+The receiver says that its halo is free, the sender writes every window from its array into the receiver's and hands
+over a number behind the last; adapters deliver in order, so that all of them are in place by then. In rounds, if there
+are more windows than keys::
+
+    B: halo free, keys mapped | free | . . . . . . . . . . . . | keys to round 1 | free | . . . . . | return
+    A: cells final | . . . . wait for free | writes, number | . . . . . wait for free | writes, number | return
+
+A rank that waits does this for its other exchanges between `start` and `finish` too (`halox.runtime.waiting`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import count
+from threading import Lock
+
+from halox.paths.base import Channel, Job, Key
+from halox.paths.messages import Message
+from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.keys import Keys, Memory
+from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
+from halox.paths.scatter_gather.rounds import Rounds
+from halox.paths.scatter_gather.windows import MessageBlocks
+from halox.runtime.handshake import handshake
+from halox.runtime.mlx5 import QueueAddress
+from halox.runtime.waiting import UNDER_WAY
+from halox.runtime.world import World
+
+
+class Mail:
+    """Numbers that peers hand to this rank, counted; each end of a message has one of its own."""
+
+    def __init__(self, engine: Mlx5Umr) -> None:
+        self.engine, self.lock = engine, Lock()
+        self._numbers = count(1)
+        self._unread: Counter[int] = Counter()
+
+    def new(self) -> int:
+        """Return a number that no other end of a message has."""
+        return next(self._numbers)
+
+    def collect(self) -> None:
+        """Take what has arrived; does not wait."""
+        for _, number in self.engine.arrivals():
+            self._unread[number] += 1
+
+    def take(self, number: int) -> bool:
+        """Return whether a number has arrived once more than it was taken."""
+        if not self._unread[number]:
+            return False
+        self._unread[number] -= 1
+        return True
+
+
+class _End:
+    """End of a message at this rank, in one exchange at a time."""
+
+    def __init__(self, message: Message, rounds: Rounds, mail: Mail, own: int, theirs: int) -> None:
+        self.message, self._rounds, self._mail = message, rounds, mail
+        self._own, self._theirs = own, theirs
+        self._done = rounds.count
+
+    def start(self) -> None:
+        """Begin an exchange."""
+        self._done = 0
+        if self.message.direction == "receive":
+            self._invite()
+
+    def _invite(self) -> None:
+        """Say that the windows of the next round can be written."""
+        self._rounds.enter(self._done)
+        self._mail.engine.notify(self.message.peer, self._theirs)
+
+    def step(self) -> None:
+        """Do what can be done now."""
+        if self.message.direction == "receive":
+            while not self.is_done and self._mail.take(self._own):
+                self._done += 1
+                if not self.is_done:
+                    self._invite()
+            return
+        while self._done < self._rounds.count and self._is_idle and self._mail.take(self._own):
+            self._rounds.enter(self._done)
+            *first, last = self._rounds.transfers("put", self._done)
+            for transfer in first:
+                transfer.post()
+            last.post(self._theirs)
+            self._done += 1
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the adapter has done with the keys of the last round."""
+        return self._mail.engine.is_idle(self._rounds.keys)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the exchange of the message has ended here."""
+        is_written = self.message.direction == "receive" or self._is_idle
+        return self._done == self._rounds.count and is_written
+
+    def close(self) -> None:
+        """Let go of the keys."""
+        self._rounds.close()
+
+
+class Mlx5Channel(Channel):
+    """Moves arrays between nodes without packing; see the module.
+
+    Made in three steps: the peers swap `proposals` of chunk sizes and addresses of queue pairs, then what each
+    `offers`, and `open` those of the others.
+    """
+
+    def __init__(self, world: World, job: Job, keys: Keys, mail: Mail) -> None:
+        self.messages = job.messages
+        self._world, self._arrays, self._keys, self._mail = world, job.arrays, keys, mail
+        self._waiter = world.waiter()
+        self._agreement = Agreement(keys, job.messages, self._memory, world.rank)
+        self._numbers: dict[Key, int] = {m.key: mail.new() for m in job.messages}
+        self._peers = job.peers
+        self._ends: list[_End] = []
+
+    def _memory(self, blocks: MessageBlocks) -> list[Memory]:
+        found = []
+        for number in blocks.arrays:
+            array = self._arrays[number]
+            address, nbytes = array.pointer - array.origin, len(array.memory)
+            found.append(Memory(array.pointer, address, nbytes, array.owner()))
+        return found
+
+    def proposals(self) -> dict[int, tuple[Proposals, QueueAddress]]:
+        """Return for each peer the chunk sizes that suit this rank, and the address of its queue pair."""
+        proposals = self._agreement.proposals()
+        addresses = self._mail.engine.invite(proposals)
+        return {peer: (found, addresses[peer]) for peer, found in proposals.items()}
+
+    def offers(
+        self, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
+    ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
+        """Connect, and return for each peer the keys of all messages with it, and their numbers."""
+        self._mail.engine.connect({peer: address for peer, (_, address) in theirs.items()})
+        self._agreement.map({peer: proposals for peer, (proposals, _) in theirs.items()})
+        numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
+        for m in self.messages:
+            numbers[m.peer][m.direction, m.tag] = self._numbers[m.key]
+        offers = self._agreement.offers(self.messages)
+        return {peer: (offers[peer], numbers[peer]) for peer in theirs}
+
+    def open(self, theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]]) -> None:
+        """Take the keys of the peers."""
+        for m in self.messages:
+            offers, numbers = theirs[m.peer]
+            _, offer = offers[opposite(m)]
+            remote = self._keys.take(m.peer, offer)
+            own = self._agreement.own.pop(m.key)
+            rounds = Rounds(self._keys, own, m.peer, offer, remote)
+            number = numbers[opposite(m)]
+            self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
+
+    def start(self) -> None:
+        """Let the peers write."""
+        self.run()
+        UNDER_WAY[self] = None
+
+    def run(self) -> None:
+        """Let the peers write; nobody waits for anything else before `finish`."""
+        with self._mail.lock:
+            for end in self._ends:
+                end.start()
+
+    def finish(self) -> None:
+        """Write to those that let this rank, and wait until all has been written and has arrived."""
+        UNDER_WAY.pop(self, None)
+        self._waiter.until(self._step, self._what, self._missing)
+
+    def help(self) -> None:
+        """Write what can be written, for peers that wait."""
+        self._step()
+
+    def _step(self) -> bool:
+        """Do what can be done now; return whether the exchange has ended here."""
+        if not self._mail.lock.acquire(blocking=False):  # another thread does
+            return False
+        try:
+            self._mail.collect()
+            for end in self._ends:
+                end.step()
+            return all(end.is_done for end in self._ends)
+        finally:
+            self._mail.lock.release()
+
+    def _missing(self) -> list[int]:
+        return sorted({end.message.peer for end in self._ends if not end.is_done})
+
+    def _what(self) -> str:
+        end = next((end for end in self._ends if not end.is_done), self._ends[0])
+        peer = end.message.peer
+        doing = "write its cells" if end.message.direction == "receive" else "take cells"
+        return f"rank {self._world.rank} has waited for rank {peer} to {doing}"
+
+    def abandon(self) -> None:
+        """Release everything, after an error that was raised on all ranks."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave an exchange that is under way; the peers may write until they have closed it too."""
+        UNDER_WAY.pop(self, None)
+
+    def free(self) -> None:
+        """Let go of the keys, which nobody uses any more."""
+        for end in self._ends:
+            end.close()
+        self._ends = []
+        self._agreement.release()
+
+
+def make_mlx5_channel(
+    world: World, job: Job, engine: Callable[[], tuple[Keys, Mail] | None]
+) -> Mlx5Channel | None:
+    """Make the channel of this rank's messages together with its peers; collective over the world.
+
+    None on a rank without messages, for which ``engine`` returns None: it takes part in the rounds alone.
+    """
+
+    def begin() -> Mlx5Channel | None:
+        found = engine()
+        return None if found is None else Mlx5Channel(world, job, *found)
+
+    def proposed(mine: Mlx5Channel, _: object) -> dict[int, tuple[Proposals, QueueAddress]]:
+        return mine.proposals()
+
+    def offered(
+        mine: Mlx5Channel, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
+    ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
+        return mine.offers(theirs)
+
+    def opened(
+        mine: Mlx5Channel,
+        theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]],
+    ) -> Mlx5Channel:
+        mine.open(theirs)
+        return mine
+
+    made: Mlx5Channel | None = handshake(
+        world,
+        begin,
+        (proposed, offered, opened),
+        "the making of a plan",
+        peers=lambda _: job.peers,
+    )
+    return made

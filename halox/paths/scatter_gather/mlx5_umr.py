@@ -1,0 +1,394 @@
+"""The ``mlx5_umr`` engine: network adapters gather and scatter by keys that stand for lists of blocks.
+
+After Suresh et al. 2022, section IV.C-E. A key is an indirect memory key, made once and mapped by a work request to
+the blocks of a window: to a strided pattern where blocks are equally far apart, else to a list. A transfer is one RDMA
+write from a key of this rank to one of the peer's, in which both count from 0; the last of a round hands a number to
+the peer.
+
+The adapter's limits are those of rdma-core's work requests (mlx5dv_wr_post(3)): the entries of a key fit into the
+request that maps it; lengths and distances of a strided pattern have 16 bits, and are cut off without an error beyond.
+
+It has not run on hardware.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from halox.errors import PathError
+from halox.paths.scatter_gather.engine import (
+    IMMEDIATE_BITS,
+    Direction,
+    Engine,
+    Key,
+    Limits,
+    Region,
+    RemoteKey,
+)
+from halox.paths.scatter_gather.windows import Window
+from halox.runtime.mlx5 import (
+    ACCESS,
+    INLINE_BYTES,
+    SEND_DEPTH,
+    SEND_INLINE,
+    SEND_SIGNALED,
+    WC_SUCCESS,
+    Adapter,
+    QueueAddress,
+    QueuePair,
+)
+from halox.runtime.status import ranks_text
+from halox.runtime.waiting import Waiter
+
+ENTRIES = INLINE_BYTES // 16
+"""Entries of a list: 16 bytes each."""
+
+MOST_STRIDE = (1 << 16) - 1
+"""Most bytes from block to block of a strided pattern."""
+
+_REPEATS = 1 << 20
+_MOST_BYTES = 1 << 30
+_MOST_KEYS, _KEYS_PER_LIST, _POOL = 1 << 14, 256, 64
+_RECEIVED = 0  # of a receive, as its number of a work request
+
+
+class MappedKey(Key):
+    """An indirect key of the adapter.
+
+    ``posted`` counts the transfers that use it and are not complete.
+    """
+
+    def __init__(self, mkey: Any) -> None:
+        self.mkey = mkey
+        self.posted = 0
+
+
+class WriteTransfer:
+    """A window, by one RDMA write."""
+
+    def __init__(self, engine: Mlx5Umr, key: MappedKey, remote: RemoteKey, peer: int) -> None:
+        self._engine, self._key, self._remote, self._peer = engine, key, remote, peer
+
+    def post(self, immediate: int | None = None, stream: int = 0) -> None:
+        """Post the write."""
+        window = self._key.window
+        assert window is not None
+        self._engine.write(self._peer, self._remote.rkey, immediate, (self._key, window.nbytes))
+
+
+class _Link:
+    """The connection to a peer: work requests posted and not complete, in order, with the keys they use."""
+
+    def __init__(self, pair: QueuePair) -> None:
+        self.pair = pair
+        self.posted: deque[tuple[int, MappedKey | None]] = deque()
+
+
+class Mlx5Umr(Engine):
+    """Mover of windows between ranks with an mlx5 adapter each.
+
+    Parameters
+    ----------
+    rank : int
+    adapter : Adapter
+    waiter : callable
+        Returns the waiter for completions, which ends after ``HALOX_TIMEOUT``.
+    """
+
+    name = "mlx5_umr"
+
+    def __init__(self, rank: int, adapter: Adapter, waiter: Callable[[], Waiter]) -> None:
+        self._rank, self._adapter, self._waiter = rank, adapter, waiter
+        self._v = adapter.verbs
+        self.limits = Limits(
+            entries=ENTRIES,
+            repeats=_REPEATS,
+            stride_bytes=MOST_STRIDE,
+            key_bytes=min(_MOST_BYTES, adapter.max_message_bytes),
+            keys=_MOST_KEYS,
+            keys_per_list=_KEYS_PER_LIST,
+            pool=_POOL,
+        )
+        self._pairs: dict[int, QueuePair] = {}
+        self._links: dict[int, _Link] = {}
+        self._arrived: deque[tuple[int, int]] = deque()
+        self._numbers = _RECEIVED
+        # Memory may be let go while keys stand on it: by lkey, its registration and the keys mapped to it.
+        self._regions: dict[int, tuple[Any, int]] = {}
+        self._mapped: Counter[int] = Counter()
+        self._ended: set[int] = set()
+        # Mapping needs a connection, and none to any peer: one from the adapter to itself.
+        self._mapper = _Link(self._guarded(lambda: QueuePair(adapter), "a queue pair"))
+        self._guarded(
+            lambda: self._mapper.pair.connect(self._mapper.pair.address), "a connection to itself"
+        )
+
+    def _guarded(self, do: Callable[[], Any], what: str) -> Any:
+        try:
+            return do()
+        except self._v.PyverbsError as error:
+            raise PathError(
+                f"the adapter {self._adapter.name} of rank {self._rank} refuses {what}: {error}"
+            ) from error
+
+    # Connections
+
+    def invite(self, peers: Iterable[int]) -> dict[int, QueueAddress]:
+        """Return for each peer the address of the queue pair that is kept for it; `connect` takes theirs."""
+        for peer in peers:
+            if peer not in self._pairs:
+                self._pairs[peer] = self._guarded(lambda: QueuePair(self._adapter), "a queue pair")
+        return {peer: self._pairs[peer].address for peer in peers}
+
+    def connect(self, peers: Mapping[int, QueueAddress]) -> None:
+        """Connect the queue pairs kept for peers with theirs."""
+        for peer, address in peers.items():
+            if peer not in self._links:
+                pair = self._pairs[peer]
+                self._guarded(
+                    lambda pair=pair, address=address: pair.connect(address),  # type: ignore[misc]
+                    f"the connection to rank {peer}",
+                )
+                self._links[peer] = _Link(pair)
+
+    # Memory and keys
+
+    def register(self, address: int, nbytes: int, generation: int) -> Region:
+        """Register memory of the host."""
+        mr = self._guarded(
+            lambda: self._adapter.register(address, nbytes),
+            f"to register {nbytes} bytes (`ulimit -l` limits what may be locked)",
+        )
+        return self._region(Region(address, nbytes, generation, mr.lkey, mr.rkey, mr), 0)
+
+    def register_dmabuf(
+        self, address: int, nbytes: int, generation: int, descriptor: int
+    ) -> Region:
+        """Register memory of a GPU at an address, by a dmabuf that begins there."""
+        mr = self._guarded(
+            lambda: self._adapter.register_dmabuf(descriptor, nbytes),
+            f"to register {nbytes} bytes of a GPU",
+        )
+        return self._region(Region(address, nbytes, generation, mr.lkey, mr.rkey, mr), address)
+
+    def _region(self, region: Region, origin: int) -> Region:
+        self._regions[region.lkey] = region.handle, origin
+        return region
+
+    def deregister(self, region: Region) -> None:
+        """End a registration, once no key is mapped to it."""
+        self._ended.add(region.lkey)
+        self._let_go(region.lkey)
+
+    def _let_go(self, lkey: int) -> None:
+        if lkey in self._ended and not self._mapped[lkey]:
+            self._ended.discard(lkey)
+            self._mapped.pop(lkey, None)
+            mr, _ = self._regions.pop(lkey)
+            mr.close()
+
+    def make_key(self) -> MappedKey:
+        """Make an indirect key, with room for a list and for the head of a strided pattern."""
+        return MappedKey(
+            self._guarded(lambda: self._adapter.make_key(ENTRIES + 1), "to make another key")
+        )
+
+    def destroy_key(self, key: Key) -> None:
+        """Destroy a key."""
+        assert isinstance(key, MappedKey)
+        self._unmap(key)
+        key.mkey.close()
+
+    def map(self, key: Key, window: Window) -> None:
+        """Map a key to the blocks of a window, and wait until it is."""
+        assert isinstance(key, MappedKey)
+        if key.posted:
+            raise PathError(f"rank {self._rank} maps a key anew that a transfer still uses")
+        self._unmap(key)
+        addresses = [
+            address - self._regions[lkey][1]
+            for address, lkey in zip(window.addresses.tolist(), window.lkeys.tolist(), strict=True)
+        ]
+        qp, v = self._mapper.pair.qp, self._v
+        pattern = window.repeated
+        is_strided = (
+            pattern is not None and pattern[3] > 1 and pattern[1] <= pattern[2] <= MOST_STRIDE
+        )
+        if not is_strided and len(addresses) > ENTRIES:
+            raise PathError(
+                f"a window of {len(addresses)} blocks does not fit into a key of {ENTRIES} entries"
+            )
+
+        def request() -> None:
+            if is_strided:
+                assert pattern is not None
+                _, length, distance, count = pattern
+                entry = v.Mlx5MrInterleaved(
+                    addresses[0], length, distance - length, int(window.lkeys[0])
+                )
+                qp.wr_mr_interleaved(key.mkey, ACCESS, count, [entry])
+            else:
+                entries = zip(
+                    addresses, window.lengths.tolist(), window.lkeys.tolist(), strict=True
+                )
+                qp.wr_mr_list(key.mkey, ACCESS, [v.SGE(*entry) for entry in entries])
+
+        self._of_mapper(request, SEND_SIGNALED | SEND_INLINE)
+        key.window = window
+        for lkey in set(window.lkeys.tolist()):
+            self._mapped[lkey] += 1
+
+    def _unmap(self, key: MappedKey) -> None:
+        if key.window is None:
+            return
+        qp = self._mapper.pair.qp
+        self._of_mapper(lambda: qp.wr_local_inv(key.mkey.lkey), SEND_SIGNALED)
+        lkeys, key.window = set(key.window.lkeys.tolist()), None
+        for lkey in lkeys:
+            self._mapped[lkey] -= 1
+            self._let_go(lkey)
+
+    def _of_mapper(self, request: Callable[[], None], flags: int) -> None:
+        link = self._mapper
+        self._request(link, request, flags, None, "to map a key")
+        self._waiter().until(
+            lambda: not self._outstanding(link, self._rank),
+            lambda: f"rank {self._rank} has waited for its adapter to map a key",
+        )
+
+    def export(self, key: Key) -> RemoteKey:
+        """Return the number by which peers write to the key."""
+        assert isinstance(key, MappedKey)
+        return RemoteKey(rkey=key.mkey.rkey)
+
+    # Transfers
+
+    def transfer(
+        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
+    ) -> WriteTransfer:
+        """Prepare a write; the peer has been connected."""
+        assert isinstance(key, MappedKey) and direction == "put", "this engine writes"
+        return WriteTransfer(self, key, remote, peer)
+
+    def write(
+        self, peer: int, rkey: int, immediate: int | None, source: tuple[MappedKey, int] | None
+    ) -> None:
+        """Post an RDMA write of the first bytes behind a key, or of none; after what was posted to the peer before."""
+        link, v = self._links[peer], self._v
+        qp = link.pair.qp
+        assert immediate is None or 0 <= immediate < 1 << IMMEDIATE_BITS
+        self._waiter().until(
+            lambda: self._outstanding(link, peer) < SEND_DEPTH,
+            lambda: f"rank {self._rank} has waited for rank {peer} to take earlier writes",
+            lambda: [peer],
+        )
+
+        def request() -> None:
+            if immediate is None:
+                qp.wr_rdma_write(rkey, 0)
+            else:
+                qp.wr_rdma_write_imm(rkey, 0, immediate)
+            if source is not None:
+                key, nbytes = source
+                qp.wr_set_sge(v.SGE(0, nbytes, key.mkey.lkey))
+            else:
+                qp.wr_set_sge(v.SGE(0, 0, 0))
+
+        key = None if source is None else source[0]
+        self._request(link, request, SEND_SIGNALED, key, f"a write to rank {peer}")
+
+    def _request(
+        self,
+        link: _Link,
+        build: Callable[[], None],
+        flags: int,
+        key: MappedKey | None,
+        what: str,
+    ) -> None:
+        """Post one work request."""
+        qp = link.pair.qp
+        self._numbers += 1
+
+        def post() -> None:
+            qp.wr_start()
+            qp.wr_id, qp.wr_flags = self._numbers, flags
+            build()
+            qp.wr_complete()
+
+        self._guarded(post, what)
+        link.posted.append((self._numbers, key))
+        if key is not None:
+            key.posted += 1
+
+    def _poll(self, link: _Link, peer: int) -> None:
+        """Take the completions of a link; `PathError` for one that has failed."""
+        while True:
+            count, completions = link.pair.cq.poll(16)
+            for done in completions:
+                if done.status != WC_SUCCESS:
+                    raise PathError(
+                        f"a work request between rank {self._rank} and rank {peer} has failed on the adapter "
+                        f"{self._adapter.name} (status {done.status}, vendor's error {done.vendor_err:#x}); "
+                        "make the grid anew, or leave the choice of the path to halox"
+                    )
+                if done.wr_id == _RECEIVED:
+                    self._arrived.append((peer, socket.ntohl(done.imm_data)))
+                    link.pair.post_receive()
+                    continue
+                number, key = link.posted.popleft()
+                assert number == done.wr_id, "completions of a queue pair are in order"
+                if key is not None:
+                    key.posted -= 1
+            if count < 16:
+                return
+
+    def _outstanding(self, link: _Link, peer: int) -> int:
+        """Return how many work requests of a link are not complete."""
+        self._poll(link, peer)
+        return len(link.posted)
+
+    def progress(self) -> None:
+        """Take what has completed and arrived; does not wait."""
+        for peer, link in self._links.items():
+            self._poll(link, peer)
+
+    def is_idle(self, keys: Iterable[Key]) -> bool:
+        """Whether no transfer uses any of some keys, as far as `progress` has seen."""
+        return not any(isinstance(key, MappedKey) and key.posted for key in keys)
+
+    def complete(self) -> None:
+        """Wait until everything posted has been moved."""
+
+        def behind() -> list[int]:
+            self.progress()
+            return [peer for peer, link in self._links.items() if link.posted]
+
+        self._waiter().until(
+            lambda: not behind(),
+            lambda: (
+                f"rank {self._rank} has waited for {ranks_text(behind())} to take what was written to it"
+            ),
+            behind,
+        )
+
+    def notify(self, peer: int, immediate: int) -> None:
+        """Hand a number to a peer, by a write of no bytes."""
+        self.write(peer, 0, immediate, None)
+
+    def arrivals(self) -> list[tuple[int, int]]:
+        """Return what has arrived since the last call."""
+        self.progress()
+        found = [*self._arrived]
+        self._arrived.clear()
+        return found
+
+    def close(self) -> None:
+        """Destroy the connections and registrations."""
+        for pair in (*self._pairs.values(), self._mapper.pair):
+            pair.close()
+        for mr, _ in self._regions.values():
+            mr.close()
+        self._pairs, self._links, self._regions = {}, {}, {}

@@ -1,0 +1,273 @@
+"""Network adapters of the mlx5 driver (ConnectX, BlueField), by pyverbs, rdma-core's own Python package.
+
+Imported on first use: without pyverbs or an adapter everything else works, and `survey` says where which is missing.
+
+References
+----------
+rdma-core's manual pages mlx5dv_open_device(3), mlx5dv_create_mkey(3), mlx5dv_create_qp(3), mlx5dv_wr_post(3),
+ibv_reg_mr(3) and ibv_modify_qp(3). Numbers of flags are those of its headers, which never change; the modules in which
+pyverbs has them do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
+
+from halox.errors import MissingPackageError, PathError
+from halox.runtime.world import World
+
+PORT = 1
+"""Port of an adapter; those of the mlx5 driver have one each."""
+
+ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE = 1, 2
+ACCESS = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE
+SEND_SIGNALED, SEND_INLINE = 2, 8
+WC_SUCCESS = 0
+SEND_DEPTH, RECEIVE_DEPTH = 128, 512
+INLINE_BYTES = 512
+"""Room for the entries of a key in the work request that maps it, 16 bytes each."""
+
+_QPT_RC = 2
+_HAS_PD, _HAS_SEND_OPS = 1 << 0, 1 << 6
+_OPS = (1 << 0) | (1 << 1) | (1 << 7)
+"""RDMA write, the same with an immediate, and the invalidation of a key."""
+_DV_HAS_SEND_OPS = 1 << 2
+_DV_OPS = (1 << 0) | (1 << 1)
+"""Mapping of interleaved keys, and of lists."""
+_KEY_IS_INDIRECT = 1
+_DEVX = 1
+_PORT_ACTIVE = 4
+_ETHERNET = 2
+_ROCE_V2 = 1
+_MIN_RNR_TIMER = 12
+_RETRY_FOREVER = 7
+_ACK_TIMEOUT = 14
+"""4.096 us * 2**14: 67 ms before a packet is sent again."""
+
+_SURVEYING = "the survey of network adapters"
+
+_INSTALL = "install rdma-core's Python package, python3-pyverbs of your distribution or `pip install pyverbs`"
+
+Found = TypeVar("Found")
+
+
+def verbs() -> Any:
+    """Return the classes of pyverbs that are used, as one namespace; raise `MissingPackageError` without it."""
+    found: dict[str, Any] = {}
+    try:
+        for module, names in {
+            "addr": ("AHAttr", "GID", "GlobalRoute"),
+            "cq": ("CQ",),
+            "device": ("get_device_list",),
+            "mr": ("MR", "DmaBufMR"),
+            "pd": ("PD",),
+            "pyverbs_error": ("PyverbsError",),
+            "qp": ("QPAttr", "QPCap", "QPInitAttrEx"),
+            "wr": ("RecvWR", "SGE"),
+            "providers.mlx5.mlx5dv": (
+                "Mlx5Context",
+                "Mlx5DVContextAttr",
+                "Mlx5DVQPInitAttr",
+                "Mlx5QP",
+            ),
+            "providers.mlx5.mlx5dv_mkey": ("Mlx5Mkey", "Mlx5MrInterleaved"),
+        }.items():
+            loaded = import_module(f"pyverbs.{module}")
+            found |= {name: getattr(loaded, name) for name in names}
+    except (ImportError, AttributeError) as error:
+        raise MissingPackageError(f"pyverbs cannot be imported ({error}); {_INSTALL}") from error
+    return SimpleNamespace(**found)
+
+
+class PortAddress(NamedTuple):
+    """Address of a port: its local identifier and, where packets are routed by it, its global one."""
+
+    lid: int
+    gid: str | None
+
+
+class QueueAddress(NamedTuple):
+    """Address of a queue pair, as its partner must know it."""
+
+    port: PortAddress
+    number: int
+
+
+class QueuePair:
+    """A reliable connection to one partner, with a completion queue of its own."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        v, self._adapter = adapter.verbs, adapter
+        self.cq = v.CQ(adapter.context, SEND_DEPTH + RECEIVE_DEPTH)
+        cap = v.QPCap(
+            max_send_wr=SEND_DEPTH, max_recv_wr=RECEIVE_DEPTH, max_inline_data=INLINE_BYTES
+        )
+        attr = v.QPInitAttrEx(
+            qp_type=_QPT_RC,
+            scq=self.cq,
+            rcq=self.cq,
+            cap=cap,
+            pd=adapter.pd,
+            comp_mask=_HAS_PD | _HAS_SEND_OPS,
+            send_ops_flags=_OPS,
+        )
+        extra = v.Mlx5DVQPInitAttr(comp_mask=_DV_HAS_SEND_OPS, send_ops_flags=_DV_OPS)
+        self.qp = v.Mlx5QP(adapter.context, attr, extra)
+        self.address = QueueAddress(adapter.address, self.qp.qp_num)
+        # Numbers bring no bytes, and pyverbs wants an entry all the same.
+        self._receive = v.RecvWR(num_sge=1, sg=[v.SGE(0, 0, 0)])
+
+    def connect(self, partner: QueueAddress) -> None:
+        """Make the connection; receives can be posted, and work when the partner has done the same."""
+        v, adapter = self._adapter.verbs, self._adapter
+        attr = v.QPAttr(port_num=PORT, path_mtu=adapter.mtu)
+        attr.qp_access_flags = ACCESS
+        attr.dest_qp_num = partner.number
+        attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
+        attr.min_rnr_timer, attr.rnr_retry = _MIN_RNR_TIMER, _RETRY_FOREVER
+        attr.timeout, attr.retry_cnt = _ACK_TIMEOUT, 7
+        if adapter.gid_index is None:
+            attr.ah_attr = v.AHAttr(dlid=partner.port.lid, port_num=PORT)
+        else:
+            route = v.GlobalRoute(
+                dgid=v.GID(partner.port.gid), sgid_index=adapter.gid_index, hop_limit=64
+            )
+            attr.ah_attr = v.AHAttr(is_global=1, port_num=PORT, gr=route)
+        self.qp.to_rts(attr)
+        for _ in range(RECEIVE_DEPTH):
+            self.post_receive()
+
+    def post_receive(self) -> None:
+        """Let one more immediate arrive."""
+        self.qp.post_recv(self._receive)
+
+    def close(self) -> None:
+        """Destroy it."""
+        self.qp.close()
+        self.cq.close()
+
+
+class Adapter:
+    """An open adapter, its protection domain, and the address of its port.
+
+    Attributes
+    ----------
+    name, firmware : str
+    max_message_bytes : int
+        Most bytes of a work request.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.verbs, self.name = verbs(), name
+        v = self.verbs
+        self.context = v.Mlx5Context(v.Mlx5DVContextAttr(flags=_DEVX), name=name)
+        device, port = self.context.query_device(), self.context.query_port(PORT)
+        self.firmware = str(device.fw_version)
+        if port.state != _PORT_ACTIVE:
+            raise PathError(f"port {PORT} of {name} is not active")
+        self.mtu, self.max_message_bytes = port.active_mtu, int(port.max_msg_sz)
+        self.gid_index = self._routed(port) if port.link_layer == _ETHERNET else None
+        gid = None
+        if self.gid_index is not None:
+            gid = str(self.context.query_gid(PORT, self.gid_index))
+        self.address = PortAddress(port.lid, gid)
+        self.pd = v.PD(self.context)
+
+    def _routed(self, port: Any) -> int:
+        """Return the number of a global identifier for RoCE v2, of an IPv4 address if there is one."""
+        found = []
+        for index in range(port.gid_tbl_len):
+            try:
+                gid = str(self.context.query_gid(PORT, index))
+                is_v2 = self.context.query_gid_type(PORT, index) == _ROCE_V2
+            except self.verbs.PyverbsError:  # the table has gaps
+                continue
+            parts = gid.split(":")
+            if is_v2 and any(part.strip("0") for part in parts):
+                found.append((parts[:6] != ["0000"] * 5 + ["ffff"], index))
+        if not found:
+            raise PathError(f"port {PORT} of {self.name} has no address for RoCE v2")
+        return min(found)[1]
+
+    def register(self, address: int, nbytes: int) -> Any:
+        """Register memory of the host."""
+        return self.verbs.MR(self.pd, length=nbytes, access=ACCESS, address=address)
+
+    def register_dmabuf(self, descriptor: int, nbytes: int, offset: int = 0) -> Any:
+        """Register memory of a GPU by a dmabuf; its keys count addresses from the beginning of that."""
+        return self.verbs.DmaBufMR(self.pd, nbytes, ACCESS, dmabuf=descriptor, offset=offset)
+
+    def make_key(self, entries: int) -> Any:
+        """Make an indirect key."""
+        return self.verbs.Mlx5Mkey(self.pd, _KEY_IS_INDIRECT, entries)
+
+
+def open_adapter(turn: int = 0) -> Adapter:
+    """Open an adapter of the machine with an active port that makes keys: the first from number ``turn`` on.
+
+    Raises
+    ------
+    MissingPackageError
+        If pyverbs is missing.
+    PathError
+        If there is no RDMA device, or none that can be used, with the reason of each.
+    """
+    v = verbs()
+    try:
+        names = [_text(device.name) for device in v.get_device_list()]
+    except v.PyverbsError as error:
+        raise PathError(
+            f"RDMA devices cannot be listed: {error}; without the kernel module ib_uverbs there are none"
+        ) from error
+    if not names:
+        raise PathError("this machine has no RDMA device (`ibv_devices` lists none)")
+    names.sort()
+    reasons = []
+    first = turn % len(names)
+    for name in names[first:] + names[:first]:
+        try:
+            adapter = Adapter(name)
+            adapter.make_key(2).close()
+            QueuePair(adapter).close()
+        except (v.PyverbsError, PathError) as error:
+            reasons.append(f"{name}: {error}")
+        else:
+            return adapter
+    raise PathError(f"no RDMA device is a usable mlx5 adapter ({'; '.join(reasons)})")
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapter of this rank, and for each rank the reason why it has none, None if it has one."""
+
+    own: Adapter | None
+    refused: tuple[str | None, ...]
+
+    def why_not(self, a: int, b: int) -> str | None:
+        """Return why two ranks have no adapters between them, None if they have."""
+        for rank in (a, b):
+            if self.refused[rank] is not None:
+                return f"rank {rank} has no mlx5 adapter: {self.refused[rank]}"
+        return None
+
+
+def survey(world: World) -> Adapters:
+    """Open this rank's adapter, and find out who else has one; collective over the world."""
+    own, why = attempt(lambda: open_adapter(world.machine_rank))
+    return Adapters(own, tuple(world.gather(why, _SURVEYING)))
+
+
+def attempt(find: Callable[[], Found]) -> tuple[Found | None, str | None]:
+    """Return what is found, or else the reason why nothing is."""
+    try:
+        return find(), None
+    except (MissingPackageError, PathError) as error:
+        return None, str(error)

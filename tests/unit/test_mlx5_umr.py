@@ -1,0 +1,279 @@
+"""The network adapters' engine over a stand-in of pyverbs: any layout to any other against MPI, limits, failures."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox import datatypes as dt
+from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
+from halox.paths.messages import Message, Part
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
+from halox.paths.scatter_gather.rounds import Rounds
+from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
+from halox.runtime import mlx5
+from halox.runtime.waiting import Waiter
+from tests import support
+from tests.unit import fake_verbs
+
+support.require("mpi")
+from tests.unit import test_pack_against_mpi as oracle  # noqa: E402
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> fake_verbs.Wire:
+    return fake_verbs.install(monkeypatch, (1, 2))
+
+
+def engines(limit_s: float = 5.0) -> tuple[Mlx5Umr, Mlx5Umr]:
+    """Two ranks with an adapter each, connected."""
+    found = tuple(
+        Mlx5Umr(rank, mlx5.open_adapter(rank), lambda: Waiter(limit_s, crowded=True))
+        for rank in (0, 1)
+    )
+    invited = [engine.invite([1 - rank]) for rank, engine in enumerate(found)]
+    for rank, engine in enumerate(found):
+        engine.connect({1 - rank: invited[1 - rank][rank]})
+    return found  # type: ignore[return-value]
+
+
+class Ends:
+    """A message from rank 0 to rank 1, its keys mapped and swapped."""
+
+    def __init__(self, pair: Any, types: Any, arrays: Any, keys: Any = None) -> None:
+        self.engines: tuple[Mlx5Umr, Mlx5Umr] = pair
+        self.keys = keys or [Keys(engine) for engine in pair]
+        blocks = [MessageBlocks.of(Message(1, "send", (Part(0, t),))) for t in types]
+        proposals = [propose(b, e.limits) for b, e in zip(blocks, pair, strict=True)]
+        chunk = agreed_chunk(*proposals, blocks[0].nbytes)
+        assert chunk is not None
+        self.lists: list[KeyList] = []
+        for own, one, array in zip(self.keys, blocks, arrays, strict=True):
+            raw = array.bytes
+            start = raw.ctypes.data
+            memory = Memory(start + array.origin, start, raw.nbytes, raw)
+            self.lists.append(own.local(one, chunk, [memory]))
+        offers = [
+            k.offer(own, 1 - n)
+            for n, (k, own) in enumerate(zip(self.keys, self.lists, strict=True))
+        ]
+        self.rounds = [
+            Rounds(k, self.lists[n], 1 - n, offers[1 - n], k.take(1 - n, offers[1 - n]))
+            for n, k in enumerate(self.keys)
+        ]
+
+    def move(self) -> None:
+        sender, receiver = self.engines
+        for number in range(self.rounds[0].count):
+            for rounds in self.rounds:
+                rounds.enter(number)
+            *first, last = self.rounds[0].transfers("put", number)
+            for transfer in first:
+                transfer.post()
+            last.post(7 + number)
+            sender.complete()
+            assert receiver.arrivals() == [(0, 7 + number)]
+
+
+VECTOR = dt.vector(96, 512, 1024, "u1")
+FACE = dt.subarray((24, 64, 64), (24, 64, 32), (0, 0, 16), "u1")
+LAYOUTS = {
+    "strided to strided": (VECTOR, dt.vector(48, 1024, 1536, "u1")),
+    "strided to a box": (VECTOR, FACE),
+    "a box to strided": (FACE, VECTOR),
+    "far apart": (dt.vector(6, 8192, 70000, "u1"), VECTOR),
+    "backwards": (dt.hvector(96, 1, -1024, dt.contiguous(512, "u1")), VECTOR),
+    "irregular": (
+        dt.hindexed([100, 412] * 96, np.cumsum([0, 900] * 96)[:192].tolist(), "u1"),
+        VECTOR,
+    ),
+    "long blocks": (dt.vector(2, 24576, 66000, "u1"), VECTOR),
+    "one block": (dt.contiguous(96 * 512, "u1"), VECTOR),
+}
+
+
+def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarray:
+    """What MPI's own packing and unpacking make of the receiver's memory."""
+    wanted = oracle.Memory(types[1], 1)
+    wanted.bytes[:] = received.bytes
+    made = [t.to_mpi() for t in types]
+    singles = [oracle.one_item(one, 1) for one in made]
+    packed = oracle.mpi_pack(singles[0], sent, types[0].size)
+    oracle.mpi_unpack(packed, singles[1], wanted)
+    for handle in (*made, *singles):
+        handle.Free()
+    return wanted.bytes
+
+
+def filled(types: Any) -> tuple[oracle.Memory, oracle.Memory, np.ndarray]:
+    """Memory of both ends, and what the receiver's must become."""
+    sent, received = (oracle.Memory(t, 1) for t in types)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 37 % 251
+    received.bytes[:] = 0xFF
+    wanted = by_mpi(types, sent, received)
+    assert (wanted != received.bytes).any()
+    return sent, received, wanted
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout_to_any_other_as_mpi_packs_and_unpacks(name: str, wire: Any) -> None:
+    types = LAYOUTS[name]
+    sent, received, wanted = filled(types)
+    ends = Ends(engines(), types, (sent, received))
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+    sent.bytes[:] = np.arange(sent.bytes.size) * 11 % 253
+    wanted = by_mpi(types, sent, received)
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_equal_distances_take_one_entry_of_a_key(wire: Any) -> None:
+    """And so one window however many blocks; beyond 16 bits of distance a list takes 32 blocks."""
+    sent, received, _ = filled((VECTOR, VECTOR))
+    assert len(Ends(engines(), (VECTOR, VECTOR), (sent, received)).lists[0].keys) == 1
+    far = dt.vector(2 * ENTRIES, 64, 1 << 16, "u1")
+    sent, received, wanted = filled((far, far))
+    ends = Ends(engines(), (far, far), (sent, received))
+    assert len(ends.lists[0].keys) == 2
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_windows_slide_where_the_adapter_has_few_keys(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of as many windows as both ends have keys, each key invalidated before it is mapped again."""
+    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
+    pair = engines()
+    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
+    sent, received, wanted = filled(types)
+    ends = Ends(pair, types, (sent, received))
+    assert ends.rounds[0].count == 2 and ends.lists[0].slides
+    for _ in range(2):
+        received.bytes[:] = 0xFF
+        ends.move()
+        np.testing.assert_array_equal(received.bytes, wanted)
+
+
+def test_keys_are_made_once_and_kept(wire: Any) -> None:
+    sent, received, _ = filled((VECTOR, FACE))
+    ends = Ends(engines(), (VECTOR, FACE), (sent, received))
+    made = fake_verbs.Mlx5Mkey.made
+    again = Ends(ends.engines, (VECTOR, FACE), (sent, received), ends.keys)
+    assert fake_verbs.Mlx5Mkey.made == made
+    assert [a is b for a, b in zip(again.lists, ends.lists, strict=True)] == [True, True]
+
+
+def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    own = ends.lists[0]
+    wire.is_held = True
+    ends.rounds[0].transfers("put", 0)[0].post()
+    engine, key = ends.engines[0], own.keys[0]
+    assert not engine.is_idle(own.keys)
+    with pytest.raises(PathError, match="rank 0 maps a key anew that a transfer still uses"):
+        engine.map(key, own.windows[0])
+    wire.release()
+    engine.complete()
+    assert engine.is_idle(own.keys)
+    engine.map(key, own.windows[0])
+
+
+def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:
+    sent, received, wanted = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    region = ends.lists[1].regions[0]
+    receiver = ends.engines[1]
+    receiver.deregister(region)
+    ends.move()
+    np.testing.assert_array_equal(received.bytes, wanted)
+    memory = wire.adapters[2].memory
+    assert region.lkey in memory
+    receiver.destroy_key(ends.lists[1].keys[0])
+    assert region.lkey not in memory
+
+
+def test_a_failed_write_names_the_peer(wire: Any) -> None:
+    """Memory that is not registered any more at the other end, and whatever is posted after that."""
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
+    ends.lists[1].regions[0].handle.close()
+    for _ in range(2):
+        with pytest.raises(PathError, match=r"between rank 0 and rank 1 has failed on .* \(status"):
+            ends.move()
+
+
+def test_a_peer_that_takes_nothing_is_named(wire: fake_verbs.Wire) -> None:
+    sent, received, _ = filled((VECTOR, VECTOR))
+    ends = Ends(engines(limit_s=0.2), (VECTOR, VECTOR), (sent, received))
+    wire.is_held = True
+    with pytest.raises(ExchangeTimeoutError, match="rank 0 has waited for rank 1 to take what was"):
+        ends.move()
+
+
+def test_numbers_wait_for_receives(wire: Any) -> None:
+    """More numbers than a receive queue holds arrive in order, each once; a send queue that is full is waited for."""
+    sender, receiver = engines()
+    found = []
+    for number in range(mlx5.RECEIVE_DEPTH + 100):
+        sender.notify(1, number)
+    for _ in range(3):
+        found += receiver.arrivals()
+    sender.complete()
+    assert found == [(0, number) for number in range(mlx5.RECEIVE_DEPTH + 100)]
+
+
+def test_gpu_memory_is_addressed_from_the_start_of_its_dmabuf(wire: Any) -> None:
+    """The stand-in's descriptors are addresses; a key over such memory, through a whole write."""
+    sender, receiver = engines()
+    source, target = (np.arange(4096, dtype="u1"), np.zeros(4096, "u1"))
+    regions = [
+        sender.register_dmabuf(source.ctypes.data, 4096, 1, source.ctypes.data),
+        receiver.register(target.ctypes.data, 4096, 1),
+    ]
+    keys = [sender.make_key(), receiver.make_key()]
+    kinds = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(8, 100, 200, "u1")),)))
+    for engine, key, region in zip((sender, receiver), keys, regions, strict=True):
+        engine.map(key, kinds.windows(800, [region], [region.address])[0])
+    sender.transfer("put", keys[0], receiver.export(keys[1]), 1).post(1)
+    sender.complete()
+    inside = np.arange(4096) % 200 < 100
+    inside[1600:] = False
+    assert (target[inside] == source[inside]).all() and not target[~inside].any()
+
+
+def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:
+    engine, _ = engines()
+    values = np.zeros(1 << 16, "u1")
+    region = engine.register(values.ctypes.data, values.nbytes, 1)
+    at = values.ctypes.data + np.cumsum(np.arange(ENTRIES + 1)) * 8
+    window = Window(at, np.full(ENTRIES + 1, 4), np.full(ENTRIES + 1, region.lkey), at * 0)
+    with pytest.raises(PathError, match="a window of 33 blocks does not fit into a key of 32"):
+        engine.map(engine.make_key(), window)
+
+
+def test_an_adapter_without_keys_left_says_so(wire: fake_verbs.Wire) -> None:
+    wire.most_keys = 3
+    engine, _ = engines()
+    with pytest.raises(PathError, match="adapter mlx5_0 of rank 0 refuses to make another key"):
+        Keys(engine)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyverbs", None)
+    with pytest.raises(MissingPackageError, match=r"pyverbs cannot be imported .*python3-pyverbs"):
+        mlx5.open_adapter()
+    fake_verbs.install(monkeypatch, ())
+    with pytest.raises(PathError, match="this machine has no RDMA device"):
+        mlx5.open_adapter()
+    fake_verbs.install(monkeypatch, (1,))
+    monkeypatch.setattr(fake_verbs._Port, "state", 1)
+    with pytest.raises(PathError, match="mlx5_0: port 1 of mlx5_0 is not active"):
+        mlx5.open_adapter()
