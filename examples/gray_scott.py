@@ -1,4 +1,4 @@
-"""Gray-Scott: two substances that react and diffuse on a periodic plane, and form spots that divide.
+"""Gray-Scott: two substances that react and diffuse on a periodic plane, and form a maze.
 
 Substance U is fed everywhere; V turns U into V, and is removed (J. E. Pearson, "Complex patterns in a simple system",
 Science 261, 189, 1993). Both fields travel in one exchange; results of arithmetic are fields, and are exchanged like

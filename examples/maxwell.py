@@ -1,6 +1,6 @@
 """Maxwell's equations in a metal box, by Yee's scheme: six staggered fields, compared with an exact mode.
 
-The electric field E lies on the edges of the cells, the magnetic field H on their faces, half a step later (K. S.
+The electric field E is known on the edges of the cells, the magnetic field H on their faces, half a step later (K. S.
 Yee, IEEE Trans. Antennas Propag. 14, 302, 1966). E along an axis is staggered along the other two, H along an axis
 along that one alone. Each step needs the curl of H for E, then the curl of E for H: two exchanges of three fields. E
 along the walls stays 0. A mode of the box oscillates under the scheme at a frequency known exactly.

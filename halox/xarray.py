@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,6 +28,9 @@ except ImportError as error:
     raise MissingPackageError(
         "labelled arrays need xarray; install it with `pip install xarray`"
     ) from error
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 AXES = ("x", "y", "z", "t")
 """Default names of the grid axes."""
@@ -369,6 +373,18 @@ def _listed(names: Iterable[Hashable]) -> str:
 # Datasets
 
 
+def _whole(values: Array, layout: FieldLayout, axis: int, comm: MPI.Intracomm) -> Array:
+    """Return the coordinates along an axis of the whole grid, of those of each rank's part; collective."""
+    owned, stored = layout.owned[axis], layout.stored[axis]
+    if len(values) == stored.stop - stored.start:
+        values = values[owned.start - stored.start :][: owned.stop - owned.start]
+    parts = dict(comm.allgather((owned.start, values)))
+    points = layout.global_shape[len(layout.spec.components_before) + axis]
+    if len(values) == points:
+        return values
+    return np.concatenate([parts[start] for start in sorted(parts)])
+
+
 @xarray.register_dataset_accessor("halox")  # type: ignore[no-untyped-call]
 class DatasetFields:
     """Variables of a `xarray.Dataset` as fields of a grid: ``dataset.halox``.
@@ -411,6 +427,50 @@ class DatasetFields:
         Collective, with errors as of `Grid.exchange`; variables go by the order of their names.
         """
         grid.exchange(*self._fields(grid, names, dims), corners=corners)
+
+    def to_zarr(
+        self,
+        path: str | PathLike[str],
+        grid: Any,
+        *,
+        dims: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Write a checkpoint of the variables, all ranks together; see `Grid.save`.
+
+        Parameters
+        ----------
+        path : str or path
+        grid : Grid
+        dims : sequence of str, optional
+            Names of the grid axes; see `dataarray`.
+        **options
+            ``compressors`` and ``progress`` of `Grid.save`.
+
+        Raises
+        ------
+        FieldError
+            If no variable has the grid's axes.
+
+        Notes
+        -----
+        Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
+        variables with the grid's axes, their coordinates along these, and the attributes of the dataset; no halos.
+        """
+        axes, dataset = _axes(grid, dims), self._dataset
+        names = [
+            str(name)
+            for name, variable in dataset.data_vars.items()
+            if len(_found(variable, axes)) == len(axes)
+        ]
+        fields = {name: grid.from_dataarray(dataset[name], dims=axes) for name in sorted(names)}
+        coords: dict[str, Array] = {}
+        for name, field in fields.items():
+            for number, axis in enumerate(_found(dataset[name], axes)):
+                if axis in dataset.coords and axis not in coords:
+                    values = dataset[axis].values
+                    coords[axis] = _whole(values, grid.layout(field), number, grid.comm)
+        grid.save(path, fields, attrs=dict(dataset.attrs), dims=axes, coords=coords, **options)
 
     def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""

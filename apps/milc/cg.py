@@ -144,7 +144,10 @@ class ConjugateGradient:
         self._replay = captured(lambda: run(self.iteration), stream)
 
     def rewind(self, b: Any) -> None:
-        """Begin at ``x = 0``, so that `iteration` works until ``stop.iterations``: for measurements."""
+        """Begin at ``x = 0``, so that `iteration` works until ``stop.iterations``: for measurements.
+
+        Not for mixed precision, whose iterations are those of a correction.
+        """
         self._x.fill(0)
         self._r[...] = b
         self._operator.put("b", b, self._parity)

@@ -94,6 +94,7 @@ class Lattice:
             # HALOX_PATH may name a path of GPUs, which this grid does not have.
             options |= {"device": "cpu", "path": "host", "proc_shape": self.grid.proc_shape}
             self.host = halox.Grid(shape, **options)
+        self._kept_places: dict[tuple[int, str], tuple[Any, ...]] = {}
         self.depth = depth
         self.offsets = tuple(range(1, depth + 1, 2))
         self.shape, self.owned = self.grid.grid_shape, self.grid.owned
@@ -141,23 +142,29 @@ class Lattice:
     def split(self, block: Any) -> tuple[Any, Any]:
         """Return the even and the odd sites of a block ``(t, z, y, x, ...)``, each ``(t, z, y, x / 2, ...)``."""
         xp = np if isinstance(block, np.ndarray) else self.grid.xp
-        even, odd = (tuple(map(xp.asarray, self._places(parity))) for parity in PARITIES)
-        return block[even], block[odd]
+        even, odd = (block[self._places(parity, xp)] for parity in PARITIES)
+        return even, odd
 
     def join(self, even: np.ndarray, odd: np.ndarray) -> np.ndarray:
         """Return the block ``(t, z, y, x, ...)`` of even and odd sites: the inverse of `split`."""
         block = np.empty((*self.grid.rank_shape, *even.shape[AXES:]), even.dtype)
-        block[self._places(EVEN)] = even
-        block[self._places(ODD)] = odd
+        block[self._places(EVEN, np)] = even
+        block[self._places(ODD, np)] = odd
         return block
 
     def _components(self) -> dict[str, int]:
         return {"components" if self.components_first else "components_after": COLORS}
 
-    def _places(self, parity: int) -> tuple[np.ndarray, ...]:
-        """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)``."""
-        sites = self.host.indices(parity=NAMES[parity])
-        return tuple(along - part.start for along, part in zip(sites, self.owned, strict=True))
+    def _places(self, parity: int, xp: Any) -> tuple[Any, ...]:
+        """Return the sites of a parity as an index of a block ``(t, z, y, x, ...)`` of NumPy or CuPy."""
+        key = parity, xp.__name__
+        if key not in self._kept_places:
+            sites = self.host.indices(parity=NAMES[parity])
+            self._kept_places[key] = tuple(
+                xp.asarray(along - part.start)
+                for along, part in zip(sites, self.owned, strict=True)
+            )
+        return self._kept_places[key]
 
     # Neighbours
 

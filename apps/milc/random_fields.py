@@ -104,8 +104,8 @@ def _unit_vectors(numbers: Any) -> Any:
     The squares of the components' moduli are the lengths into which two random points divide a line: they are uniform
     where their sum is 1. The last number is not used.
     """
-    points = np.sort((1 + numbers[..., :2]) / 2, axis=-1)
-    low, high = points[..., 0], points[..., 1]
+    one, other = (1 + numbers[..., 0]) / 2, (1 + numbers[..., 1]) / 2
+    low, high = np.minimum(one, other), np.maximum(one, other)
     squares = np.stack([low, high - low, 1 - high], axis=-1)
     cosines, sines = _cosines_and_sines(numbers[..., 2:5])
     found = cosines + 1j * sines

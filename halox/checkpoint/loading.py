@@ -66,7 +66,9 @@ def load(
         contents: Contents = guarded(world, look, doing, LOADING)
         # A name that another checkpoint has taken meanwhile, or a file system that shows each node its own.
         world.compare({"checkpoint": repr(contents)}, LOADING, shown=_short, remedies=_REMEDIES)
-        wanted = sorted({*into, *(names or (() if into else contents.fields))})
+        if names is None:
+            names = () if into else tuple(contents.fields)
+        wanted = sorted({*into, *names})
         fields: dict[str, tuple[Any, FieldLayout]] = {}
         for name in wanted:
             if name in into:

@@ -1,7 +1,7 @@
 """One field as a ``.npy`` file, written and read by all ranks through MPI-IO.
 
 The file is NumPy's: a header, and all cells in C order. Each rank sees the cells of its own block through a subarray
-type; the ranks write and read in rounds of parts, as many on all. There are no checksums.
+type, and writes or reads them part by part. There are no checksums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from halox.checkpoint.arguments import Given, Progress
-from halox.checkpoint.chunks import ChunkGrid, Cut, extents
+from halox.checkpoint.chunks import ChunkGrid, extents
 from halox.checkpoint.failure import Failure
 from halox.checkpoint.saving import SAVING, Meter, as_checkpoint_error, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
@@ -67,11 +67,11 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         failure = Failure()
         if world.rank == 0:
             failure.attempt(lambda: file.Write_at(0, begin))
-        move = _Parts(world, file, len(begin), layout, dtype)
-        error = move.move(given.array, failure, progress, writes=True)
+        parts = _Parts(world, file, len(begin), layout, dtype)
+        failure.attempt(lambda: parts.write(given.array, progress))
         for ending in (file.Sync, file.Close):
             failure.attempt_always(ending)
-        world.agree(as_checkpoint_error(error or failure.error, doing), SAVING)
+        world.agree(as_checkpoint_error(failure.error, doing), SAVING)
 
 
 def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
@@ -121,66 +121,56 @@ def load(
     mode = world.mpi.MODE_RDONLY
     file = guarded(world, lambda: world.mpi.File.Open(world.comm, str(path), mode), doing, _LOADING)
     failure = Failure()
-    error = _Parts(world, file, begin, layout, dtype).move(field, failure, progress, writes=False)
+    parts = _Parts(world, file, begin, layout, dtype)
+    failure.attempt(lambda: parts.read(field, progress))
     failure.attempt_always(file.Close)
-    world.agree(as_checkpoint_error(error or failure.error, doing), _LOADING)
+    world.agree(as_checkpoint_error(failure.error, doing), _LOADING)
 
 
 class _Parts:
-    """The parts of a field in a file, a round of one of each rank at a time."""
+    """A rank's cells in a file, part by part; all is local but the making, which sets the rank's view of the file.
+
+    MPI's collective writes would leave the other ranks waiting where one of them fails.
+    """
 
     def __init__(
         self, world: World, file: MPI.File, begin: int, layout: FieldLayout, dtype: DType
     ) -> None:
-        self._world, self._file, self._begin, self._layout = world, file, begin, layout
-        self._dtype = dtype
-        self._own: Cut = ChunkGrid(layout, layout.global_shape).own
-
-    def move(
-        self, field: Any, failure: Failure, progress: Progress | None, *, writes: bool
-    ) -> Exception | None:
-        """Write or read all parts; returns the error of this rank. Collective."""
-        cells = owned_cells(field, self._layout)
-        indices = list(self._indices())
-        rounds = max(self._world.gather(len(indices), SAVING if writes else _LOADING))
-        meter = Meter(
-            progress, [(ChunkGrid(self._layout, self._layout.global_shape), self._dtype.itemsize)]
-        )
-        with staging(cells, max(PART_BYTES, self._dtype.itemsize)) as staged:
-            parts = staged.read(indices) if writes else iter(())
-            for number in range(rounds):
-                index = indices[number] if number < len(indices) else None
-                memory = np.empty(0, np.uint8)
-                if index is not None:
-                    shape = part_shape(extents(self._own), index)
-                    memory = as_bytes(next(parts) if writes else staged.take(shape))
-                call = self._file.Write_all if writes else self._file.Read_all
-                self._view(index)
-                failure.attempt_always(partial(call, memory))
-                if index is not None and not writes:
-                    staged.put(index)
-                failure.attempt(partial(meter, memory.nbytes))
-        return failure.error
-
-    def _indices(self) -> Iterator[Index]:
-        return blocks(extents(self._own), max(1, PART_BYTES // self._dtype.itemsize))
-
-    def _view(self, index: Index | None) -> None:
-        """Let the file be seen as one part of this rank's cells; collective."""
-        byte = self._world.mpi.BYTE
-        if index is None:
-            self._file.Set_view(self._begin, byte, byte)
-            return
-        starts, sizes = [], []
-        for axis, own in enumerate(self._own):
-            one = index[axis] if axis < len(index) else slice(0, own.stop - own.start)
-            cut = slice(one, one + 1) if isinstance(one, int) else one
-            starts.append(own.start + cut.start)
-            sizes.append(min(own.start + cut.stop, own.stop) - starts[-1])
-        element = byte.Create_contiguous(self._dtype.itemsize)
-        box = element.Create_subarray(self._layout.global_shape, sizes, starts).Commit()
+        self._file, self._layout, self._dtype = file, layout, dtype
+        grid = ChunkGrid(layout, layout.global_shape)
+        self._shape = extents(grid.own)
+        self._meter_of = partial(Meter, grids=[(grid, dtype.itemsize)])
+        starts = [cut.start for cut in grid.own]
+        byte = world.mpi.BYTE
+        element = byte.Create_contiguous(dtype.itemsize)
+        box = element.Create_subarray(layout.global_shape, self._shape, starts).Commit()
         try:
-            self._file.Set_view(self._begin, byte, box)
+            file.Set_view(begin, byte, box)
         finally:
             box.Free()
             element.Free()
+
+    def write(self, field: Any, progress: Progress | None) -> None:
+        """Write all parts: consecutive ones in the view."""
+        meter = self._meter_of(progress)
+        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
+            for part in staged.read(self._indices()):
+                self._file.Write(as_bytes(part))
+                meter(part.nbytes)
+
+    def read(self, field: Any, progress: Progress | None) -> None:
+        """Read all parts."""
+        meter = self._meter_of(progress)
+        with staging(owned_cells(field, self._layout), self._part_bytes) as staged:
+            for index in self._indices():
+                part = staged.take(part_shape(self._shape, index))
+                self._file.Read(as_bytes(part))
+                staged.put(index)
+                meter(part.nbytes)
+
+    @property
+    def _part_bytes(self) -> int:
+        return max(PART_BYTES, self._dtype.itemsize)
+
+    def _indices(self) -> Iterator[Index]:
+        return blocks(self._shape, max(1, PART_BYTES // self._dtype.itemsize))

@@ -15,7 +15,7 @@ from halox.errors import HaloxError
 
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
-"""That of a program which SIGPIPE has ended."""
+"""Exit status of a program that SIGPIPE has ended."""
 
 
 def _positive(text: str) -> int:

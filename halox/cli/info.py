@@ -110,6 +110,6 @@ def _paths(why_no_gpu: str | None) -> dict[str, str]:
     """Return the registered data paths, each with when it serves."""
     absent = "not possible: no usable GPU"
     return {
-        name: path.summary if path.memory == "host" or why_no_gpu is None else absent
+        name: path.summary if path.moves("host") or why_no_gpu is None else absent
         for name, path in PATHS.items()
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from halox.decomposition.axis_layout import AxisLayout, Interval
 from halox.decomposition.domain import Decomposition
@@ -340,6 +340,65 @@ class FieldLayout:
                 self._boxes(sent, at.direction), self._boxes(received, at.direction)
             )
         )
+
+    def slabs(self) -> tuple[Region, ...]:
+        """Boxes of an exchange with edges and corners, in fewer pieces that must be moved in this order.
+
+        First come the faces of the axes along which this rank is its own neighbour, one axis after the other; each
+        covers the halos of the axes before it, which hold their values by then, and so do the boxes of all other
+        neighbours. Of 26 regions in three dimensions 6 are left, unless two axes or all are divided::
+
+            regions  c e e c    slabs  2 1 1 2    1: the first axis
+                     e . . e           2 . . 2    2: the second axis, corners included
+                     e . . e           2 . . 2
+                     c e e c           2 1 1 2
+
+        They also cover the halos of divided axes before it, if there are neighbours on both sides, who fill them later:
+        so blocks are a constant stride apart.
+
+        Returns
+        -------
+        tuple of Region
+            Those between ranks come last. They match the neighbours', as all ranks are alone along the same axes.
+
+        Notes
+        -----
+        Not collective; touches no device. Meaningful only where ``check_widths`` passes, and for a field without
+        ``offsets``.
+        """
+        sent = [axis.sent() for axis in self._cells]
+        received = [axis.received() for axis in self._cells]
+        whole = [Interval(0, axis.stored) for axis in self._cells]
+        found = self.decomposition.neighbours(self.rank)
+        alone = [axis.parts == 1 and axis.periodic for axis in self.decomposition.axes]
+        faces = {at.direction for at in found if sum(map(abs, at.direction)) == 1}
+        # Along axes with neighbours on both sides, the whole halo is filled.
+        inner = [
+            all(tuple(side * (n == axis) for n in range(len(alone))) in faces for side in (-1, 1))
+            and (alone[axis] or self.spec.parity is None)
+            for axis in range(len(alone))
+        ]
+        first: list[list[Region]] = [[] for _ in alone]
+        others: list[Region] = []
+        for at in found:
+            across = [axis for axis, side in enumerate(at.direction) if side]
+            own = any(alone[axis] for axis in across)
+            if own and len(across) > 1:
+                continue
+            covered = alone
+            if own:
+                covered = [axis < across[0] and spans for axis, spans in enumerate(inner)]
+            ends = [
+                [
+                    (all_, *along[1:]) if spans else along
+                    for all_, along, spans in zip(whole, moved, covered, strict=True)
+                ]
+                for moved in (sent, received)
+            ]
+            boxes = zip_longest(*(self._boxes(end, at.direction) for end in ends))
+            into = first[across[0]] if own else others
+            into += [Region(at.direction, at.rank, send, receive) for send, receive in boxes]
+        return tuple(chain(*first, others))
 
     def check_widths(self) -> None:
         """Raise `DecompositionError` for a halo that is wider than the neighbours' blocks.

@@ -155,32 +155,27 @@ class PlanCache:
         together.
         """
         try:
-            nodes = self._calls.get(kind)
-        except TypeError:
-            return None
-        node = None
-        if nodes is not None:
+            nodes, node = self._calls[kind], None
             array: Any
             for array in arrays:
-                node = nodes.get(id(array))
-                if node is None:
-                    break
+                node = nodes[id(array)]
                 if node.is_numpy:
                     if (
                         array.shape != node.shape
                         or array.dtype is not node.dtype
                         or array.flags.writeable is not node.writable
                     ):
-                        node = None
                         break
                 elif getattr(array, "shape", None) != node.shape:
-                    node = None
                     break
                 nodes = node.after
-        if node is not None:
-            entry = node.entry
-            if entry is not None and entry.plan is not None:
-                return entry.plan if node.moved is None else node.moved
+            else:
+                if node is not None:
+                    entry = node.entry
+                    if entry is not None and entry.plan is not None:
+                        return node.moved or entry.plan
+        except (KeyError, TypeError):
+            pass
         return self._find_field(kind, arrays)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:

@@ -48,7 +48,10 @@ def halo_draft(
     outgoing: list[_Ordered] = []
     incoming: list[_Ordered] = []
     for number, (found, layout) in enumerate(read):
-        for region in layout.regions(corners):
+        # On a GPU one kernel moves everything at once, and to add is no longer right where cells travel twice.
+        in_turn = corners and operation == "copy" and found.device is None
+        in_turn = in_turn and not layout.spec.offsets
+        for region in layout.slabs() if in_turn else layout.regions(corners):
             sent, received = region.send, region.recv
             if operation == "add":
                 sent, received = received, sent
@@ -103,10 +106,10 @@ def _place(direction: tuple[int, ...]) -> _Place:
     """Return a key that sorts into faces, edges and corners, each by the axes concerned; then by direction.
 
     Contributions to the same cells must be added in turn. Opposite faces seldom share a cell, nor do edges along
-    one axis, or corners: in this order a GPU needs the fewest launches.
+    one axis, or corners: in this order a GPU needs the fewest launches. Slabs of the first axis come first.
     """
-    axes = tuple(map(abs, direction))
-    return sum(axes), axes, direction
+    axes = tuple([-abs(d) for d in direction])
+    return -sum(axes), axes, direction
 
 
 def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Operation) -> None:

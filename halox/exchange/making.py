@@ -122,8 +122,12 @@ def make_plan(
     # Results for other arrays of the layout cannot depend on the addresses of these.
     floats = all(one.floats for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
+    both_ways = whole.both_ways
     ends = {
-        m.key: describe_end(m, drafted.described, context, floats=floats) for m in whole.messages
+        m.key: describe_end(
+            m, drafted.described, context, floats=floats, is_one_way=m.peer not in both_ways
+        )
+        for m in whole.messages
     }
     choose = _chooser(context, said, leave_sms=leave_sms)
     routes, error = _choose_routes(world, whole, ends, choose)

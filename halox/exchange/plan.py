@@ -24,6 +24,7 @@ _MemoryAt: TypeAlias = Callable[
 # The first is false: a call looks at the state and at the guard's user alike.
 _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
+_MOST_BOUND = 32
 
 Bound = list[object]
 """Views of the arrays that a plan works on, for each of its movable channels."""
@@ -102,11 +103,13 @@ class Plan:
         # Steps of channels that do nothing in them are left out.
         starts = [c for c in channels if type(c).start is not Channel.start]
         self._starts = (*counted, *(channel.start for channel in starts))
-        self._runs = (*counted, *map(_run_of, starts))
         self._finishes = tuple(c.finish for c in channels if type(c).finish is not Channel.finish)
+        self._steps = (*counted, *map(_run_of, starts), *self._finishes)
         self._movable = tuple(channel for channel in channels if channel.is_movable)
         # Of each array: the number of bytes before its first element, and what finds all by their address.
         self._spans: list[tuple[int, _MemoryAt]] = []
+        # Views by the addresses of the arrays: of memory in use, and of some that may come again.
+        self._bounds: dict[tuple[int, ...], Bound] = {}
         self.bound: Bound | None = None
         self.floats = False
         self._report = report
@@ -130,10 +133,8 @@ class Plan:
         try:
             if _bound is not self.bound:  # not before: another thread may be inside until then
                 self._move(_bound)
-            for start in self._runs:
-                start()
-            for finish in self._finishes:
-                finish()
+            for step in self._steps:
+                step()
         except BaseException:
             self._fail()
             raise
@@ -159,7 +160,21 @@ class Plan:
         self.bound = bound
 
     def views(self, described: Sequence[Described]) -> Bound | None:
-        """Return views of other arrays for a call; None if these must not be exchanged together."""
+        """Return views of other arrays for a call; None if these must not be exchanged together.
+
+        Views know addresses only, so that they are good for every array of the layout that lives there at the call.
+        """
+        places = tuple([found.pointer for found in described])
+        bound = self._bounds.get(places)
+        if bound is None:
+            bound = self._views(described)
+            if bound is not None:
+                if len(self._bounds) >= _MOST_BOUND:
+                    self._bounds.clear()
+                self._bounds[places] = bound
+        return bound
+
+    def _views(self, described: Sequence[Described]) -> Bound | None:
         adds = len(described) > 1 and self._report.operation != "exchange"
         if adds and any(share_memory(a, b) for a, b in combinations(described, 2)):
             return None
@@ -335,7 +350,7 @@ class Plan:
             self._refuse(_RUNNING, "")
         self._release()
         self._life.state = _CLOSED
-        self._channels = self._checks = self._starts = self._runs = self._finishes = ()
+        self._channels = self._checks = self._starts = self._steps = self._finishes = ()
         self._check_open = _raise_closed
 
     def __repr__(self) -> str:

@@ -60,7 +60,12 @@ def wished_path(path: str | None) -> str | None:
 
 
 def describe_end(
-    message: Message, arrays: Sequence[Described], context: Context, *, floats: bool = False
+    message: Message,
+    arrays: Sequence[Described],
+    context: Context,
+    *,
+    floats: bool = False,
+    is_one_way: bool = False,
 ) -> EndpointInfo:
     """Return this rank's description of its end of a message; `Path.describe` says what ``floats`` is."""
     world = context.world
@@ -81,6 +86,7 @@ def describe_end(
         world.rank,
         message.nbytes,
         paths,
+        is_one_way,
     )
 
 

@@ -43,10 +43,9 @@ _MOST_LINES = (
 
 
 def copy_all(moves: Sequence[Move]) -> None:
-    """Make some copies."""
-    copyto = np.copyto
+    """Make some copies, in turn."""
     for target, source in moves:
-        copyto(target, source)
+        target[...] = source  # `np.copyto` takes 0.15 us longer to begin
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from halox.packing.strided import StridedAdd, StridedCopy
 from halox.packing.workunits import WorkUnitsCopy
 from halox.runtime.arrays import Described
 from halox.runtime.gpu.cuda import cupy, stream_pointer
+from halox.runtime.gpu.marks import Mark, MarkLaunch
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
@@ -41,6 +42,9 @@ class Launches:
     def __init__(self, parts: Sequence[Launchable], keep: Sequence[object] = ()) -> None:
         self._parts = tuple(parts)
         self._keep = tuple(keep)
+        only = self._parts[0] if len(self._parts) == 1 else None
+        self.at: Callable[[int, int, int], None] | None = getattr(only, "at", None)
+        """The same as :meth:`launch` for a stream given by its address, where one launch is all."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
         """Enqueue all of them; see :class:`~halox.packing.device_packer.Launchable`."""
@@ -49,14 +53,20 @@ class Launches:
             part.launch(pointer, source, target)
 
 
-def launch_pack(moves: Sequence[Move], device: int) -> Launches:
-    """Return one launch that packs all strided endpoints, and one for the irregular ones."""
-    return _moving(moves, device, unpack=False)
+def launch_pack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
+    """Return one launch that packs all strided endpoints, and one for the irregular ones.
+
+    The first leaves a ``mark`` as it starts.
+    """
+    return _moving(moves, device, unpack=False, mark=mark)
 
 
-def launch_unpack(moves: Sequence[Move], device: int) -> Launches:
-    """Return one launch that unpacks all strided endpoints, and one for the irregular ones."""
-    return _moving(moves, device, unpack=True)
+def launch_unpack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
+    """Return one launch that unpacks all strided endpoints, and one for the irregular ones.
+
+    The first leaves a ``mark`` as it starts.
+    """
+    return _moving(moves, device, unpack=True, mark=mark)
 
 
 def fragment_launches(
@@ -81,9 +91,10 @@ def fragment_launches(
     ]
 
 
-def launch_add(moves: Sequence[Move], device: int) -> Launches:
-    """Return launches that add packed elements to endpoints in order, each in its dtype."""
-    return _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
+def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
+    """Return launches that add packed elements to endpoints in order, each in its dtype, after leaving a ``mark``."""
+    made = _adding([(_additions(*move), element_type(move[0])) for move in moves], device)
+    return made if mark is None else Launches([MarkLaunch(mark, device), made])
 
 
 def launch_between(
@@ -169,7 +180,9 @@ def check_bounds(array: object, datatype: Datatype, count: int) -> None:
     device_array(array, "array").check_bounds(datatype, count)
 
 
-def _moving(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
+def _moving(
+    moves: Sequence[Move], device: int, *, unpack: bool, mark: Mark | None = None
+) -> Launches:
     copies: list[Copy] = []
     irregular: list[_Irregular] = []
     for (found, datatype, count), packed in moves:
@@ -178,13 +191,24 @@ def _moving(moves: Sequence[Move], device: int, *, unpack: bool) -> Launches:
             irregular.append((datatype, count, found.pointer, packed))
         else:
             copies += [Copy(b, a) if unpack else Copy(a, b) for a, b in pairs]
-    return _launches(copies, irregular, device, unpack=unpack)
+    return _launches(copies, irregular, device, unpack=unpack, mark=mark)
 
 
 def _launches(
-    copies: Sequence[Copy], irregular: Sequence[_Irregular], device: int, *, unpack: bool
+    copies: Sequence[Copy],
+    irregular: Sequence[_Irregular],
+    device: int,
+    *,
+    unpack: bool,
+    mark: Mark | None = None,
 ) -> Launches:
-    parts: list[Launchable] = [StridedCopy(copies, device=device)] if copies else []
+    parts: list[Launchable] = []
+    if copies:
+        parts.append(made := StridedCopy(copies, device=device, mark=mark))
+        if made.nbytes:
+            mark = None
+    if mark is not None:
+        parts.insert(0, MarkLaunch(mark, device))
     if irregular:
         parts.append(WorkUnitsCopy(irregular, unpack=unpack, device=device))
     return Launches(parts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
@@ -87,8 +88,9 @@ def table_launch(
     *numbers: int,
     defines: tuple[tuple[str, str], ...] = (),
     shared_bytes: int = 0,
+    more: Sequence[Any] = (),
 ) -> PreparedLaunch:
-    """Prepare a kernel of this room: its parameters are two addresses, a table, and 32-bit numbers.
+    """Prepare a kernel of this room: its parameters are two addresses, a table, 32-bit numbers, and ``more`` of ctypes.
 
     ``shape`` is blocks and threads. The addresses are 0 until :meth:`PreparedLaunch.launch_at` sets
     them; memory that the table points to is the caller's to keep alive.
@@ -98,6 +100,7 @@ def table_launch(
         ctypes.c_uint64(0),
         (ctypes.c_char * len(table)).from_buffer_copy(table),
         *map(ctypes.c_uint32, numbers),
+        *more,
     )
     loaded = kernel(name, function, device, defines)
     return PreparedLaunch(loaded, *shape, parameters, device=device, shared_bytes=shared_bytes)

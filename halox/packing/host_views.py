@@ -11,8 +11,8 @@ from halox.datatypes import StridedBlocks
 from halox.packing.refine import Copy, Side, single_piece
 from halox.runtime.arrays import DType
 
-# One NumPy element a block is the fastest copy (no inner loop) until the loop no longer matters.
-_LARGEST_ELEMENT = 4096
+# One NumPy element a block: no inner loop, and often one axis in all, along which NumPy does not look for overlaps.
+_LARGEST_ELEMENT = 1 << 16
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -26,7 +26,10 @@ class View(NamedTuple):
 
 
 def block_view(blocks: StridedBlocks) -> View:
-    """View regular blocks: one element a block, or long blocks as words."""
+    """View regular blocks: one element a block, or long blocks as words.
+
+    Where blocks in two rows interleave, NumPy copies views of several axes by way of a buffer, those of one axis not.
+    """
     block = blocks.block_bytes
     if block in _WORDS:
         word = _WORDS[block]
@@ -34,7 +37,10 @@ def block_view(blocks: StridedBlocks) -> View:
         word = np.dtype(f"V{block}")
     else:
         word = _WORDS[gcd(block, 8)]
-    return element_view(blocks, word)
+    view = element_view(blocks, word)
+    if blocks.counts and word.itemsize == block:
+        return View(view.shape[:-1], word, view.offset, view.strides[:-1])
+    return view
 
 
 def element_view(blocks: StridedBlocks, dtype: DType) -> View:

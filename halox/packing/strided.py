@@ -17,6 +17,7 @@ from halox.packing.ordering import rounds
 from halox.packing.refine import MAX_PARTS, Copy, paired
 from halox.packing.strided_plan import Plan, plan
 from halox.runtime.gpu.cuda import multiprocessors, stream_pointer
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.memory import uploaded
 
 if TYPE_CHECKING:
@@ -99,19 +100,27 @@ class StridedCopy:
     Targets must not overlap one another or any source. ``max_blocks`` limits the thread blocks. Making
     one allocates and uploads a table if it is too large for the launch's parameters, and waits for
     that; do it while no stream is being captured. Memory at the addresses is the caller's to keep alive.
+    The launch leaves a ``mark`` as it starts, unless there is nothing to copy.
     """
 
     def __init__(
-        self, copies: Sequence[Copy], *, device: int, max_blocks: int | None = None
+        self,
+        copies: Sequence[Copy],
+        *,
+        device: int,
+        max_blocks: int | None = None,
+        mark: Mark | None = None,
     ) -> None:
         planned = plan(copies, sms=multiprocessors(device), max_blocks=max_blocks, tiles=True)
         self.nbytes = planned.nbytes
         """Bytes that a launch moves."""
-        self._launch = _Launch("strided_copy", planned, device)
+        self._launch = _Launch("strided_copy", planned, device, mark=mark)
+        self.at = self._launch.at
+        """:meth:`launch` on a stream given by its address."""
 
     def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
         """Enqueue the copies; see :class:`~halox.packing.device_packer.Launchable`."""
-        self._launch.at(stream_pointer(stream), source, target)
+        self.at(stream_pointer(stream), source, target)
 
 
 class StridedAdd:
@@ -174,7 +183,12 @@ class _Launch:
     """A plan with its kernel and its table, in the launch's parameters or in device memory."""
 
     def __init__(
-        self, name: str, planned: Plan, device: int, defines: tuple[tuple[str, str], ...] = ()
+        self,
+        name: str,
+        planned: Plan,
+        device: int,
+        defines: tuple[tuple[str, str], ...] = (),
+        mark: Mark | None = None,
     ) -> None:
         self.at: Callable[[int, int, int], None] = _nothing
         """Enqueues it on a stream, the plan's addresses being relative to two others."""
@@ -194,5 +208,6 @@ class _Launch:
             len(planned.regions),
             planned.chunks,
             planned.chunk_words,
-            defines=(*planned.defines, *defines),
+            defines=(*planned.defines, *defines, *((("MARKED", "1"),) if mark else ())),
+            more=mark.arguments if mark else (),
         ).launch_at

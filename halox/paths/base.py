@@ -68,6 +68,11 @@ class Job:
         """All ranks with a message in the job, in ascending order."""
         return sorted({message.peer for message in self.messages})
 
+    @property
+    def both_ways(self) -> set[int]:
+        """Ranks to which messages go, and from which some come."""
+        return {m.peer for m in self.sends} & {m.peer for m in self.receives}
+
     def only(self, fits: Callable[[Message], bool]) -> Job:
         """Return the job of some of the messages."""
         sends, receives = (tuple(filter(fits, found)) for found in (self.sends, self.receives))
@@ -210,6 +215,8 @@ class EndpointInfo:
         Payload.
     paths : mapping of str to object
         By path, the result of its `Path.describe`, where there is one.
+    is_one_way : bool
+        Whether the plan has no message the other way between the two ranks.
     """
 
     node: int
@@ -219,6 +226,7 @@ class EndpointInfo:
     rank: int = 0
     nbytes: int = 0
     paths: Mapping[str, Any] = field(default_factory=dict)
+    is_one_way: bool = False
 
 
 @dataclass(frozen=True)

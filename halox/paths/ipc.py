@@ -187,7 +187,7 @@ def one_way_cutter(
     job: Job, sharers: Collection[int], fragment_bytes: int = FRAGMENT_BYTES
 ) -> Cutter:
     """Return what cuts the messages of a job where fragments pay, alike on both ends."""
-    both_ways = {m.peer for m in job.sends} & {m.peer for m in job.receives}
+    both_ways = job.both_ways
 
     def cut(message: Message) -> tuple[int, ...]:
         if message.peer in both_ways or message.peer in sharers or job.operation == "add":

@@ -12,7 +12,8 @@ from halox.paths.base import Channel, Job
 from halox.paths.messages import Message, Part
 
 if TYPE_CHECKING:
-    from halox.packing.device_packer import Launchable, StreamLike
+    from halox.packing.device_packer import Launchable
+    from halox.runtime.gpu.marks import Mark
 
 WORD = 16
 """Bytes of the longest word: launches serve all addresses that differ from theirs by a multiple of it."""
@@ -23,8 +24,8 @@ Item: TypeAlias = "tuple[Any, ...]"
 Make: TypeAlias = "Callable[[Sequence[Item]], Sequence[Launchable]]"
 """Returns launches, stage by stage, of items in which an endpoint has taken the place of the part."""
 
-Call: TypeAlias = "tuple[Callable[[StreamLike, int, int], None], int, int]"
-"""A launch, called with a stream and the two shifts behind it: of the addresses read, and of those written."""
+Call: TypeAlias = "tuple[Callable[[int, int, int], None], int, int]"
+"""A launch, called with a stream's address and two shifts: of the addresses read, and of those written."""
 
 View: TypeAlias = "Sequence[Sequence[Call]]"
 """Launches to be called, by stage."""
@@ -66,8 +67,8 @@ class MovableLaunches:
         self._home = [array.pointer for array in job.arrays]
         self._numbers = sorted({part.array for part, *_ in items})
         made = make([(job.endpoint(part), *others) for part, *others in items])
-        self.stages: View = [[(launch.launch, 0, 0)] for launch in made]
-        self._joint = self.stages
+        self.stages: View = [[(_direct(launch), 0, 0)] for launch in made]
+        self._joint, self._keep = self.stages, made
         self._made: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
         if len(self._numbers) == 1:
             (only,) = self._numbers
@@ -87,15 +88,15 @@ class MovableLaunches:
             shift = (pointer - at) % (1 << 64)
             source, target = shift if self._reads else 0, shift if self._writes else 0
             for stage, launch in zip(stages, made, strict=True):
-                stage.append((launch.launch, source, target))
+                stage.append((_direct(launch), source, target))
         return stages
 
     def bind(self, view: View) -> None:
         """Let `stages` be those of a view."""
         self.stages = view
 
-    def launch(self, stream: StreamLike) -> None:
-        """Enqueue all stages on a stream."""
+    def launch(self, stream: int) -> None:
+        """Enqueue all stages on a stream, given by its address."""
         for stage in self.stages:
             for launch, source, target in stage:
                 launch(stream, source, target)
@@ -113,6 +114,12 @@ class MovableLaunches:
         )
         self._made[number, pointer % WORD] = pointer, made
         return pointer, made
+
+
+def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
+    """Return the call that launches on a stream given by its address, less the layers around it."""
+    found: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
+    return found
 
 
 def check_no_capture() -> None:
@@ -162,19 +169,23 @@ def packed_items(messages: Sequence[Message], starts: Sequence[int]) -> list[Ite
     )
 
 
-def packing(job: Job, items: Sequence[Item], device: int) -> MovableLaunches:
-    """Return the launch that packs parts to the addresses beside them."""
+def packing(
+    job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
+) -> MovableLaunches:
+    """Return the launch that packs parts to the addresses beside them, and leaves a mark as it starts."""
     from halox.packing.device import launch_pack
 
-    return MovableLaunches(job, items, lambda moves: [launch_pack(moves, device)], reads=True)
+    return MovableLaunches(job, items, lambda moves: [launch_pack(moves, device, mark)], reads=True)
 
 
-def unpacking(job: Job, items: Sequence[Item], device: int) -> MovableLaunches:
-    """Return the launch that unpacks parts from the addresses beside them, or adds to them."""
+def unpacking(
+    job: Job, items: Sequence[Item], device: int, mark: Mark | None = None
+) -> MovableLaunches:
+    """Return the launch that unpacks parts from the addresses beside them, or adds to them; marks as `packing`."""
     from halox.packing.device import launch_add, launch_unpack
 
     unpack = launch_add if job.operation == "add" else launch_unpack
-    return MovableLaunches(job, items, lambda moves: [unpack(moves, device)], writes=True)
+    return MovableLaunches(job, items, lambda moves: [unpack(moves, device, mark)], writes=True)
 
 
 def fragmented(

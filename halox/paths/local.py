@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -20,7 +21,14 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.indexed import Indexed, Indices, Words, index_all, pays, words_of
+from halox.paths.host.indexed import (
+    Indices,
+    Words,
+    at_once,
+    index_all,
+    pays,
+    words_of,
+)
 from halox.paths.host.packed import (
     Place,
     add_all,
@@ -34,6 +42,7 @@ from halox.paths.host.packed import (
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
+from halox.runtime.gpu.cuda import cupy
 
 
 class LocalPath(Path):
@@ -62,33 +71,35 @@ class LocalPath(Path):
         return [Carried(self.name, channel, job.messages)]
 
 
-_Moves: TypeAlias = tuple[list[Move] | list[Indexed], list[Move]]
+_Moves: TypeAlias = tuple[list[Move], list[Callable[[], object]]]
 
 
 class LocalHostChannel(Channel):
     """Copies between NumPy arrays of one rank, without a buffer where one loop nest walks both sides.
 
     The copies are made by `start`, since what is sent must not change before `finish` and what is received must
-    not be touched before it either: the earlier moment is as good, and leaves less for later.
+    not be touched before it either: the earlier moment is as good, and leaves less for later. They are made in the
+    order of the parts, as a part may hold what an earlier one has received, and before anything is sent to other ranks.
     """
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
         found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
-        self._take: Callable[..., None] = add_all if adds else copy_all
         self._words: tuple[int, Words, Indices, Indices] | None = None
+        self._in_tiles: bool | None = None  # the same for all arrays of a layout
+        # Copies that are made as they are, and what is done in other ways.
+        self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
-        self._moves: _Moves = [], []
         if found is not None and cleared is not None:
             self.is_movable = True
+            self._adds = adds
             arrays = cast(Sequence[HostArray], job.arrays)
             self._sources, self._targets = (located(places, arrays) for places in found)
             both = [*self._sources, *self._targets]
             if not adds and pays(both, 2):
                 words = words_of(both)
                 indices = words.indices(self._targets), words.indices(self._sources)
-                self._words = (both[0][0], words, *indices)
-                self._take = index_all
+                self._words = (both[0][0], words, *at_once(*indices))
             self._cleared = located(cleared, arrays)
             self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
             self.bind(self.views([array.memory for array in arrays]))
@@ -100,35 +111,37 @@ class LocalHostChannel(Channel):
         self._calls += clearing(job)
 
     def views(self, memories: Sequence[memoryview]) -> _Moves:
-        """Return views of other arrays, and what to copy between them."""
+        """Return copies between other arrays, and the calls that follow them."""
         if self._words is not None:
             number, words, to, of = self._words
             memory = words.of(memories[number])
-            return [(memory, to, memory, of)], []
+            return [], [partial(index_all, [(memory, to, memory, of)])]
         sources, targets = views_of(self._sources, memories), views_of(self._targets, memories)
         moves = [*zip(targets, sources, strict=True)]
-        if self._take is copy_all:
-            moves = blocked(moves)
-        if not self._cleared:
-            return moves, []
-        return moves, [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
+        if not self._adds:
+            if self._in_tiles is None:
+                cut = blocked(moves)
+                self._in_tiles = len(cut) > len(moves)
+                return cut, []
+            return blocked(moves) if self._in_tiles else moves, []
+        cleared = [*zip(views_of(self._cleared, memories), self._zeros, strict=True)]
+        return [], [partial(add_all, moves), partial(copy_all, cleared)]
 
     def bind(self, views: _Moves) -> None:
         """Work on the arrays of these views."""
-        self._moves = views
+        self._copies, self._calls = views
 
     def start(self) -> None:
         """Copy everything."""
-        moves, cleared = self._moves
-        self._take(moves)
-        if cleared:
-            copy_all(cleared)
-        for call in self._calls:
-            call()
+        for target, source in self._copies:
+            target[...] = source
+        if self._calls:
+            for call in self._calls:
+                call()
 
     def close(self) -> None:
         """Let go of the arrays."""
-        self._moves, self._calls = ([], []), []
+        self._copies, self._calls = [], []
 
 
 def _places_of(
@@ -157,9 +170,11 @@ class LocalDeviceChannel(MovableChannel):
     def __init__(self, job: Job, device: int) -> None:
         copies, self.is_movable = copying(job, [*job.pairs()], device)
         self._movable = [copies, *clearing_of(job, device)]
+        self._current_stream = cupy().cuda.get_current_stream
 
     def start(self) -> None:
         """Put the kernel on the current stream."""
+        pointer = self._current_stream().ptr
         for launches in self._movable:
             for launch, source, target in launches.stages[0]:
-                launch(None, source, target)
+                launch(pointer, source, target)

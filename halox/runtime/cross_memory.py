@@ -29,6 +29,7 @@ MOST_BYTES = 1 << 30
 """Most bytes of a call, less than the 2 GiB at which Linux stops."""
 
 _SURVEYING = "the survey of cross-memory attach"
+_APART = "are in different PID namespaces (start them in one container, or with its --pid=host)"
 _TOKEN_BYTES = 16
 _SCOPE_FILE = "/proc/sys/kernel/yama/ptrace_scope"
 
@@ -93,9 +94,10 @@ def _functions() -> tuple[Any, Any]:
 
 
 class _Probe(NamedTuple):
-    """Number of a rank's process, and the address of memory there: a token, and behind it a byte for each rank."""
+    """Number of a rank's process in its namespace, and memory there: a token, and behind it a byte for each rank."""
 
     pid: int
+    namespace: int
     address: int
     token: bytes
 
@@ -123,12 +125,12 @@ def survey(world: World) -> Attachments:
     memory = np.zeros(_TOKEN_BYTES + world.size, np.uint8)
     token = os.urandom(_TOKEN_BYTES)
     memory[:_TOKEN_BYTES] = np.frombuffer(token, np.uint8)
-    mine = _Probe(os.getpid(), memory.ctypes.data, token)
+    mine = _Probe(os.getpid(), _namespace(), memory.ctypes.data, token)
     probes: list[_Probe] = world.gather(mine, _SURVEYING)
     refused: dict[tuple[int, int], str] = {}
     for rank in world.node_ranks:
         if rank != world.rank:
-            why = _try(world.rank, rank, probes[rank])
+            why = _try(world.rank, rank, mine, probes[rank])
             if why is not None:
                 refused[world.rank, rank] = why
     said = world.gather(refused, _SURVEYING)
@@ -145,18 +147,25 @@ def survey(world: World) -> Attachments:
     return Attachments(tuple(probe.pid for probe in probes), world.nodes, found)
 
 
-def _try(own: int, rank: int, probe: _Probe) -> str | None:
+def _namespace() -> int:
+    """Return the number of this process's PID namespace, 0 where it is not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _try(own: int, rank: int, mine: _Probe, probe: _Probe) -> str | None:
     """Return why a rank's memory cannot be read and written from here, None if it can."""
+    if mine.namespace != probe.namespace and mine.namespace and probe.namespace:
+        return f"ranks {min(own, rank)} and {max(own, rank)} {_APART}"
     found, one = np.zeros(_TOKEN_BYTES, np.uint8), np.ones(1, np.uint8)
     theirs = np.array([[probe.address, _TOKEN_BYTES]], np.uint64)
     mark = np.array([[probe.address + _TOKEN_BYTES + own, 1]], np.uint64)
     try:
         Call("read", probe.pid, iovec_of(found), theirs)()
         if found.tobytes() != probe.token:
-            return (
-                f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: the ranks are in "
-                "different PID namespaces (start them in one container, or with its --pid=host)"
-            )
+            return f"rank {own} finds another process under the number of rank {rank}, {probe.pid}: they {_APART}"
         Call("write", probe.pid, iovec_of(one), mark)()
     except OSError as error:
         return f"rank {own} cannot reach the memory of rank {rank} (process {probe.pid}): {_why(error)}"
@@ -179,7 +188,7 @@ def _why(error: OSError) -> str:
         )
         return f"{text}; {remedy}"
     if error.errno in (errno.ESRCH, errno.EFAULT):
-        return f"{text}; the ranks may be in different PID namespaces (start them in one container, or with --pid=host)"
+        return f"{text}; perhaps the ranks {_APART}"
     return text
 
 

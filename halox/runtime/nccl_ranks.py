@@ -3,12 +3,13 @@
 A communicator of NCCL is made collectively when a plan or reduction first needs it, and serves all that come later on
 the same ranks. It lives as long as the process: destroying one waits for every CUDA graph that holds a send of it.
 
-NCCL's kernels wait for other ranks without a limit, in graphs as well. So each exchange marks its begin and end in a
-word of host memory, which a thread looks at: where one has been under way for ``HALOX_TIMEOUT`` seconds the thread
-aborts the communicator. Its kernels end then, and the next call raises::
+NCCL's kernels wait for other ranks without a limit, in graphs as well. So each exchange marks its begin and end in
+words of host memory, as its kernels for packing and unpacking start, and a thread looks at them: where one has been
+under way for ``HALOX_TIMEOUT`` seconds the thread aborts the communicator. Its kernels end then, and the next call
+raises::
 
-    stream   ... | begin |  group of sends and receives  | end | ...
-    word          1                                       2        a thread looks a few times a second
+    stream   ... | pack |  group of sends and receives  | unpack | ...
+    word           1                                      2            a thread looks a few times a second
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from halox.errors import DeviceError
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import Nccl, NcclOp, load_nccl, nccl_version_text
-from halox.runtime.gpu.streams import write_word
 from halox.runtime.status import ranks_text
 from halox.runtime.world import World
 
@@ -193,10 +194,9 @@ class NcclRanks:
 
 
 class Watch:
-    """Watch of the exchanges of one plan, which mark their begin and end on their stream.
+    """Watch of the exchanges of one plan, which leave ``begin`` and ``end`` on their stream.
 
-    The device writes 1 to the first word as an exchange begins; as it ends, 0 to that and 1 to the second, which is
-    set back here. So no end is missed between two looks, however short exchanges are.
+    The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
     """
 
     def __init__(self, ranks: NcclRanks, peers: Sequence[int], limit_s: float) -> None:
@@ -206,8 +206,7 @@ class Watch:
         self._words: Any = self._buffer.array.data.cast("I")
         self._since: float | None = None
         pointer = int(self._buffer.device_pointer)
-        self.begin: Callable[[int], None] = write_word(pointer, 1, 4)
-        self.end: Callable[[int], None] = write_word(pointer, 1 << 32, 8)
+        self.begin, self.end = Mark(pointer, is_end=False), Mark(pointer, is_end=True)
 
     def look(self) -> str:
         """Return why an exchange counts as failed, or an empty text."""

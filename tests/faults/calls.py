@@ -13,7 +13,8 @@ import halox
 from halox import Recv, Send
 from halox import datatypes as dt
 
-CPU_PATHS = ("host/shared", "host/direct", "host/mpi")
+IN_PLACE = ("host/direct", "scatter_gather/process_vm")
+CPU_PATHS = ("host/shared", "host/mpi", *IN_PLACE)
 GPU_PATHS = ("ipc", "staged/shared", "staged/mpi")
 """Of ranks that share a GPU."""
 
@@ -46,7 +47,8 @@ class Scene:
     def field(self, grid: halox.Grid, step: int = 0) -> Any:
         """A field of values that tell their place and step, the halo poisoned."""
         # What is not the grid's own is packed.
-        u = np.empty(grid.padded_shape) if self.path == "host/shared" else grid.empty()
+        is_own = self.path in ("host/shared", "scatter_gather/process_vm")
+        u = np.empty(grid.padded_shape) if is_own else grid.empty()
         self.fill(grid, u, step)
         return u
 
@@ -114,7 +116,7 @@ class Call:
     refused: str = ""
 
 
-NOT_DIRECT = tuple(path for path in Call.paths if path != "host/direct")
+NOT_DIRECT = tuple(path for path in Call.paths if path not in IN_PLACE)
 """Of calls that never read in place, or do not depend on the path of exchanges."""
 
 

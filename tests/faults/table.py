@@ -94,6 +94,10 @@ QUICK: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("host/mpi", "stopped for long"): {"before": ("exchange, cached", "sum, first")},
     ("host/shared", "killed"): {"halfway": _KILLED},
     ("host/mpi", "killed"): {"before": ("gather",), "halfway": ("exchange, cached",)},
+    ("scatter_gather/process_vm", "raising"): {"before": _EXCHANGING},
+    ("scatter_gather/process_vm", "stopped for a while"): {"halfway": _EXCHANGING},
+    ("scatter_gather/process_vm", "stopped for long"): {"halfway": ("exchange, cached",)},
+    ("scatter_gather/process_vm", "killed"): {"halfway": ("exchange, first", "exchange, cached")},
 }
 for _path in GPU_PATHS:
     QUICK |= {

@@ -47,6 +47,7 @@ STEP_LIMIT_S = 150
 DUMPING_S = 2
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
+MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 NPB_CUDA = {"B": 325_900.0, "C": 340_300.0}
 """Mop/s of the CUDA version of NAS FT (GMAP/NPB-GPU) on an H200."""
 
@@ -236,6 +237,8 @@ def apps(gpus: int) -> list[dict[str, Any]]:
         found += [
             app("nas_ft", ranks, "--class", name, "--passes", "3", *graph) for name in classes
         ]
+        found.append(app("milc", ranks, *MILC_LATTICE, "--gauge", "random", *graph))
+    found.append(app("milc", 1, *MILC_LATTICE, "--gauge", "unit", "--precision", "mixed"))
     return found
 
 
@@ -286,6 +289,28 @@ def fourier_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the figures of MILC, of the runs that ended well: figures without targets."""
+    ended = [one["figures"] for one in found if one["app"] == "milc" and not one["exit_status"]]
+    alone = next((one["cg_gflops"] for one in ended if one["ranks"] == 1), None)
+    return [
+        {
+            "name": f"MILC {'x'.join(map(str, one['lattice']))} {one['operator']} {one['precision']}, "
+            f"{one['ranks']} ranks, {one['device']}",
+            "value": round(one["cg_gflops"], 4),
+            "unit": "GFLOPS",
+            "baseline": alone and round(alone, 3),
+            "baseline_name": "GFLOPS on one rank",
+            "target": None,
+            "at_most": False,
+            "met": None,
+            **{name: one[name] for name in ("verified", "time_s", "graph", "dslash_gflops")},
+        }
+        for one in ended
+        if one["precision"] == "double"
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -381,17 +406,21 @@ def main(arguments: list[str]) -> int:
             result.tests += one_process(scratch)
             result.write()
         result.apps += apps(gpus)
-        result.figures += multigrid_figures(result.apps) + fourier_figures(result.apps)
+        for figures in (multigrid_figures, fourier_figures, milc_figures):
+            result.figures += figures(result.apps)
         for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
             result.figures += targets("exchange", ranks, scratch)
             result.figures += targets("allreduce", ranks, scratch)
             result.figures += targets("transpose", ranks, scratch)
+            if ranks <= gpus:
+                result.figures += targets("milc", ranks, scratch)
             result.write()
         if whole:
             for name in ("strided", "nas_ft"):
                 result.figures += measure(name, [f"tests.gpu.bench_{name}"], None, scratch)
             result.figures += targets("pack", None, scratch)
             result.figures += targets("transpose", None, scratch)
+            result.figures += targets("milc", None, scratch)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

@@ -135,3 +135,13 @@ def test_transposes(words: str, tmp_path: Path) -> None:
     for name in ("selected", COPY, CUPY, TILE):
         assert {(name, "stream"), (name, "graph")} <= timed
     assert {row["error"] for row in rows if row["name"] == "selected"} == {""}
+
+
+def test_milc(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    assert main(["bench", "milc", "--quick", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == 4 and not [row["error"] for row in rows if row["error"]]
+    for row in rows:
+        assert row["checked"] and row["mode"] == "graph" and row["stream_us"] and row["exchange_us"]
+        assert row["share"] > 0 and row["over_floor"] > 0

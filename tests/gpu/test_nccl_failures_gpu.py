@@ -17,7 +17,7 @@ require("mpi")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("form", ["stream", "graph"])
+@pytest.mark.parametrize("form", ["stream", "graph", "ahead"])
 def test_a_rank_that_stops(form: str) -> None:
     environment = launcher.environment(2) | {"PYTHONPATH": str(ROOT), "HALOX_TIMEOUT": "4"}
     command = launcher.command(

@@ -12,7 +12,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -22,11 +22,14 @@ import numpy as np
 import pytest
 
 from halox.collectives.operations import find_operation
+from halox.errors import DeviceError
 from halox.runtime.device_arena import DeviceBlock, DevicePlace
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.pools import Pool
 from halox.runtime.place import Place
 from tests.unit.cpu_allreduce import Launch, Stream
 from tests.unit.cpu_kernels import aligned
+from tests.unit.host_launches import leave
 
 
 class Array:
@@ -197,8 +200,27 @@ class FakeMoves:
     def combine(self, total: int, value: int, stream: int) -> None:
         self._operation.fold(self._at(total), [self._at(total), self._at(value)])
 
+    def two(
+        self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
+    ) -> Callable[[int], None]:
+        total, first, value = addresses
+
+        def launch(stream: int) -> None:
+            if mark is not None:
+                leave(mark)
+            begun = self._at(first).copy()
+            if is_first:
+                self._operation.fold(begun, [self._at(first)])
+            self._operation.fold(self._at(total), [begun, self._at(value).copy()])
+
+        return launch
+
     def copy(self, target: int, source: int, stream: int) -> None:
         self._at(target)[...] = self._at(source).copy()
+
+
+def _no_nccl() -> Any:
+    raise DeviceError("no libnccl.so.2 can be loaded")
 
 
 class Machine:
@@ -230,6 +252,7 @@ class Machine:
         monkeypatch.setattr(device_algorithms, "DeviceMoves", FakeMoves)
         monkeypatch.setattr(device_algorithms, "pinned", pinned)
         monkeypatch.setattr(memory, "register", self._register)
+        monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", _no_nccl)
         monkeypatch.setattr(pools, "HOST_WORDS", Pool(lambda _: pinned(8)))
         monkeypatch.setattr(allreduce, "multiprocessors", lambda device: 2)
         monkeypatch.setattr(

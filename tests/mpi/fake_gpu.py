@@ -175,10 +175,10 @@ class FakeGpu:
                 fragment += [("copy", side_of(c.source), side_of(c.target)) for c in copies]
         return [self.launch(fragment) for fragment in steps]
 
-    def launch_pack(self, moves: Any, device: int) -> Any:
+    def launch_pack(self, moves: Any, device: int, mark: Any = None) -> Any:
         return self.launch([("copy", *_both(*move)) for move in moves])
 
-    def launch_add(self, moves: Any, device: int) -> Any:
+    def launch_add(self, moves: Any, device: int, mark: Any = None) -> Any:
         return self.launch([("add", *_both(*move)[::-1], move[0][1].uniform) for move in moves])
 
     def zeroing(self, endpoints: Any, device: int) -> Any:

@@ -19,9 +19,11 @@ from mpi4py import MPI
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import pools
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import NcclOp
 from tests.mpi.fake_cupy import Machine, pinned
 from tests.unit.cpu_kernels import aligned
+from tests.unit.host_launches import leave
 
 WAIT_S = 20.0
 
@@ -56,7 +58,8 @@ class FakeNccl:
         side = SimpleNamespace(stream=machine.stream, before=event, after=event)
         monkeypatch.setattr(pools, "SIDE_STREAMS", pools.Pool(lambda device: side))
         monkeypatch.setattr("halox.runtime.nccl_ranks.load_nccl", self._load)
-        monkeypatch.setattr("halox.runtime.nccl_ranks.write_word", self._write_word)
+        for user in ("paths.nccl.channel", "collectives.device.nccl_reduction"):
+            monkeypatch.setattr(f"halox.{user}.MarkLaunch", self._mark_launch)
         import cupy
 
         cupy.cuda.Memory = _memory
@@ -67,12 +70,12 @@ class FakeNccl:
             raise DeviceError(self.why_not)
         return self
 
-    def _write_word(self, pointer: int, value: int, nbytes: int) -> Callable[[int], None]:
-        def write(stream: int) -> None:
+    def _mark_launch(self, mark: Mark, device: int) -> Any:
+        def launch(stream: int, source: int = 0, target: int = 0) -> None:
             if not self.is_stuck:
-                ctypes.memmove(pointer, value.to_bytes(nbytes, "little"), nbytes)
+                leave(mark)
 
-        return write
+        return SimpleNamespace(launch=launch)
 
     def unique_id(self) -> bytes:
         return np.random.default_rng().bytes(128)

@@ -14,7 +14,18 @@ from halox.errors import HaloxError
 from halox.exchange.plan import Plan
 from halox_bench.common.attempt import attempt
 from halox_bench.exchange import run as exchange_run
-from halox_bench.exchange.baselines import MPI_NEIGHBOUR, MPI_TYPES, MpiNeighbour, MpiTypes
+from halox_bench.exchange.baselines import (
+    BY_HAND as PACKED,
+)
+from halox_bench.exchange.baselines import (
+    MPI_NEIGHBOUR,
+    MPI_TYPES,
+    MpiNeighbour,
+    MpiTypes,
+)
+from halox_bench.exchange.baselines import (
+    ByHand as Packed,
+)
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import Bench, Prepared
 from halox_bench.pingpong import run as pingpong_run
@@ -36,7 +47,7 @@ CASES = [
     ExchangeCase((4, 5, 6), "x", 2, "f4"),
     ExchangeCase((4, 5, 6), "z", fields=2),
     ExchangeCase((4, 5, 6), "faces", 1, "c16", 2),
-    ExchangeCase((4, 5, 6), "all", 2, "i1", 2),
+    ExchangeCase((4, 5, 6), "all", 2, "i1", 2, outer=True),
     ExchangeCase((3, 4, 3, 4), "all", 1, "c8", 1, (3,)),
 ]
 
@@ -44,10 +55,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
     rows = Bench(comm, OPTIONS).measure(case)
-    assert [row.name for row in rows] == ["selected", "host", MPI_TYPES, MPI_NEIGHBOUR]
+    assert [row.name for row in rows] == ["selected", "host", PACKED, MPI_TYPES, MPI_NEIGHBOUR]
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
-        assert set(row.beside) == {MPI_TYPES, MPI_NEIGHBOUR}
+        assert set(row.beside) == {PACKED, MPI_TYPES, MPI_NEIGHBOUR}
         assert row.proc_shape == case.proc_shape(comm.size)
     assert len(set(comm.allgather(rows[0].us))) == 1, "one figure for all ranks"
 
@@ -59,7 +70,14 @@ def test_every_registered_path_is_measured(comm: MPI.Intracomm) -> None:
         rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 6), "x"))
     finally:
         del paths.PATHS["toy"]
-    assert [row.name for row in rows] == ["selected", "host", "toy", MPI_TYPES, MPI_NEIGHBOUR]
+    assert [row.name for row in rows] == [
+        "selected",
+        "host",
+        "toy",
+        PACKED,
+        MPI_TYPES,
+        MPI_NEIGHBOUR,
+    ]
     toy = rows[2]
     assert toy.us and toy.checked and toy.kind == "path" and toy.path.startswith("toy/")
 
@@ -69,7 +87,7 @@ def spoil_last(comm: MPI.Intracomm, array: np.ndarray) -> None:
         array[(-1,) * array.ndim] += 1
 
 
-@pytest.mark.parametrize("baseline", [MpiTypes, MpiNeighbour])
+@pytest.mark.parametrize("baseline", [Packed, MpiTypes, MpiNeighbour])
 def test_one_wrong_value_on_one_rank_leaves_no_figure(
     baseline: Any, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

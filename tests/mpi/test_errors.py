@@ -175,14 +175,14 @@ def _changed_later(comm: World, change: Callable[[np.ndarray], object]) -> None:
 def _plan_in_two_threads(comm: World) -> None:
     with grid(comm) as g:
         plan = g.plan(g.zeros())
-        plan._runs = (lambda: _in_another_thread(plan), *plan._runs)
+        plan._steps = (lambda: _in_another_thread(plan), *plan._steps)
         plan()
 
 
 def _grid_in_two_threads(comm: World) -> None:
     with grid(comm) as g:
         plan = g.plan(g.zeros())
-        plan._runs = (lambda: _in_another_thread(g.zeros), *plan._runs)
+        plan._steps = (lambda: _in_another_thread(g.zeros), *plan._steps)
         plan()
 
 

@@ -14,6 +14,7 @@ SHORT = {
     "acoustic": ["--cells", "34", "21", "--steps", "80"],
     "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],
     "maxwell": ["--cells", "9", "8", "13", "--steps", "30"],
+    "shallow_water": ["--cells", "100", "4"],
     "gray_scott": ["--cells", "34", "27", "--steps", "60"],
 }
 
@@ -22,6 +23,9 @@ pytestmark = [pytest.mark.geometry, pytest.mark.ranks(1, 4)]
 
 def run(name: str, *words: str) -> float:
     program, *options = name.split()
+    if program == "shallow_water":
+        pytest.importorskip("zarr")
+        pytest.importorskip("xarray")
     found: float = runpy.run_path(str(EXAMPLES / f"{program}.py"))["main"](
         [*options, *SHORT[name], "--device", "cpu", *words]
     )
@@ -31,7 +35,7 @@ def run(name: str, *words: str) -> float:
 @pytest.mark.parametrize("name", SHORT)
 def test_it_is_right(name: str, comm: MPI.Intracomm) -> None:
     errors = comm.allgather(run(name))
-    assert len(set(errors)) == 1 and errors[0] < 1e-13
+    assert len(set(errors)) == 1 and errors[0] < (0.03 if name == "shallow_water" else 1e-13)
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -86,6 +86,20 @@ def test_combined_in_the_order_of_the_nodes(
             assert len(set(comm.allgather(found.get().tobytes()))) == 1
 
 
+def test_prepared_calls(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """With the same arrays again and again: to one that is given, in place, and to new ones."""
+    a, b, out = (Array(np.zeros(5)) for _ in range(3))
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        for step in range(4):
+            a.values[...] = b.values[...] = comm.rank + step
+            wanted = sum(range(comm.size)) + comm.size * step
+            found = reduce(a)
+            assert reduce(a, out) is out and reduce(b, out=b) is b
+            right = all(bool((x.get() == wanted).all()) for x in (found, out, b))
+            assert agree(right and bool((a.get() == comm.rank + step).all()), comm), step
+        assert len(reduce._launches) == 3
+
+
 def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     machine, _ = gpu
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:

@@ -70,6 +70,26 @@ def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) ->
     assert np.array_equal(u[1:-1, 1:-1], serial(20)[grid.owned])
 
 
+def test_memory_is_viewed_once(grid: halox.Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New views of known memory, arrays in memory of others that are gone, and more arrays than are remembered."""
+    monkeypatch.setattr("halox.exchange.plan._MOST_BOUND", 3)
+    block = np.zeros((5, *grid.padded_shape))
+    whole = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
+    grid.exchange(start(grid))
+    made = []
+    for number in (0, 1, 0, 1, 2, 3, 4, 0, 4):
+        u = block[number]
+        u[...] = -1
+        u[1:-1, 1:-1] = whole[grid.owned] + len(made)
+        grid.exchange(u)
+        assert np.array_equal(u[:, 1:-1], halo_of(grid, whole) + len(made))
+        (entry,) = grid._plans._entries.values()
+        assert entry.plan is not None and len(entry.plan._bounds) <= 3
+        made.append(entry.plan.bound)
+    assert made[0] is made[2] and made[1] is made[3] and made[0] is not made[1]
+    assert made[7] is not made[0] and made[8] is made[6]
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "c16", "?", "S3", "M8[s]", "f8,i4"])
 def test_dtypes_have_plans_of_their_own(grid: halox.Grid, dtype: str) -> None:
     numbers = np.arange(np.prod(SHAPE)).reshape(SHAPE)

@@ -38,6 +38,13 @@ def ring(comm: MPI.Intracomm, x: Any, y: Any, kind: Any = LONG, path: str | None
     return Exchange([Send(x, kind, high)], [Recv(y, kind, low)], comm=comm, path=path)
 
 
+def chain(comm: MPI.Intracomm, x: Any, y: Any, kind: Any = LONG, path: str | None = None) -> Any:
+    """Everybody but the last sends to the next rank: nothing comes back."""
+    sends = [Send(x, kind, comm.rank + 1)] if comm.rank < comm.size - 1 else []
+    receives = [Recv(y, kind, comm.rank - 1)] if comm.rank else []
+    return Exchange(sends, receives, comm=comm, path=path)
+
+
 def taken(exchange: Any) -> set[str]:
     return {f"{row.path}/{row.protocol}" for row in exchange.explain().rows}
 
@@ -54,28 +61,32 @@ def check(comm: MPI.Intracomm, y: np.ndarray, step: int = 0) -> None:
 
 @pytest.mark.parametrize(
     ("block", "count", "wanted"),
-    [(BLOCK, COUNT, PATH), (BLOCK, 3, "host/shared"), (BLOCK // 2, COUNT, "host/shared")],
+    [(4096, 16, PATH), (4096, 15, "host/shared"), (2048, 64, "host/shared")],
     ids=["long", "few", "short"],
 )
 def test_long_blocks_are_not_packed(
     block: int, count: int, wanted: str, comm: MPI.Intracomm
 ) -> None:
-    """Of the user's own arrays; of fewer bytes and shorter blocks the host packs."""
+    """Of the user's own arrays, one way; of fewer bytes and shorter blocks, and both ways, the host packs."""
     x, y = (np.zeros(2 * block * count, "u1") for _ in range(2))
-    with ring(comm, x, y, dt.vector(count, block, 2 * block, "u1")) as exchange:
+    kind = dt.vector(count, block, 2 * block, "u1")
+    with chain(comm, x, y, kind) as exchange:
         assert taken(exchange) == {wanted}
         why = exchange.explain().rows[0].reason
-        said = "copied by the kernel: blocks of 16384 B" if wanted == PATH else "packed"
-        assert said in why
+        said = "copied by the kernel: blocks of 4096 B on average, half by each end"
+        assert (said if wanted == PATH else "packed") in why
+    if comm.size == 2:
+        with ring(comm, x, y, kind) as exchange:
+            assert taken(exchange) == {"host/shared"}
 
 
 def test_fields_in_shared_memory_are_read_in_place(comm: MPI.Intracomm) -> None:
     with halox.Grid(
         (4 * comm.size, 1 << 14), periodic=True, proc_shape=(comm.size, 1), comm=comm, corners=False
     ) as grid:
-        for u, wanted in ((grid.zeros(), "host/direct"), (np.zeros(grid.padded_shape), PATH)):
-            rows = [row for row in grid.plan(u).explain().rows if row.peer != comm.rank]
-            assert {f"{row.path}/{row.protocol}" for row in rows} == {wanted}
+        rows = [row for row in grid.plan(grid.zeros()).explain().rows if row.peer != comm.rank]
+        assert {f"{row.path}/{row.protocol}" for row in rows} == {"host/direct"}
+        assert all("scatter_gather" not in row.why_not for row in rows), "it is possible, too"
 
 
 def test_an_exchange_serves_arrays_that_come_and_go(comm: MPI.Intracomm) -> None:
@@ -231,6 +242,21 @@ def test_a_process_that_is_not_the_rank(
         assert found.why_not(0, 2) is None
     world.close()
     own.Free()
+
+
+def test_ranks_of_other_pid_namespaces(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their numbers mean nothing to one another, and no process is touched."""
+    monkeypatch.setattr(cross_memory, "_namespace", lambda: 1 + comm.rank % 2)
+    monkeypatch.setattr(cross_memory, "Call", lambda *_: pytest.fail("it was tried"))
+    own = fresh(comm.Split(comm.rank // 2))
+    if own.size == 2:
+        x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
+        with pytest.raises(PathError, match="ranks 0 and 1 are in different PID namespaces"):
+            ring(own, x, y, path=PATH)
+    own.Free()
+    comm.Barrier()
 
 
 def test_a_system_without_such_calls(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:

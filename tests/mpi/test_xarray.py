@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,33 @@ def test_some_variables_only(grid: halox.Grid) -> None:
     dataset = xr.Dataset({"u": grid.dataarray(u, halo=True), "v": grid.dataarray(v, halo=True)})
     dataset.halox.exchange(grid, "v")
     assert np.all(v[0, 1:-1] > 0) and np.all(u[0] == 0)
+
+
+@pytest.mark.parametrize("halo", [False, True])
+def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    path = grid.comm.bcast(tmp_path) / "run.zarr"
+    values = {"u": whole(*SHAPE), "w": whole(SHAPE[0], SHAPE[1] + 1, dtype="f4")}
+    u, w = grid.zeros(), grid.zeros("f4", staggered=1)
+    for field, name in ((u, "u"), (w, "w")):
+        grid.interior(field)[...] = values[name][grid.layout(field).owned]
+    coords = {"x": X, "y": Y}
+    dataset = xr.Dataset(
+        {
+            "u": grid.dataarray(u, halo=halo, coords=coords),
+            "w": grid.dataarray(w, halo=halo, coords={"x": X}),
+            "time": 0.5,
+        },
+        attrs={"step": 7},
+    )
+    dataset.halox.to_zarr(path, grid)
+    with xr.open_zarr(path, chunks=None) as found:
+        assert set(found.data_vars) == {"u", "w"} and found.attrs["step"] == 7
+        assert found.u.dims == ("x", "y") and found.w.dims == ("x", "y_face")
+        assert np.array_equal(found.u, values["u"]) and np.array_equal(found.w, values["w"])
+        assert np.allclose(found.x, X) and np.allclose(found.y, Y)
+        again = grid.from_dataarray(found.u)
+    assert np.array_equal(grid.interior(again), grid.interior(u))
 
 
 def given(array: Any, **options: Any) -> Any:

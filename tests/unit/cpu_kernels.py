@@ -88,13 +88,15 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     launch = "launch_on_cpu(grid, block, backwards != 0"
     if dict(defines).get("TILED"):
         launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
+    marked = dict(defines).get("MARKED")
+    more, given = (", u64 mark_at, u32 is_end", ", mark_at, is_end") if marked else ("", "")
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
 extern "C" void run(unsigned grid, unsigned block, int backwards, u64 source, u64 target,
-                    const void* table, unsigned regions, unsigned chunks, unsigned chunk_words)
+                    const void* table, unsigned regions, unsigned chunks, unsigned chunk_words{more})
 {{
-    {launch}, {name}, source, target, *(const Table*)table, regions, chunks, chunk_words);
+    {launch}, {name}, source, target, *(const Table*)table, regions, chunks, chunk_words{given});
 }}
 {extra}
 """
@@ -109,6 +111,7 @@ def run(
     source: int = 0,
     target: int = 0,
     backwards: bool = False,
+    mark: tuple[int, bool] | None = None,
 ) -> None:
     """Do on the CPU what a launch of a plan does on a GPU, from the same table."""
     if not planned.chunks:
@@ -122,7 +125,9 @@ def run(
     if not planned.inline:
         pointers = np.array([pointer, pointer + planned.regions.nbytes], np.uint64)
         pointer = pointers.ctypes.data
-    library = compiled(name, (*planned.defines, *defines))
+    marked = () if mark is None else (("MARKED", "1"),)
+    library = compiled(name, (*planned.defines, *defines, *marked))
+    more = () if mark is None else (ctypes.c_uint64(mark[0]), ctypes.c_uint(mark[1]))
     call: Callable[..., None] = library.run
     call(
         ctypes.c_uint(planned.blocks),
@@ -134,6 +139,7 @@ def run(
         ctypes.c_uint(len(planned.regions)),
         ctypes.c_uint(planned.chunks),
         ctypes.c_uint(planned.chunk_words),
+        *more,
     )
 
 

@@ -12,6 +12,15 @@ from unittest.mock import patch
 import numpy as np
 
 from halox.packing.refine import Side, cut_parts
+from halox.runtime.gpu.marks import Mark
+
+
+def leave(mark: Mark) -> None:
+    """Write a mark as a kernel does."""
+    words = (ctypes.c_uint32 * 2).from_address(mark.pointer)
+    words[0] = not mark.is_end
+    if mark.is_end:
+        words[1] = 1
 
 
 def touched(endpoint: Any) -> np.ndarray:
@@ -33,12 +42,16 @@ Step = tuple[np.ndarray, np.ndarray, Any]
 
 
 class HostLaunch:
-    """Steps that are taken at once."""
+    """Steps that are taken at once, after a mark is left."""
 
-    def __init__(self, steps: Sequence[Step], keep: object = None) -> None:
-        self.steps, self._keep = steps, keep
+    def __init__(
+        self, steps: Sequence[Step], keep: object = None, mark: Mark | None = None
+    ) -> None:
+        self.steps, self._keep, self._mark = steps, keep, mark
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
+        if self._mark is not None:
+            leave(self._mark)
         for read, written, dtype in self.steps:
             values = _load(_shifted(read, source))
             to = _shifted(written, target)
@@ -73,16 +86,16 @@ def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
     return array, packed + np.arange(len(array))
 
 
-def _pack(moves: Any, device: int) -> HostLaunch:
-    return HostLaunch([(*_both(*move), None) for move in moves])
+def _pack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
+    return HostLaunch([(*_both(*move), None) for move in moves], mark=mark)
 
 
-def _unpack(moves: Any, device: int) -> HostLaunch:
-    return HostLaunch([(*_both(*move)[::-1], None) for move in moves])
+def _unpack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
+    return HostLaunch([(*_both(*move)[::-1], None) for move in moves], mark=mark)
 
 
-def _add(moves: Any, device: int) -> HostLaunch:
-    return HostLaunch([(*_both(*move)[::-1], move[0][1].uniform) for move in moves])
+def _add(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
+    return HostLaunch([(*_both(*move)[::-1], move[0][1].uniform) for move in moves], mark=mark)
 
 
 def _fragments(moves: Any, fragments: int, device: int, *, unpack: bool) -> list[HostLaunch]:

@@ -17,6 +17,7 @@ from halox.errors import HaloxError
 from halox.packing.host import HostPacker
 from halox_bench.common.byhand import THREADS
 from halox_bench.common.kernels import defines
+from halox_bench.exchange import baselines, targets_host
 from halox_bench.exchange import plots as exchange_plots
 from halox_bench.exchange.baselines_gpu import Segments, table
 from halox_bench.exchange.cases import (
@@ -32,6 +33,7 @@ from halox_bench.exchange.oracle import Oracle
 from halox_bench.exchange.rows import ExchangeRow, header, line
 from halox_bench.pingpong import baselines as pingpong_baselines
 from halox_bench.pingpong.cases import PATTERNS, PingPongOracle, select
+from halox_bench.ranks.clock import Timing
 from halox_bench.ranks.rows import choices
 from tests.support import halox_bench, require
 
@@ -198,6 +200,9 @@ class TestCases:
         found = [cube.proc_shape(n) for n in (1, 2, 4, 6, 8)]
         assert found == [(1, 1, 1), (1, 1, 2), (1, 2, 2), (1, 2, 3), (2, 2, 2)]
         assert ExchangeCase((8, 8, 8), "y").proc_shape(4) == (1, 4, 1)
+        outer = ExchangeCase((8, 8, 8), "all", outer=True)
+        assert [outer.proc_shape(n) for n in (1, 2, 4)] == [(1, 1, 1), (2, 1, 1), (2, 2, 1)]
+        assert outer.name == "8^3 f8 all outer"
 
     def test_the_whole_grid_of_cases(self) -> None:
         found = cases(Wanted())
@@ -337,12 +342,13 @@ class TestCommands:
         names = {
             "selected",
             "host",
+            "packed by hand, Isend/Irecv",
             "mpi4py types, Isend/Irecv",
             "mpi4py types, Neighbor_alltoallw",
         }
-        assert {r["name"] for r in rows} == names and len(rows) == 18 * 4
+        assert {r["name"] for r in rows} == names and len(rows) == 18 * 5
         assert all(r["us"] > 0 and r["checked"] and not r["error"] for r in rows)
-        assert all(r["mode"] == "stream" and len(r["beside"]) == 2 for r in rows)
+        assert all(r["mode"] == "stream" and len(r["beside"]) == 3 for r in rows)
         assert all(r["path"].startswith("host/") for r in rows if r["kind"] != "baseline")
         (face,) = {r["bytes_each_way"] for r in rows if r["case"] == "12x10x8 f8 x"}
         assert face == 2 * 12 * 10 * 8
@@ -398,6 +404,32 @@ class TestCommands:
         assert [r["bytes_each_way"] for r in rows] == [0, 0]
         assert "5^3 f8 all" in capsys.readouterr().out
 
+    def test_targets_of_numpy_arrays(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require("mpi")
+        monkeypatch.setattr(targets_host, "SHAPES", ((6, 5), (3, 4, 5)))
+        monkeypatch.setattr(targets_host, "TIMING", Timing(batches=1, batch_s=1e-5))
+        assert main(["bench", "exchange", "--targets", "--device", "cpu"]) == 0
+        out = capsys.readouterr().out
+        assert out.count(">= 1.0") == 2 and out.count("the same by grid.exchange") == 2
+        assert "3x4x5 float64 a rank, all neighbours, 1x1x1 ranks" in out
+        assert [case.proc_shape(2) for case in targets_host.cases(2)] == [
+            (2, 1),
+            (1, 2),
+            (2, 1, 1),
+            (1, 1, 2),
+        ]
+
+    def test_a_wrong_exchange_has_no_speed(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require("mpi")
+        monkeypatch.setattr(targets_host, "SHAPES", ((6, 5),))
+        monkeypatch.setattr(baselines.ByHand, "__call__", lambda self: None)
+        assert main(["bench", "exchange", "--targets", "--device", "cpu"]) == 1
+        assert "wrong result" in capsys.readouterr().out
+
     def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", "exchange", "--list"]) == 0
         out = capsys.readouterr().out.splitlines()
@@ -410,7 +442,6 @@ class TestCommands:
             ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
             ("exchange --sizes 8 --halo 9", "wider than a block"),
             ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
-            ("exchange --targets --device cpu", "needs a GPU"),
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),

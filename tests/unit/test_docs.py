@@ -47,7 +47,8 @@ def test_there_are_snippets() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path) -> None:
     support.require("mpi")
-    assert runpy.run_path(str(example))["main"]() < 1e-12
+    most = 0.02 if example.stem == "shallow_water" else 1e-12  # of a scheme of first order
+    assert runpy.run_path(str(example))["main"]() < most
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)

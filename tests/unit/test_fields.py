@@ -23,10 +23,13 @@ from halox.decomposition import (
     infer_spec,
     place,
 )
+from halox.decomposition.fields import Region
 from halox.errors import DecompositionError, FieldError
 from tests.support import trials
 
 POISON = -1
+
+Regions = tuple[Region, ...]
 
 
 @dataclass(frozen=True)
@@ -105,18 +108,18 @@ class Reference:
         return np.where(keep, values, POISON)
 
 
-def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], corners: bool) -> None:
+def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], moved: list[Regions]) -> None:
     """Copy box by box: what is sent in direction d is received from direction -d."""
     mail: dict[tuple[int, int, tuple[int, ...]], np.ndarray] = {}
-    for layout, array in zip(layouts, arrays, strict=True):
-        for region in layout.regions(corners):
+    for layout, array, regions in zip(layouts, arrays, moved, strict=True):
+        for region in regions:
             if region.send is not None:
                 key = (layout.rank, region.peer, region.direction)
                 assert key not in mail
                 mail[key] = array[region.send.slices].copy()
                 assert mail[key].shape == region.send.subsizes  # no slice was cut off at an edge
-    for layout, array in zip(layouts, arrays, strict=True):
-        for region in layout.regions(corners):
+    for layout, array, regions in zip(layouts, arrays, moved, strict=True):
+        for region in regions:
             if region.recv is not None:
                 opposite = tuple(-d for d in region.direction)
                 message = mail.pop((region.peer, layout.rank, opposite))
@@ -126,6 +129,21 @@ def exchange(layouts: list[FieldLayout], arrays: list[np.ndarray], corners: bool
                 assert (target == POISON).all()  # nothing is received twice, nothing owned
                 target[...] = message
     assert not mail  # everything sent was received
+
+
+def in_stages(layouts: list[FieldLayout]) -> list[list[Regions]]:
+    """Each rank's slabs axis by axis, then those between ranks."""
+    stages: list[list[Regions]] = [[] for _ in range(layouts[0].decomposition.ndim + 1)]
+    for layout in layouts:
+        slabs, order = layout.slabs(), []
+        for region in slabs:
+            across = [axis for axis, side in enumerate(region.direction) if side]
+            order.append(across[0] if region.peer == layout.rank else len(stages) - 1)
+            assert region.peer != layout.rank or len(across) == 1
+        assert order == sorted(order)
+        for number, stage in enumerate(stages):
+            stage.append(tuple(s for s, at in zip(slabs, order, strict=True) if at == number))
+    return stages
 
 
 def check(case: Case) -> None:
@@ -138,17 +156,44 @@ def check(case: Case) -> None:
         assert layout.global_shape == reference.ids.shape
         times_owned[(slice(None),) * len(case.before) + layout.owned] += 1
     assert (times_owned == 1).all()
-    for corners in (True, False):
+    for corners, stages in (
+        (True, [[layout.regions() for layout in layouts]]),
+        (False, [[layout.regions(corners=False) for layout in layouts]]),
+        (True, in_stages(layouts)),
+    ):
         arrays = []
         for layout, at in zip(layouts, coords, strict=True):
             array = np.full(layout.padded_shape, POISON)
             array[layout.interior] = reference.ids[(slice(None),) * len(case.before) + layout.owned]
             assert np.array_equal(array, reference.local(at, max_axes_outside=0))
             arrays.append(array)
-        exchange(layouts, arrays, corners)
+        for moved in stages:
+            exchange(layouts, arrays, moved)
         for at, array in zip(coords, arrays, strict=True):
             outside = len(case.blocks) if corners else 1
             assert np.array_equal(array, reference.local(at, max_axes_outside=outside))
+
+
+@pytest.mark.parametrize(
+    ("procs", "periodic", "pieces"),
+    [
+        ((1, 1, 1), True, 6),
+        ((1, 1, 2), True, 6),
+        ((1, 2, 2), True, 10),
+        ((2, 2, 2), True, 26),
+        ((1, 1, 1), (True, False, True), 4),
+        ((2, 1, 1), (False, True, False), 3),
+        ((1, 1), True, 4),
+        ((2, 1), True, 4),
+    ],
+)
+def test_slabs_are_few(
+    procs: tuple[int, ...], periodic: bool | tuple[bool, ...], pieces: int
+) -> None:
+    ndim = len(procs)
+    domain = decompose((8,) * ndim, int(np.prod(procs)), periodic=periodic, proc_shape=procs)
+    layout = FieldLayout(domain, 0, FieldSpec(((1, 1),) * ndim))
+    assert len(layout.slabs()) == pieces
 
 
 @st.composite

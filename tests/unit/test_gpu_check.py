@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.gpu.check import ROOT, fourier_figures, sources_sha256
+from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
 
 
 def test_digest_of_sources(tmp_path: Path) -> None:
@@ -41,3 +41,21 @@ def test_fourier_figures() -> None:
     assert [one["target"] for one in found] == [2041800, 2041800, None]
     assert [one["met"] for one in found] == [False, True, None]
     assert fourier_figures([bad]) == []
+
+
+def test_milc_figures() -> None:
+    common = {"lattice": [16, 16, 16, 32], "operator": "improved", "precision": "double"}
+    common |= {"device": "gpu", "verified": True, "time_s": 0.1, "graph": False}
+    runs = [
+        {
+            "app": "milc",
+            "exit_status": status,
+            "figures": {**common, "ranks": ranks, "cg_gflops": gflops, "dslash_gflops": 2.0},
+        }
+        for ranks, gflops, status in ((1, 800.0, 0), (2, 600.0, 0), (4, 1.0, 1))
+    ]
+    mixed = {**runs[0], "figures": {**runs[0]["figures"], "precision": "mixed"}}
+    found = milc_figures([*runs, mixed, {"app": "nas_mg", "exit_status": 0}])
+    assert [(one["value"], one["baseline"]) for one in found] == [(800.0, 800.0), (600.0, 800.0)]
+    assert found[1]["name"] == "MILC 16x16x16x32 improved double, 2 ranks, gpu"
+    assert milc_figures(runs[2:]) == []

@@ -158,6 +158,26 @@ class TestCopy:
         assert packed[32:-32].tobytes() == array[1:, 1:, 6].tobytes()
         assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
 
+    @pytest.mark.parametrize("is_end", [False, True])
+    def test_leaves_a_mark(self, is_end):
+        """With MARKED, once for all blocks; it copies what it copies otherwise."""
+        array = coded(field((40, 6, 7), "f8"))
+        packed = aligned(38 * 5 * 8 + 64)
+        packed[:] = GUARD
+        face = dt.subarray((40, 6, 7), (38, 5, 1), (1, 1, 6), "f8")
+        copies = [
+            Copy(
+                Side(array.ctypes.data, face.strided),
+                contiguous_side(packed.ctypes.data + 32, face.size),
+            )
+        ]
+        planned = plan(copies, sms=SMS, max_blocks=3, max_word=8)
+        words = np.array([7, 7, 7, 7], "u4")
+        run("strided_copy", planned, mark=(words[1:].ctypes.data, is_end))
+        assert words.tolist() == ([7, 0, 1, 7] if is_end else [7, 1, 7, 7])
+        assert packed[32:-32].tobytes() == array[1:39, 1:, 6].tobytes()
+        assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
+
     @pytest.mark.parametrize("max_blocks", [2, None])
     @pytest.mark.parametrize("run", [31, 32, 33, 63, 64, 255, 1023, 1024, 1025, 3001])
     @pytest.mark.parametrize(("rows", "gap"), [((1,), 0), ((7,), 1), ((3, 4), 2), ((2, 2, 3), 5)])

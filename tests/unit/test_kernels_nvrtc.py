@@ -44,6 +44,7 @@ KERNELS = [
     strided(3, 16, 4, 6, 1024),
     strided(3, 0, 2, 31),
     strided(5, 0, 4, 0),
+    ("strided_copy", (("TABLE_REGIONS", "6"), ("MARKED", "1"))),
     strided(5, 0, 4, 20, 1024),
     strided(2, 4, 4, 1, tiled=4),
     strided(3, 8, 2, 1, tiled=2),
@@ -273,7 +274,16 @@ class TestReductions:
 @pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
 def test_combine_compiles(element, architecture):
     code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}").code
-    assert b"combine\0" in code
+    assert b"combine\0" in code and b"combine_two\0" in code
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_mark_compiles(architecture):
+    """Its words are stored one by one, past all caches."""
+    found = compiled("mark", (), f"sm_{architecture}")
+    assert b"mark\0" in found.code
+    ptx = found.ptx
+    assert ptx.count("st.volatile") == 2 and "ld." not in ptx.replace("ld.param", "")
 
 
 def test_a_broken_kernel_is_noticed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,10 @@ class OnCpu:
 
     made = 0
 
-    def __init__(self, copies: Sequence[Copy], *, device: int) -> None:
+    def __init__(self, copies: Sequence[Copy], *, device: int, mark: Any = None) -> None:
         OnCpu.made += 1
         self.planned = plan(copies, sms=4)
+        self.nbytes = self.planned.nbytes
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
         run("strided_copy", self.planned, source=source, target=target)
@@ -40,6 +42,9 @@ class OnCpu:
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "StridedCopy", OnCpu)
+    stream = SimpleNamespace(ptr=0)
+    cuda = SimpleNamespace(get_current_stream=lambda: stream)
+    monkeypatch.setattr("halox.paths.local.cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr("halox.runtime.gpu.streams.is_capturing", lambda stream=None: False)
     OnCpu.made = 0
 

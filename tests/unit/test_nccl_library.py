@@ -15,6 +15,7 @@ from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.mpi.fake_cupy import pinned
 from tests.support import require
 from tests.unit.cpu_kernels import shared_library
+from tests.unit.host_launches import leave
 
 require("cxx")
 
@@ -124,10 +125,6 @@ class TestWatch:
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def store(pointer: int, value: int, nbytes: int) -> Any:
-            return lambda stream: ctypes.memmove(pointer, value.to_bytes(nbytes, "little"), nbytes)
-
-        monkeypatch.setattr(nccl_ranks, "write_word", store)
         monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(8)))
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(nccl_ranks, "time", clock)
@@ -135,38 +132,44 @@ class TestWatch:
         ranks: Any = SimpleNamespace(rank=0, device=0)
         self.made = nccl_ranks.Watch(ranks, [1, 3], 10.0)
 
+    def begin(self) -> None:
+        leave(self.made.begin)
+
+    def end(self) -> None:
+        leave(self.made.end)
+
     def look(self, now: float) -> bool:
         self.now = now
         return bool(self.made.look())
 
     def test_an_exchange_that_does_not_end(self) -> None:
-        self.made.begin(0)
+        self.begin()
         assert not self.look(1) and not self.look(10.9)
         assert self.look(11.1)
         assert "waited for ranks 1, 3" in self.made.look() and "for 10 s" in self.made.look()
 
     def test_one_that_ends_late(self) -> None:
-        self.made.begin(0)
+        self.begin()
         assert not self.look(1) and not self.look(10)
-        self.made.end(0)
+        self.end()
         assert not any(map(self.look, (11, 50, 100)))
 
     def test_many_short_ones(self) -> None:
         """Every look falls into an exchange, each time another one."""
-        self.made.begin(0)
+        self.begin()
         for now in range(100):
             assert not self.look(now)
-            self.made.end(0)
-            self.made.begin(0)
+            self.end()
+            self.begin()
         assert not self.look(109)
         assert self.look(120)
 
     def test_none_for_long(self) -> None:
         """A pause between exchanges does not count."""
         assert not self.look(0)
-        self.made.begin(0)
-        self.made.end(0)
+        self.begin()
+        self.end()
         assert not any(map(self.look, (100, 200)))
-        self.made.begin(0)
+        self.begin()
         assert not self.look(300) and not self.look(309)
         assert self.look(311)

@@ -133,6 +133,40 @@ extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 ele
     assert same(total[:301], expected(op, values)) and total[301] == 0
 
 
+@pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("min", "f4"), ("logical_xor", "u1")])
+@pytest.mark.parametrize("own", [None, 1, 3])
+def test_arrays_of_nodes(op, dtype, own):
+    """combine_two, one after the other on the way to a result that may be the last array; the first leaves a mark."""
+    require("cxx")
+    run = """
+extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 value, u64 elements, u32 is_first,
+                    u64 mark_at, u32 is_end)
+{
+    launch_on_cpu(grid, block, true, combine_two, total, first, value, elements, is_first, mark_at, is_end);
+}
+"""
+    defines = (("ELEMENT", element(dtype)), ("OP", OPERATIONS[op].kernel_name))
+    text = f'{preamble(defines)}#include "{SHIM}"\n{source("combine")}{run}'
+    library = shared_library(text, "-Wno-unused-function")
+    values = sample(dtype, op, (4, 301))
+    wanted = expected(op, values)
+    scratch, result = np.zeros(301, dtype), np.zeros(302, dtype)
+    words = np.array([1, 0, 7], "u4")
+    arrays = [values[rank].copy() for rank in range(4)]
+    target = result if own is None else arrays[own]
+    total = arrays[0]
+    for rank in range(1, 4):
+        to = target if rank == 3 else scratch
+        numbers = (to.ctypes.data, total.ctypes.data, arrays[rank].ctypes.data, 301)
+        mark = words.ctypes.data if rank == 1 else 0
+        library.run(
+            *(ctypes.c_uint(3), ctypes.c_uint(32), *map(ctypes.c_ulonglong, numbers)),
+            *(ctypes.c_uint(rank == 1), ctypes.c_ulonglong(mark), ctypes.c_uint(1)),
+        )
+        total = to
+    assert same(target[:301], wanted) and words.tolist() == [0, 1, 7]
+
+
 def test_samples_hold_what_they_should():
     values = sample("f8", "min", (4, 300))
     assert np.isnan(values).any() and np.isinf(values).any()

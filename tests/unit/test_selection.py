@@ -278,8 +278,8 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "NCCL, long parts": (
         {
             "topology": {"nodes": (0, 1)},
-            "sender": {"runs": (True, False), "nbytes": 1 << 17},
-            "receiver": {"node": 1, "runs": (False, True), "nbytes": 1 << 17},
+            "sender": {"runs": (True, False), "nbytes": 1 << 21},
+            "receiver": {"node": 1, "runs": (False, True), "nbytes": 1 << 21},
             "surveys": {"nccl": None},
         },
         {"staged/mpi", "nccl/packed", "nccl/parts"},
@@ -288,8 +288,8 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "NCCL, parts that are strided at both ends": (
         {
             "topology": {"nodes": (0, 1)},
-            "sender": {"runs": (True, False), "nbytes": 1 << 17},
-            "receiver": {"node": 1, "runs": (True, False), "nbytes": 1 << 17},
+            "sender": {"runs": (True, False), "nbytes": 1 << 21},
+            "receiver": {"node": 1, "runs": (True, False), "nbytes": 1 << 21},
             "surveys": {"nccl": None},
         },
         {"staged/mpi", "nccl/packed"},

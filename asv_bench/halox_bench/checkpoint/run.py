@@ -53,7 +53,7 @@ def measure(
     codecs: tuple[str, ...],
     rounds: int,
 ) -> list[CheckpointRow]:
-    """Measure a float64 field of random numbers, rounded to 16 bits of mantissa as smooth fields would be.
+    """Measure a float64 field of random numbers, of 24 bits of mantissa, so that codecs find something to compress.
 
     Reads are of files whose pages have been dropped. Collective; raises `HaloxError` if a load gives other bits.
     """

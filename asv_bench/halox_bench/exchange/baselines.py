@@ -11,6 +11,7 @@ from halox.runtime.world import load_mpi
 from halox_bench.exchange.cases import Neighbourhood, Piece
 from halox_bench.ranks.methods import Baseline
 
+BY_HAND = "packed by hand, Isend/Irecv"
 MPI_TYPES = "mpi4py types, Isend/Irecv"
 MPI_NEIGHBOUR = "mpi4py types, Neighbor_alltoallw"
 
@@ -29,6 +30,78 @@ def subarrays(near: Neighbourhood, pieces: Sequence[Piece]) -> list[Any]:
         ).Commit()
         for piece in pieces
     ]
+
+
+class ByHand(Baseline):
+    """Axis by axis, so that corners are right: slices along axes of one rank, packed faces in messages along others.
+
+    What does not change is made once: slices, requests' buffers and the views that are packed and unpacked. Both faces
+    of an axis travel at the same time; without corners those of all axes do.
+    """
+
+    name = BY_HAND
+
+    def __init__(self, comm: Any, near: Neighbourhood, fields: Sequence[Any]) -> None:
+        self._comm, self._waitall = comm, load_mpi().Request.Waitall
+        case = near.case
+        peers = {piece.tag: piece.peer for piece in near.sends}
+        # Each stage: slices to copy between, and packed faces: buffers, peers and tags of both ways.
+        self._stages: list[tuple[list[_Copy], list[_Message], list[_Message]]] = []
+        for axis in case.along:
+            if case.corners or not self._stages:
+                self._stages.append(([], [], []))
+            copies, sends, receives = self._stages[-1]
+            for side in (-1, 1):
+                target = _face(near, axis, -side, received=True)
+                source = _face(near, axis, side, received=False)
+                if near.proc_shape[axis] == 1:
+                    copies += [(field, target, source) for field in fields]
+                    continue
+                tags = [_tag(near, axis, way) for way in (side, -side)]
+                for faces, index, peer in (
+                    (sends, source, peers[tags[0]]),
+                    (receives, target, peers[tags[1]]),
+                ):
+                    views = [field[index] for field in fields]
+                    buffer = np.empty((len(views), *views[0].shape), case.dtype)
+                    faces.append((buffer, peer, tags[0], [*zip(buffer, views, strict=True)]))
+
+    def __call__(self) -> None:
+        comm = self._comm
+        for copies, sends, receives in self._stages:
+            for field, target, source in copies:
+                field[target] = field[source]
+            if not sends:
+                continue
+            requests = [comm.Irecv(buffer, peer, tag) for buffer, peer, tag, _ in receives]
+            for buffer, peer, tag, views in sends:
+                for packed, face in views:
+                    packed[...] = face
+                requests.append(comm.Isend(buffer, peer, tag))
+            self._waitall(requests)
+            for _, _, _, views in receives:
+                for packed, face in views:
+                    face[...] = packed
+
+
+_Index = tuple[slice, ...]
+_Copy = tuple[Any, _Index, _Index]
+_Message = tuple[Any, int, int, list[tuple[Any, Any]]]
+
+
+def _tag(near: Neighbourhood, axis: int, side: int) -> int:
+    return near.case.directions.index(tuple(side * (n == axis) for n in range(near.case.ndim)))
+
+
+def _face(near: Neighbourhood, axis: int, side: int, *, received: bool) -> _Index:
+    """Return the index of a face; with corners it covers the halos of all other axes."""
+    case = near.case
+    direction = [side * (n == axis) for n in range(case.ndim)]
+    starts, extents = case.region(direction, received=received)
+    return tuple(
+        slice(None) if case.corners and n != axis else slice(start, start + extent)
+        for n, (start, extent) in enumerate(zip(starts, extents, strict=True))
+    )
 
 
 class MpiTypes(Baseline):

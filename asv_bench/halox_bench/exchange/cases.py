@@ -47,6 +47,9 @@ class ExchangeCase:
         Fields of one exchange.
     components : tuple of int
         Extents of axes behind the grid axes.
+    outer : bool
+        Whether ranks are spread over the outermost axes first, whose faces have the longest runs, as `halox.Grid` and
+        ``MPI_Dims_create`` do.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +58,7 @@ class ExchangeCase:
     dtype: str = "f8"
     fields: int = 1
     components: tuple[int, ...] = ()
+    outer: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no exchange.
@@ -95,6 +99,8 @@ class ExchangeCase:
             parts.append(f"halo {self.halo}")
         if self.fields != 1:
             parts.append(f"{self.fields} fields")
+        if self.outer:
+            parts.append("outer")
         return " ".join(parts)
 
     @property
@@ -125,7 +131,7 @@ class ExchangeCase:
         return self.fields * prod(self.padded_shape) * np.dtype(self.dtype).itemsize
 
     def proc_shape(self, ranks: int) -> tuple[int, ...]:
-        """Ranks along each axis: the innermost is divided first, which makes the shortest runs.
+        """Ranks along each axis: the innermost is divided first, which makes the shortest runs, or the outermost.
 
         Examples
         --------
@@ -133,7 +139,7 @@ class ExchangeCase:
         ((1, 2, 2), (4, 1, 1))
         """
         shape = [1] * self.ndim
-        axes = sorted(self.along, reverse=True)
+        axes = sorted(self.along, reverse=not self.outer)
         for factor in _prime_factors(ranks):
             shape[min(axes, key=lambda axis: shape[axis])] *= factor
         return tuple(shape)
@@ -259,6 +265,8 @@ class Wanted:
     ----------
     sizes : tuple of tuple of int
         One number stands for a cube.
+    outer : bool
+        The same as in `ExchangeCase`.
     """
 
     sizes: tuple[tuple[int, ...], ...] = ()
@@ -266,10 +274,11 @@ class Wanted:
     halos: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     fields: tuple[int, ...] = ()
+    outer: bool = False
 
     def __bool__(self) -> bool:
         """Whether anything is asked for."""
-        return any((self.sizes, self.faces, self.halos, self.dtypes, self.fields))
+        return any((self.sizes, self.faces, self.halos, self.dtypes, self.fields, self.outer))
 
 
 def cases(wanted: Wanted, *, quick: bool = False) -> list[ExchangeCase]:
@@ -297,7 +306,7 @@ def cases(wanted: Wanted, *, quick: bool = False) -> list[ExchangeCase]:
     ):
         shape = size if len(size) > 1 else size * 3
         for faces in wanted.faces or ("x", "faces", "all"):
-            found.append(ExchangeCase(shape, faces, halo, dtype, fields))
+            found.append(ExchangeCase(shape, faces, halo, dtype, fields, outer=wanted.outer))
     return found
 
 
@@ -325,6 +334,7 @@ def _everything() -> Iterable[ExchangeCase]:
     found += [replace(case, fields=fields) for case in plain for fields in (2, 4, 8)]
     found += [ExchangeCase((n,), "x", halo) for n in (1 << 12, 1 << 24) for halo in (1, 1024)]
     found += [ExchangeCase((n, n), faces) for n in (256, 2048, 8192) for faces in ("x", "y", "all")]
+    found += [ExchangeCase((n, n), "all") for n in (64, 512)]
     found += [ExchangeCase((n,) * 4, faces) for n in (16, 32, 64) for faces in ("faces", "all")]
     found += [milc(shape) for shape in MILC]
     return found

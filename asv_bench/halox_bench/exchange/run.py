@@ -10,7 +10,7 @@ from typing import Any
 
 from halox.grid import Grid
 from halox.runtime.world import load_mpi
-from halox_bench.exchange.baselines import MpiNeighbour, MpiTypes
+from halox_bench.exchange.baselines import ByHand, MpiNeighbour, MpiTypes
 from halox_bench.exchange.cases import ExchangeCase, Neighbourhood
 from halox_bench.exchange.oracle import Oracle
 from halox_bench.exchange.rows import ExchangeRow
@@ -113,12 +113,16 @@ class Prepared(PreparedCase[ExchangeRow]):
         taken = paths_taken(plan.explain().rows, without=self.comm.rank)
         return Method(kind, name, plan, plan.close, True, self.own_arrays, {"path": taken})
 
+    def exchange(self) -> None:
+        """Exchange by `Grid.exchange`, which finds its plan by itself."""
+        self._grid.exchange(*self.own_arrays, corners=self.case.corners)
+
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
-        """Return MPI's types for NumPy arrays; packing kernels around NCCL and MPI for CuPy arrays."""
+        """Return packed messages and MPI's types for NumPy arrays; kernels around NCCL and MPI for CuPy arrays."""
         device = self.stage.device
         what = self.comm, self._near, self.arrays
         if device is None:
-            return {one.name: partial(one, *what) for one in (MpiTypes, MpiNeighbour)}
+            return {one.name: partial(one, *what) for one in (ByHand, MpiTypes, MpiNeighbour)}
         from halox_bench.exchange import baselines_gpu as gpu
 
         def aware() -> Baseline:

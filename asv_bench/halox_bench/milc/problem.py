@@ -80,11 +80,11 @@ class Problem:
         case, lattice = self._case, self.lattice
         grid, xp = lattice.grid, lattice.grid.xp
         self.sites: int = lattice.sites
-        random = xp.random.default_rng(1 + grid.rank)
+        random = np.random.default_rng(1 + grid.rank)
         field = grid.zeros("c16", components_after=(3, 3))
         turns = grid.interior(field)
         turns[...] = app("milc.random_fields").special_unitary(
-            2 * random.random((*grid.rank_shape, 12)) - 1
+            2 * xp.asarray(random.random((*grid.rank_shape, 12))) - 1
         )
         grid.exchange(field)
         tables = self._links.tables_of(
@@ -97,7 +97,7 @@ class Problem:
         self.gradient: Any = cg.ConjugateGradient(self.operator, self._even, MASS, stop)
         self.source = self.operator.vector(self._even)
         numbers = random.random((*self.source.shape, 2)) - 0.5
-        self.source[...] = numbers[..., 0] + 1j * numbers[..., 1]
+        self.source[...] = xp.asarray(numbers[..., 0] + 1j * numbers[..., 1])
 
     def _matrices(self, field: Any) -> Callable[[int, int], Any]:
         """Return the matrices for each neighbour, made of a field of G with halo."""
@@ -144,10 +144,9 @@ class Problem:
         self.gradient.solve(self.source)
 
     def dslash(self) -> Callable[[], None]:
-        """Return D alone, from odd to even sites, without the exchange."""
-        return self._only(
-            self.operator.dslash_steps(self._even, self.operator.kernels.state()), False
-        )
+        """Return D alone, from even to odd sites, where iterations keep nothing; without the exchange."""
+        steps = self.operator.dslash_steps(1 - self._even, self.operator.kernels.state())
+        return self._only(steps, False)
 
     def exchanges(self) -> Callable[[], None]:
         """Return the two exchanges of an iteration."""

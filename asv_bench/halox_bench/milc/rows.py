@@ -66,6 +66,7 @@ def with_efficiency(found: Iterable[MilcRow], row: MilcRow) -> MilcRow:
         one
         for one in found
         if one.us
+        and one.kind == SELECTED
         and one.ranks == 1
         and (one.operator, one.precision) == (row.operator, row.precision)
     ]

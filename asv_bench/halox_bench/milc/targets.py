@@ -24,8 +24,9 @@ from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
 from halox_bench.ranks.rows import right
 
-BUDGET_S = 20.0
+BUDGET_S = 40.0
 TIMING = Timing(batches=5, batch_s=3e-3)
+HOST_TIMING = Timing(batches=15, batch_s=3e-3)
 
 SHARES = {IMPROVED: 0.70, NAIVE: 0.75}
 """Least shares of the speed of a copy that D reaches."""
@@ -57,7 +58,7 @@ def measure_on_host(
     progress: Progress = lambda what, done, total: None,
 ) -> list[Figure]:
     """Measure those of NumPy arrays; the target is for one rank."""
-    bench = MilcBench(comm, Options("cpu", timing=TIMING))
+    bench = MilcBench(comm, Options("cpu", timing=HOST_TIMING))
     return measured(Targets(bench, LATTICES["cpu"]).groups(), budget_s, progress, comm)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.device.device_algorithms import make_algorithm
 from halox.collectives.device.kernel_reductions import KernelReduction
+from halox.collectives.device.nccl_reduction import NcclAcrossNodes
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
 from halox.runtime.arrays import Described, DType, as_ndarray, describe, scalar_array
@@ -68,8 +69,8 @@ class DeviceAllreduce(ArrayReduction):
         return out
 
     def bind(self, array: Any, out: Any) -> Launch | None:
-        """Prepare calls that are one launch, for arrays that it reads and writes as they are."""
-        if not isinstance(self._do, KernelReduction) or not self._is_plain(array):
+        """Prepare calls that need no host, for arrays that are read and written as they are."""
+        if not isinstance(self._do, KernelReduction | NcclAcrossNodes) or not self._is_plain(array):
             return None
         if out is None:
             new = partial(self._empty, self.shape, self.dtype)

@@ -28,6 +28,8 @@ from halox.collectives.device.tree_reduction import DeviceMoves
 from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.nccl_ranks import NcclRanks
@@ -36,7 +38,7 @@ from halox.values import rounded_up
 
 _ALIGNMENT = 512
 _NOTE_TAG = 5
-_MOST_GROUPS = 64
+_MOST_STEPS = 64
 
 
 class Transfer(NamedTuple):
@@ -152,6 +154,8 @@ class _Notes:
 
     def look(self, world: World) -> None:
         """Receive what has come; does not wait."""
+        if not world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG):
+            return
         status, note = world.mpi.Status(), np.zeros(2, "i8")
         while world.comm.Iprobe(world.mpi.ANY_SOURCE, _NOTE_TAG, status):
             world.comm.Recv(note, status.Get_source(), _NOTE_TAG)
@@ -182,7 +186,10 @@ class NcclAcrossNodes:
         self._item = dtype.itemsize
         nodes = len(set(world.nodes))
         nbytes = elements * self._item
-        is_cut = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and elements >= world.size
+        slices = min(world.nodes.count(node) for node in world.nodes)
+        # Between two ranks pieces would be as many bytes, in two steps.
+        pays = nbytes * (nodes - 1) > NCCL_GATHERED_BYTES and nodes * slices > 2
+        is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
         start, stop = plan.piece
@@ -191,14 +198,17 @@ class NcclAcrossNodes:
         self._block = arena.allocate(own + nodes * slot)
         self._own = int(arena.pointer(self._block.place))
         self._slots = [self._own + own + node * slot for node in range(nodes)]
-        self._whole = moves(elements)
         self._piece = moves(stop - start) if stop > start else None
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
         ranks.connect(world, targets, sources)
-        self._watch = ranks.watch(sorted(targets | sources), world.limit_s)
-        self._groups: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
+        self._watch = watch = ranks.watch(sorted(targets | sources), world.limit_s)
+        # Of calls without a limit, none; otherwise the launches that mark their begin, and their end.
+        marks = () if watch is None else (watch.begin, watch.end)
+        assert arena.device is not None
+        self._marks = [MarkLaunch(mark, arena.device).launch for mark in marks]
+        self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
         self._world = world
         self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
@@ -215,6 +225,24 @@ class NcclAcrossNodes:
         self._check_notes()
         self._order.follow(stream)
         self._put(source, target, stream)
+
+    def bind(self, source: int, target: int | Callable[[], Any]) -> Callable[[], Any]:
+        """Prepare calls on CuPy's current stream, to one address, or to arrays that are made for the results."""
+        reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
+        if not callable(target):
+            return lambda: reduce(source, target, current_stream(), None)
+
+        def call() -> Any:
+            stream = current_stream()
+            try:
+                result = target()
+            except Exception as error:
+                reduce(0, 0, stream, error)
+                raise
+            reduce(source, result.data.ptr, stream, None)
+            return result
+
+        return call
 
     def _check_notes(self) -> None:
         """Raise if a rank of another node has cancelled a call."""
@@ -244,48 +272,58 @@ class NcclAcrossNodes:
         if self._within is not None:
             value = self._own
             self._within.reduce(source, value, stream, None)
-        elif source == target:
-            value = self._own
-            self._whole.copy(value, source, pointer)
         self._transfer(value, target, pointer)
 
     def _transfer(self, value: int, target: int, pointer: int) -> None:
         """Swap and combine the nodes' values."""
         self._call += 1
-        first, *others = self._groups_of(value, target)
-        watch = self._watch
-        if watch is not None:
-            watch.begin(pointer)
-        first(pointer)
-        self._combine(value, target, pointer)
-        for group in others:
-            group(pointer)
-        if watch is not None:
-            watch.end(pointer)
+        for step in self._steps.get((value, target)) or self._steps_of(value, target):
+            step(pointer)
 
-    def _combine(self, value: int, target: int, stream: int) -> None:
-        """Combine the nodes' values of this rank's piece, in the order of the nodes."""
+    def _steps_of(self, value: int, target: int) -> Sequence[Callable[[int], None]]:
+        """Return what a call launches for an array at one address and a result at another, which may be the same."""
+        if len(self._steps) >= _MOST_STEPS:
+            self._steps.clear()
+        plan, watch = self._schedule, self._watch
+        ends_early = watch is not None and not plan.after and self._piece is not None
+        combining = self._combining(value, target, watch.end if watch and ends_early else None)
+        made = [
+            *self._marks[:1],
+            *self._grouped(plan.before, value),
+            *combining,
+            *(group for step in plan.after for group in self._grouped(step, target)),
+            *([] if ends_early else self._marks[1:]),
+        ]
+        self._steps[value, target] = made
+        return made
+
+    def _combining(
+        self, value: int, target: int, mark: Mark | None
+    ) -> Sequence[Callable[[int], None]]:
+        """Combine the nodes' values of this rank's piece, in the order of the nodes; the first launch leaves a mark."""
         moves = self._piece
         if moves is None:
-            return
+            return []
         offset = self._schedule.piece[0] * self._item
         values = [*self._slots]
         values[self._node] = value + offset
-        moves.begin(target + offset, values[0], stream)
-        for one in values[1:]:
-            moves.combine(target + offset, one, stream)
+        made = []
+        total = values[0]
+        for number, one in enumerate(values[1:], 1):
+            # On the way not in the result: that may be the array, whose turn is still to come.
+            to = target + offset if number == self._nodes - 1 else self._slots[self._node]
+            is_first = number == 1
+            addresses = to, total, one
+            made.append(moves.two(addresses, is_first=is_first, mark=mark if is_first else None))
+            total = to
+        return made
 
-    def _groups_of(self, value: int, target: int) -> Sequence[Callable[[int], None]]:
-        """Return the groups of transfers from an array at one address to one at another."""
-        found = self._groups.get((value, target))
-        if found is None:
-            if len(self._groups) >= _MOST_GROUPS:
-                self._groups.clear()
-            plan = self._schedule
-            steps = [self._ops(plan.before, value), *(self._ops(s, target) for s in plan.after)]
-            found = [self._ranks.prepared(ops) for ops in steps]
-            self._groups[value, target] = found
-        return found
+    def _grouped(
+        self, transfers: Sequence[Transfer], array: int
+    ) -> Sequence[Callable[[int], None]]:
+        """Return the group of transfers, if there are any."""
+        ops = self._ops(transfers, array)
+        return [self._ranks.prepared(ops)] if ops else []
 
     def _ops(self, transfers: Sequence[Transfer], array: int) -> list[NcclOp]:
         item = self._item

@@ -39,6 +39,7 @@ from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import cupy, multiprocessors
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.launch import PreparedLaunch
+from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.streams import Stream, StreamOrder, refuse_capture
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
@@ -86,6 +87,8 @@ class DeviceMoves:
             return PreparedLaunch(function, blocks, _THREADS, args, device=device)
 
         self._first, self._next = launch(True), launch(False)
+        two = kernel("combine", "combine_two", device, defines)
+        self._shape, self._device, self._elements = (two, blocks, _THREADS), device, elements
         self._runtime = cupy().cuda.runtime
         self._nbytes = elements * dtype.itemsize
 
@@ -96,6 +99,19 @@ class DeviceMoves:
     def combine(self, total: int, value: int, stream: int) -> None:
         """Combine the next array into a total."""
         self._next.launch_at(stream, total, value)
+
+    def two(
+        self, addresses: tuple[int, int, int], *, is_first: bool, mark: Mark | None = None
+    ) -> Callable[[int], None]:
+        """Return the launch that combines the second and third array into the first, on a stream given by its address.
+
+        With ``is_first`` the second is a rank's array, otherwise a total, which may be the first. The launch leaves a
+        mark as it starts.
+        """
+        marked = (mark or Mark(0, is_end=False)).arguments
+        numbers = map(ctypes.c_uint64, (*addresses, self._elements))
+        args = [*numbers, ctypes.c_uint32(is_first), *marked]
+        return PreparedLaunch(*self._shape, args, device=self._device).launch
 
     def copy(self, target: int, source: int, stream: int) -> None:
         """Copy an array, perhaps to or from another GPU."""

@@ -123,9 +123,8 @@ class DirectChannel(InPlaceChannel):
         self._moves = blocked(moves)
 
     def _move(self) -> None:
-        copyto = np.copyto
         for target, source in self._moves:
-            copyto(target, source)
+            target[...] = source
 
     def close(self) -> None:
         """Leave an exchange that is under way, and let go of the arrays."""

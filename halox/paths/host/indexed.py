@@ -1,6 +1,6 @@
 """Small parts of NumPy arrays, moved together by the indices of their words: one call in place of one a part.
 
-A copy of NumPy takes 0.4 us, and a view of a new array 0.3; a word that is found by its index takes 2.5 ns.
+A copy of NumPy takes 0.15 us, and a view of a new array 0.3; a word that is found by its index takes 2.5 ns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
 
 Indices = npt.NDArray[np.intp]
 
-WORDS_A_CALL = 160
+WORDS_A_CALL = 50
 """Words that are indexed in the time of one call of NumPy."""
 
 
@@ -75,6 +75,22 @@ def index_all(moves: Sequence[Indexed]) -> None:
     """Copy words to words."""
     for target, numbers, source, others in moves:
         target[numbers] = source[others]
+
+
+def at_once(targets: Indices, sources: Indices) -> tuple[Indices, Indices]:
+    """Return targets and sources of one copy that does what copying word by word does, where targets are read later.
+
+    Examples
+    --------
+    >>> at_once(np.array([5, 6]), np.array([1, 5]))
+    (array([5, 6]), array([1, 1]))
+    """
+    words, places = np.unique(np.concatenate([targets, sources]), return_inverse=True)
+    to, of = places[: len(targets)].tolist(), places[len(targets) :].tolist()
+    origins = [*range(len(words))]
+    for target, source in zip(to, of, strict=True):
+        origins[target] = origins[source]
+    return targets, words[np.array(origins, np.intp)[to]]
 
 
 class IndexedMessages:

@@ -324,6 +324,8 @@ def _in_turns(copies: list[Move], side: int, *, backwards: bool) -> list[Move]:
 
 def _lines_bytes(view: Array) -> int:
     """Return the bytes of the cache lines that runs too short to fill one touch, 0 for longer runs."""
-    apart = view.ndim > 1 and abs(view.strides[-2]) > _LINE_BYTES
-    run_bytes = view.shape[-1] * view.itemsize
-    return view.size // view.shape[-1] * _LINE_BYTES if apart and run_bytes < _LINE_BYTES else 0
+    run, steps = 1, view.strides
+    if steps[-1] == view.itemsize:
+        run, steps = view.shape[-1], steps[:-1]
+    is_short = run * view.itemsize < _LINE_BYTES and steps and abs(steps[-1]) > _LINE_BYTES
+    return view.size // run * _LINE_BYTES if is_short else 0

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from halox.runtime.arrays import Described
     from halox.runtime.context import Context
 
-PART_BYTES = 1 << 16
-"""Least mean bytes of the parts of a message that go each by itself: a send costs a microsecond or two."""
+PART_BYTES = 1 << 20
+"""Least mean bytes of the parts of a message that go each by itself: one send is faster than several.
+
+Kernels that pack leave the marks of the time limit for nothing, too.
+"""
 
 NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another's GPU memory, or if it is asked for"
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from halox.errors import ExchangeTimeoutError
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
+    Call,
     Item,
     MovableChannel,
     MovableLaunches,
@@ -33,6 +34,7 @@ from halox.paths.nccl import run_of
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.nccl_ranks import NcclRanks
@@ -68,15 +70,23 @@ class NcclChannel(MovableChannel):
         self._ops: list[tuple[int | None, NcclOp]] = []
         packed = [item for m in job.sends for item in self._items(m, protocols[m.key])]
         come = [item for m in job.receives for item in self._items(m, protocols[m.key])]
-        self._packs = [packing(job, packed, self._device)] if packed else []
-        self._unpacks = [unpacking(job, come, self._device)] if come else []
-        self._clear = clearing_of(job, self._device)
-        self._before: Sequence[MovableLaunches] = self._packs
-        self._after: Sequence[MovableLaunches] = (*self._clear, *self._unpacks)
+        self._watch = watch = ranks.watch(job.peers, world.limit_s)
+        begin, end = (watch.begin, watch.end) if watch is not None else (None, None)
+        self._before: list[MovableLaunches] = []
+        self._after = clearing_of(job, self._device)
+        # Marks that no kernel for packing or unpacking leaves.
+        self._begin, self._end = (
+            _marked(begin, packed, self._device),
+            _marked(end, come, self._device),
+        )
+        if packed:
+            self._before.append(packing(job, packed, self._device, begin))
+        if come:
+            self._after.append(unpacking(job, come, self._device, end))
         self._movable = [*self._before, *self._after]
         self._pointers: Sequence[int] = [array.pointer for array in job.arrays]
         self._group: Callable[[int], None] = self._grouped(self._pointers)
-        self._watch = ranks.watch(job.peers, world.limit_s)
+        self._collect()
         self._current_stream = cupy().cuda.get_current_stream
         self._runtime = cupy().cuda.runtime
         self._order = StreamOrder()
@@ -124,6 +134,15 @@ class NcclChannel(MovableChannel):
         if pointers != self._pointers and any(array is not None for array, _ in self._ops):
             self._group = self._grouped(pointers)
         self._pointers = pointers
+        self._collect()
+
+    def _collect(self) -> None:
+        """List what a call launches before and after the group."""
+        before, after = (
+            [call for launches in ahead for call in launches.stages[0]]
+            for ahead in (self._before, self._after)
+        )
+        self._calls = [*self._begin, *before], [*self._end, *after]
 
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
@@ -148,20 +167,15 @@ class NcclChannel(MovableChannel):
     def _enter(self, stream: Stream) -> None:
         if self._ranks.failed:
             raise ExchangeTimeoutError(self._ranks.failed)
-        pointer, watch = stream.ptr, self._watch
+        pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        for launches in self._before:
-            for launch, source, target in launches.stages[0]:
-                launch(pointer, source, target)
-        if watch is not None:
-            watch.begin(pointer)
+        before, after = self._calls
+        for launch, source, target in before:
+            launch(pointer, source, target)
         self._group(pointer)
-        if watch is not None:
-            watch.end(pointer)
-        for launches in self._after:
-            for launch, source, target in launches.stages[0]:
-                launch(pointer, source, target)
+        for launch, source, target in after:
+            launch(pointer, source, target)
 
     def close(self) -> None:
         """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
@@ -175,3 +189,8 @@ class NcclChannel(MovableChannel):
     def free(self) -> None:
         """Release the buffers."""
         self._arena.release(self._block)
+
+
+def _marked(mark: Mark | None, packed: Sequence[Item], device: int) -> list[Call]:
+    """Return the launch that leaves a mark, where there is one and nothing is packed."""
+    return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]

@@ -41,9 +41,10 @@ from halox.runtime.topology import Topology
 if TYPE_CHECKING:
     from halox.runtime.arrays import Described
 
-BLOCK_BYTES = 16 << 10
-"""NumPy arrays' blocks at least this long are taken from the peer's memory rather than packed: a block costs the
-kernel some 0.2 us, and each of its pages as much."""
+BLOCK_BYTES = 4 << 10
+"""NumPy arrays' blocks at least this long are copied by the kernel rather than packed, where both ends can move half of
+a message: a block costs the kernel some 0.2 us. Of messages both ways each rank would move one, which takes it as long
+as packing and unpacking (docs/performance/log.md)."""
 
 MESSAGE_BYTES = 64 << 10
 """Messages of NumPy arrays at least this large."""
@@ -142,7 +143,10 @@ class ScatterGatherPath(Path):
     def _on_hosts(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
-        """Offer the kernel on a node, and prefer it for long blocks; between nodes the adapters, if asked for."""
+        """Offer the kernel on a node, and prefer it for long blocks that go one way; between nodes the adapters.
+
+        Of a message one way both ends move half.
+        """
         found: Survey | None = selection.surveys.get(self.name)
         if found is None:
             return "it is not known whether the kernel copies between the ranks"
@@ -154,7 +158,9 @@ class ScatterGatherPath(Path):
         block = min(sender.block_bytes, receiver.block_bytes)
         is_long = block >= BLOCK_BYTES and sender.nbytes >= MESSAGE_BYTES
         said = f"same node, copied by the kernel: blocks of {block} B on average"
-        return [self.offer(ProcessVm.name, said, preferred=is_long)]
+        if sender.is_one_way:
+            said += ", half by each end"
+        return [self.offer(ProcessVm.name, said, preferred=is_long and sender.is_one_way)]
 
     def _between_nodes(
         self, sender: int, receiver: int, adapters: mlx5.Adapters | None

@@ -61,7 +61,7 @@ def shares_of(
 
     ``blocks`` and ``chunks`` are by the keys of the messages.
     """
-    both_ways = {m.peer for m in job.sends} & {m.peer for m in job.receives}
+    both_ways = job.both_ways
     found = []
     for message in job.messages:
         own, chunk = blocks[message.key], chunks[message.key]

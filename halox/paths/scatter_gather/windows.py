@@ -175,7 +175,7 @@ class Proposal(NamedTuple):
     Attributes
     ----------
     block_bytes : int
-        As of `MessageBlocks`.
+        Bytes of a block, where all are alike; see `MessageBlocks`.
     by_blocks : int
         Most bytes of a window that holds whole blocks only; 0 where blocks differ.
     by_bytes : int

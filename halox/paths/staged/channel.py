@@ -93,11 +93,11 @@ class StagedChannel(_Stream, MovableChannel):
         self._stream = stream
         if self._pack:
             for launch, source, target in self._pack[epoch % len(self._pack)].stages[0]:
-                launch(stream, source, target)
+                launch(stream.ptr, source, target)
         stream.synchronize()
         self._buffers.release(self._epoch)
         for clear in self._clear:
-            clear.launch(stream)
+            clear.launch(stream.ptr)
         self._buffers.post(epoch)
         self._epoch = epoch
 
@@ -108,7 +108,7 @@ class StagedChannel(_Stream, MovableChannel):
             return
         stream = self._current_stream()
         for launch, source, target in self._unpack[self._epoch % len(self._unpack)].stages[0]:
-            launch(stream, source, target)
+            launch(stream.ptr, source, target)
         if self._stream is None or stream.ptr != self._stream.ptr:
             self._stream = stream
 
@@ -162,10 +162,10 @@ class _StagedWork(_Stream, Work):
         if self._packed:
             for stage, event in zip(self._packs[slot].stages, self._packed, strict=True):
                 for launch, source, target in stage:
-                    launch(stream, source, target)
+                    launch(stream.ptr, source, target)
                 event.record(stream)
         for clear in self._clear:
-            clear.launch(stream)
+            clear.launch(stream.ptr)
 
     def is_packed(self, stage: int) -> bool:
         return bool(self._packed[stage].done)

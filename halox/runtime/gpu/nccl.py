@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ LEAST_VERSION = 21000
 _ID_BYTES = 128
 _IN_PROGRESS = 7
 _UINT8 = 1
+_STREAMS = 16  # for which the calls of a group are kept
 _INSTALL = "install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for CUDA 12)"
 
 
@@ -58,9 +59,9 @@ class Nccl:
         self._async_error = library.ncclCommGetAsyncError
         self._async_error.argtypes = (pointer, ctypes.POINTER(number))
         self._start, self._end = library.ncclGroupStart, library.ncclGroupEnd
+        # No types of arguments, which are converted beforehand: that takes a third of the time.
         self._send, self._recv = library.ncclSend, library.ncclRecv
-        for moves in (self._send, self._recv):
-            moves.argtypes = (pointer, size, number, number, pointer, pointer)
+        self._types = (pointer, size, number, number, pointer, pointer)
         found = number()
         self._check(library.ncclGetVersion(ctypes.byref(found)), "ncclGetVersion")
         self.version = int(found.value)
@@ -100,19 +101,31 @@ class Nccl:
     def prepared(self, comm: int, ops: Sequence[NcclOp]) -> Callable[[int], None]:
         """Return a call that puts a group of sends and receives on a stream, given by its address."""
         start, end = self._start, self._end
-        calls = [
-            (self._send if op.is_send else self._recv, op.pointer, op.nbytes, op.peer) for op in ops
-        ]
+        on_streams: dict[int, list[Callable[[], int]]] = {}
+
+        def on(stream: int) -> list[Callable[[], int]]:
+            if len(on_streams) >= _STREAMS:
+                on_streams.clear()
+            found = on_streams[stream] = [self._move(op, comm, stream) for op in ops]
+            return found
 
         def launch(stream: int) -> None:
+            moves = on_streams.get(stream) or on(stream)
             code = start()
-            for move, pointer, nbytes, peer in calls:
-                code = move(pointer, nbytes, _UINT8, peer, comm, stream) or code
+            for move in moves:
+                code = move() or code
             code = end() or code
             if code:
                 self._check(code, "a group of sends and receives")
 
         return launch
+
+    def _move(self, op: NcclOp, comm: int, stream: int) -> Callable[[], int]:
+        """Return the call that sends or receives, with its arguments as ctypes passes them on."""
+        given = (op.pointer, op.nbytes, _UINT8, op.peer, comm, stream)
+        # A null pointer converts to None, which ctypes passes on as such.
+        converted = [kind.from_param(one) for kind, one in zip(self._types, given, strict=True)]
+        return partial(self._send if op.is_send else self._recv, *converted)
 
 
 @cache

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
 from halox.errors import ExchangeTimeoutError, StateError
-from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
 
@@ -129,20 +127,3 @@ class StreamOrder:
         self.last = self._captured = None
         for stream in streams:
             stream.synchronize()
-
-
-def write_word(pointer: int, value: int, nbytes: int) -> Callable[[int], None]:
-    """Return a call that puts on a stream, given by its address, a store of 4 or 8 bytes to memory that the GPU maps.
-
-    No kernel is launched for it, and it can be captured.
-    """
-    cu = driver.bindings()
-    store = cu.cuStreamWriteValue32 if nbytes == 4 else cu.cuStreamWriteValue64
-    flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
-
-    def write(stream: int) -> None:
-        (code,) = store(stream, pointer, value, flags)
-        if code:
-            raise driver.failure(store, code)
-
-    return write

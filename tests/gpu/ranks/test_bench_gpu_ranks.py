@@ -21,6 +21,8 @@ from halox_bench.ddtbench.run import DdtBench
 from halox_bench.exchange.baselines_gpu import NCCL, ZERO_COPY
 from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import Bench
+from halox_bench.milc.cases import MilcCase
+from halox_bench.milc.run import MilcBench
 from halox_bench.pingpong.cases import PATTERNS, select
 from halox_bench.pingpong.run import PingPongBench
 from halox_bench.ranks.bench import Options
@@ -167,3 +169,19 @@ def test_whole_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> No
         assert len(steps_us(comm, bench.stage, 32, BRIEF)) == 3
         in_place, new = targets.Targets(comm).over_persistent()
         assert in_place["value"] > 0 and new["value"] > 0
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("operator", ["improved", "naive"])
+def test_milc(operator: str, comm: MPI.Intracomm) -> None:
+    bench = MilcBench(comm, Options("gpu", timing=BRIEF))
+    found = [
+        row
+        for one in bench.suited([MilcCase((8, 8, 8, 12), operator, "single")])
+        for row in bench.measure(one)
+    ]
+    assert not [row.error for row in found if row.error]
+    assert [row.ranks for row in found] == [1] if comm.size == 1 else [1, 2, 2]
+    assert all(row.us and row.checked for row in found)
+    if not bench.shared_gpu:
+        assert {row.mode for row in found} == {"graph"}
