@@ -13,6 +13,7 @@ from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.mlx5_channel import Mail, _End
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
@@ -184,6 +185,30 @@ def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
     engine.complete()
     assert engine.is_idle(own.keys)
     engine.map(key, own.windows[0])
+
+
+def test_the_next_round_waits_for_the_keys_of_the_last(
+    wire: fake_verbs.Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receiver may be ready again before the sender has seen its own writes complete."""
+    types = VECTOR, dt.hvector(96, 1, -1024, dt.contiguous(512, "u1"))
+    pair = engines()
+    monkeypatch.setattr(pair[0], "limits", replace(pair[0].limits, keys=2, pool=2))
+    sent, received, _ = filled(types)
+    ends = Ends(pair, types, (sent, received))
+    mail = Mail(pair[0])
+    end = _End(Message(1, "send", ()), ends.rounds[0], mail, mail.new(), 99)
+    end.start()
+    wire.is_held = True
+    for _ in range(2):
+        mail._unread[1] += 1
+        end.step()
+    assert mail.take(1), "the second invitation is left for later"
+    mail._unread[1] += 1
+    wire.release()
+    mail.collect()
+    end.step()
+    assert not mail.take(1)
 
 
 def test_memory_that_keys_stand_on_is_let_go_later(wire: Any) -> None:

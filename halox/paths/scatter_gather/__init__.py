@@ -57,7 +57,7 @@ Agreed = tuple[NodeChannel | None, CopyChannel | None, Mlx5Channel | None]
 
 
 class Survey(NamedTuple):
-    """Which ranks' memory the kernel reaches, and who has a network adapter; None if all are on one node."""
+    """Memory of ranks that the kernel reaches, and network adapters of ranks; None if all are on one node."""
 
     attachments: Attachments
     adapters: mlx5.Adapters | None
