@@ -45,7 +45,7 @@ FLOORS: list[list[set[str]]] = [
     [{"halox.__main__"}],
 ]
 CUPY_ROOMS = ("halox.runtime", "halox.packing", "halox.paths", "halox.collectives.device")
-PUBLIC = ("halox", "halox.datatypes")
+PUBLIC = ("halox", "halox.datatypes", "halox.xarray")
 
 
 def files_under(folder: str) -> list[Path]:
