@@ -3,7 +3,8 @@
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
 
-``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks.
+``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks. ``--one``
+checks one GPU on a machine with several: each test suite and benchmark sees one of them, and others run beside it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 from halox.cli import launcher
@@ -36,18 +42,22 @@ RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
-SHARDS, AT_ONCE = 4, 8
-RANKS_AT_ONCE = 3
+SHARDS = 4
+CORES_OF_A_SUITE = 3
+"""Of two ranks, and what they start."""
 ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "nas_ft", "fft", "bench")
 )
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
-STEP_LIMIT_S = 150
+STEP_LIMIT_S = 200
 DUMPING_S = 2
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
+VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
+"""The GPU that a test suite sees, of several."""
+
 NPB_CUDA = {"B": 325_900.0, "C": 340_300.0}
 """Mop/s of the CUDA version of NAS FT (GMAP/NPB-GPU) on an H200."""
 
@@ -69,6 +79,8 @@ def run(
     environment = dict(
         os.environ, PYTHONPATH=str(ROOT), HALOX_REQUIRE="gpu,mpi", HALOX_TIMEOUT="30", **variables
     )
+    if VISIBLE.get() is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(VISIBLE.get())
     if ranks is not None:
         environment |= launcher.environment(ranks)
         command = launcher.command(launcher.find(), ranks, command)
@@ -103,6 +115,7 @@ def suite(
     folder: str,
     ranks: int | None,
     scratch: Path,
+    *,
     options: tuple[str, ...] = (),
     shard: str = "",
 ) -> list[dict[str, Any]]:
@@ -147,37 +160,59 @@ def suite(
     return outcomes
 
 
-def one_process(scratch: Path) -> list[dict[str, Any]]:
-    """Run the tests of one process, some files at once: compiling takes most of their time."""
+Job = Callable[[Path], list[dict[str, Any]]]
+"""A test suite; its argument is a folder for its files."""
+
+
+def one_process() -> list[Job]:
+    """Return the suites of one process, those that take longest first."""
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = files - {RANDOM_TYPES, FAILURES, *LONGEST}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        jobs = [pool.submit(suite, path, None, scratch) for path in LONGEST]
-        jobs += [
-            pool.submit(suite, RANDOM_TYPES, None, scratch, ("-s",), f"{k}/{SHARDS}")
-            for k in range(SHARDS)
-        ]
-        jobs += [pool.submit(suite, path, None, scratch) for path in sorted(others)]
-        return [outcome for job in jobs for outcome in job.result()]
+    shards = [
+        partial(suite, RANDOM_TYPES, None, options=("-s",), shard=f"{k}/{SHARDS}")
+        for k in range(SHARDS)
+    ]
+    longest, rest = (
+        [partial(suite, path, None) for path in some] for some in (LONGEST, sorted(others))
+    )
+    return [*longest, *shards, *rest]
 
 
-def several_ranks(scratch: Path, gpus: int) -> list[dict[str, Any]]:
-    """Run the tests of one rank and of several, and those that start ranks themselves.
+def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
+    """Return the suites of one rank and of several, and those that start ranks themselves; and which must run alone.
 
-    On several GPUs one suite at a time: kernels that wait for one another need their GPUs for themselves. On a shared
-    GPU there are none; what looks at its free memory, or at times, still runs alone.
+    On several GPUs these are all: kernels that wait for one another need their GPUs for themselves. On a shared GPU
+    there are none; what looks at its free memory, or at times, still runs alone.
     """
     files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
     suites: list[tuple[str, int | None]] = [(RANKS_FOLDER, 1), (FAILURES, None)]
     suites += [(file.relative_to(ROOT).as_posix(), 2) for file in files]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
-    together = [one for one in suites if gpus == 1 and not any(name in one[0] for name in ALONE)]
-    with ThreadPoolExecutor(RANKS_AT_ONCE) as pool:
-        jobs = [pool.submit(suite, path, ranks, scratch) for path, ranks in together]
-        outcomes = [outcome for job in jobs for outcome in job.result()]
-    alone = [one for one in suites if one not in together]
-    return outcomes + [found for path, ranks in alone for found in suite(path, ranks, scratch)]
+    together, alone = [], []
+    for path, ranks in suites:
+        is_alone = gpus > 1 or any(name in path for name in ALONE)
+        (alone if is_alone else together).append(partial(suite, path, ranks))
+    return together, alone
+
+
+def on_each(gpus: Sequence[str | None], jobs: Sequence[Callable[[], None]], at_once: int) -> None:
+    """Run jobs, so many at once on each GPU, which alone they see; None stands for all GPUs."""
+    free: SimpleQueue[str | None] = SimpleQueue()
+    for gpu in [*gpus] * at_once:
+        free.put(gpu)
+
+    def on_one(job: Callable[[], None]) -> None:
+        gpu = free.get()
+        VISIBLE.set(gpu)
+        try:
+            job()
+        finally:
+            free.put(gpu)
+
+    with ThreadPoolExecutor(len(gpus) * at_once) as pool:
+        for started in [pool.submit(on_one, job) for job in jobs]:
+            started.result()
 
 
 def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
@@ -339,15 +374,17 @@ def machine() -> dict[str, Any]:
 class Result:
     """What was found so far: in the file after each step, so that it survives whatever ends the run."""
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self, parts: str) -> None:
         self._started = time.monotonic()
         self._head = {
             "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "sources_sha256": sources_sha256(),
             "machine": machine(),
-            "parts": "all" if whole else "those of several ranks",
+            "parts": parts,
         }
         self.gpus = len(self._head["machine"]["gpus"])
+        self.cores: int = self._head["machine"]["cores"]
+        self._lock = Lock()
         self.tests: list[dict[str, Any]] = []
         self.figures: list[dict[str, Any]] = []
         self.apps: list[dict[str, Any]] = []
@@ -368,6 +405,15 @@ class Result:
         """Whether everything ran, and nothing failed."""
         broken = any("failed" in one for one in self.figures)
         return not (self.failed or broken or any(one["exit_status"] for one in self.apps))
+
+    def add(
+        self, tests: Sequence[dict[str, Any]] = (), figures: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Add outcomes and figures, and write all; threads may call at once."""
+        with self._lock:
+            self.tests += tests
+            self.figures += figures
+            self.write()
 
     def write(self) -> None:
         """Write the file, and a line to the terminal."""
@@ -390,37 +436,54 @@ class Result:
         )
 
 
+PARTS = {(): "all", ("--several",): "those of several ranks", ("--one",): "all, of one GPU"}
+"""What is checked, by command line."""
+
+
 def main(arguments: list[str]) -> int:
-    """Run everything, or what several GPUs add; write the result, and return the exit status."""
-    whole = arguments != ["--several"]
-    if whole and arguments:
+    """Run what the command line asks for; write the result, and return the exit status."""
+    parts = PARTS.get(tuple(arguments))
+    if parts is None:
         print(__doc__)
         return 2
-    result = Result(whole)
-    gpus = result.gpus
+    result = Result(parts)
+    gpus = 1 if "--one" in arguments else result.gpus
+    seen = [str(k) for k in range(result.gpus)] if "--one" in arguments else [None]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        result.tests += several_ranks(scratch, gpus)
-        result.write()
-        if whole:
-            result.tests += one_process(scratch)
-            result.write()
-        result.apps += apps(gpus)
-        for figures in (multigrid_figures, fourier_figures, milc_figures):
-            result.figures += figures(result.apps)
-        for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
-            result.figures += targets("exchange", ranks, scratch)
-            result.figures += targets("allreduce", ranks, scratch)
-            result.figures += targets("transpose", ranks, scratch)
-            if ranks <= gpus:
-                result.figures += targets("milc", ranks, scratch)
-            result.write()
-        if whole:
+
+        def tested(job: Job) -> Callable[[], None]:
+            return lambda: result.add(tests=job(scratch))
+
+        together, alone = several_ranks(gpus)
+        if "--several" not in arguments:
+            together += one_process()
+        on_each(
+            seen, list(map(tested, together)), max(1, result.cores // CORES_OF_A_SUITE // len(seen))
+        )
+        on_each(seen, list(map(tested, alone)), 1)
+
+        def of_one() -> None:
             for name in ("strided", "nas_ft"):
-                result.figures += measure(name, [f"tests.gpu.bench_{name}"], None, scratch)
-            result.figures += targets("pack", None, scratch)
-            result.figures += targets("transpose", None, scratch)
-            result.figures += targets("milc", None, scratch)
+                result.add(figures=measure(name, [f"tests.gpu.bench_{name}"], None, scratch))
+            for name in ("milc", "pack", "transpose"):
+                result.add(figures=targets(name, None, scratch))
+
+        def of_several() -> None:
+            result.apps += apps(gpus)
+            for figures in (multigrid_figures, fourier_figures, milc_figures):
+                result.add(figures=figures(result.apps))
+            for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
+                kinds = (
+                    "exchange",
+                    "allreduce",
+                    "transpose",
+                    *(("milc",) if ranks <= gpus else ()),
+                )
+                for kind in kinds:
+                    result.add(figures=targets(kind, ranks, scratch))
+
+        on_each(seen, [of_several] if "--several" in arguments else [of_several, of_one], 1)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

@@ -204,7 +204,7 @@ def test_between_nodes_only_the_host_helps(
 
 
 def test_a_path_that_there_is_not(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = r"there is no path 'nonsense' between ranks; paths are peer, ipc"
+    text = r"there is no path 'nonsense' between ranks; paths are peer, nccl, ipc"
     refused(comm, PathError, rf"path: {text}", lambda: gpu_grid(comm, path="nonsense"))
     monkeypatch.setenv("HALOX_PATH", "nonsense")
     refused(comm, PathError, rf"HALOX_PATH: {text}", lambda: gpu_grid(comm))
