@@ -208,7 +208,7 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
 
 def given(array: Any, **options: Any) -> Any:
     def call(comm: MPI.Intracomm) -> None:
-        with make(comm, proc_shape=(comm.size, 1)) as grid:
+        with make(comm) as grid:
             grid.from_dataarray(array(grid) if callable(array) else array, **options)
 
     return call
@@ -224,7 +224,7 @@ def labelled(**options: Any) -> Any:
 
 def exchanged(make_dataset: Any, *names: str) -> Any:
     def call(comm: MPI.Intracomm) -> None:
-        with make(comm, proc_shape=(comm.size, 1)) as grid:
+        with make(comm) as grid:
             make_dataset(grid).halox.exchange(grid, *names)
 
     return call
