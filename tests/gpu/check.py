@@ -43,8 +43,8 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
-CORES_OF_A_SUITE = 3
-"""Of two ranks, and what they start."""
+AT_ONCE, RANKS_AT_ONCE = 8, 3
+"""Suites on a GPU: of one process, and of ranks, which take turns on it; five of these took eight times as long."""
 ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "nas_ft", "fft", "bench")
@@ -456,12 +456,10 @@ def main(arguments: list[str]) -> int:
             return lambda: result.add(tests=job(scratch))
 
         together, alone = several_ranks(gpus)
+        on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
+        on_each(seen, [*map(tested, alone)], 1)
         if "--several" not in arguments:
-            together += one_process()
-        on_each(
-            seen, list(map(tested, together)), max(1, result.cores // CORES_OF_A_SUITE // len(seen))
-        )
-        on_each(seen, list(map(tested, alone)), 1)
+            on_each(seen, [*map(tested, one_process())], AT_ONCE)
 
         def of_one() -> None:
             for name in ("strided", "nas_ft"):
