@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import Chunk, ChunkGrid, Cut, extents, relative
+from halox.checkpoint.chunks import (
+    MOST_READERS,
+    Chunk,
+    ChunkGrid,
+    Cut,
+    ReadBox,
+    extents,
+    intersection,
+    relative,
+)
 from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.store import CodecChunks, PlainChunks
@@ -25,7 +34,7 @@ from halox.collectives.host.cell_sums import blocks
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.world import World
-from halox.staging import Index, Staging, part_shape, staging
+from halox.staging import Index, Staging, staging
 from halox.window import Window, opaque
 
 PART_BYTES = 256 << 10
@@ -38,6 +47,9 @@ _UNDER_WAY = 2
 _TAG = 5
 
 Store = PlainChunks | CodecChunks
+Residues = dict[tuple[int, ...], int]
+"""By the number of a chunk what `ChunkReader.residue` has returned."""
+
 Tell = Callable[[int], None]
 """Called with the bytes of this rank's field that have been moved since the last call."""
 
@@ -65,6 +77,7 @@ class Mover:
         part_bytes = DEVICE_PART_BYTES if is_device_array(cells) else PART_BYTES
         self._part_cells = max(1, part_bytes // field.dtype.itemsize)
         self._part_bytes = self._part_cells * field.dtype.itemsize
+        self._buffer: Array | None = None
         self._failure = Failure()
 
     def save(self, store: Store) -> Exception | None:
@@ -89,25 +102,48 @@ class Mover:
                 self._told(cut)
         return self._failure.error
 
-    def load(self, store: Store) -> Exception | None:
-        """Read the chunks; returns this rank's error. Collective."""
+    def load(self, store: Store) -> tuple[Residues, Exception | None]:
+        """Read the chunks; returns residues of chunks that others read as well, and this rank's error. Collective."""
+        residues: Residues = {}
         with (
             staging(self._cells, self._part_bytes) as staged,
             Window(self._world, _UNDER_WAY, _TAG, "a load") as window,
         ):
+            if isinstance(store, PlainChunks):
+                for chunk, box in self._read_alone():
+                    found = self._failure.attempt(partial(self._read, store, chunk, box, staged))
+                    if found:
+                        residues[chunk.number] = found
+                    self._told(self._chunks.own_cut(chunk))
             for chunk in self._chunks:
                 cut = self._chunks.own_cut(chunk)
+                if isinstance(store, PlainChunks) and self._read_box(chunk) is not None:
+                    continue
                 if chunk.mover != self._world.rank:
                     window.make_room()
                     buffer = np.empty(extents(cut), self._dtype)
                     then = partial(self._place, staged, cut, buffer)
                     window.receive(buffer, chunk.mover, then)
-                elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
-                    self._failure.attempt(partial(self._stream, store, chunk, staged))
                 else:
                     self._distribute(store, chunk, window, staged)
                 self._told(cut)
-        return self._failure.error
+        return residues, self._failure.error
+
+    def _read_box(self, chunk: Chunk) -> ReadBox | None:
+        return self._chunks.read_box(chunk, self._field.dtype.itemsize)
+
+    def _read_alone(self) -> Iterator[tuple[Chunk, ReadBox]]:
+        """Yield the chunks that need no messages; of some in a row the ranks begin with different ones.
+
+        So ranks that read the same chunks do not all wait for the same part of the disk.
+        """
+        chunks = iter(self._chunks)
+        while some := list(islice(chunks, MOST_READERS)):
+            turn = self._world.rank % len(some)
+            for chunk in some[turn:] + some[:turn]:
+                box = self._read_box(chunk)
+                if box is not None:
+                    yield chunk, box
 
     def _is_one_piece(self, chunk: Chunk) -> bool:
         """Whether all of a chunk are cells of this rank, so that it can be written or read part by part."""
@@ -157,13 +193,30 @@ class Mover:
         window.end()
         self._failure.attempt(partial(store.write_whole, chunk.number, whole))
 
-    def _stream(self, store: PlainChunks, chunk: Chunk, staged: Staging) -> None:
-        cut = self._chunks.local(chunk.cut)
+    def _read(self, store: PlainChunks, chunk: Chunk, box: ReadBox, staged: Staging) -> int:
+        """Read this rank's cells of a chunk; returns the residue, which is checked if no other rank reads any."""
+        own, itemsize = self._chunks.own_cut(chunk), self._field.dtype.itemsize
         with store.reading(chunk.number) as reader:
-            for place in self._places(extents(cut)):
-                index = _within(cut, place)
-                reader.fill(staged.take(part_shape(extents(cut), place)))
-                staged.put(index)
+            for first, cut in self._chunks.read_parts(chunk, box.cut, self._part_cells):
+                here = intersection(cut, own)
+                is_own = here == cut
+                values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
+                reader.read(values, first * itemsize, is_counted=box.is_counted)
+                if is_own:
+                    staged.put(self._chunks.local(cut))
+                elif here is not None:
+                    staged.store(self._chunks.local(here), values[relative(here, cut)])
+            residue = reader.residue(has_stored=chunk.mover == self._world.rank)
+        if len(chunk.pieces) == 1:
+            store.check(chunk.number, residue)
+            return 0
+        return residue
+
+    def _scratch(self, shape: tuple[int, ...]) -> Array:
+        if self._buffer is None:
+            self._buffer = np.empty(self._part_bytes, np.uint8)
+        nbytes = prod(shape) * self._field.dtype.itemsize
+        return self._buffer[:nbytes].view(self._dtype).reshape(shape)
 
     def _distribute(self, store: Store, chunk: Chunk, window: Window, staged: Staging) -> None:
         """Read a chunk, and send each rank its cells; zeros after a failure, which all ranks raise later."""
