@@ -74,7 +74,8 @@ class Mover:
         self._world, self._chunks, self._cells, self._field = world, chunks, cells, field
         self._tell = tell
         self._dtype = field.opaque_dtype
-        part_bytes = DEVICE_PART_BYTES if is_device_array(cells) else PART_BYTES
+        self._is_on_device = is_device_array(cells)
+        part_bytes = DEVICE_PART_BYTES if self._is_on_device else PART_BYTES
         self._part_cells = max(1, part_bytes // field.dtype.itemsize)
         self._part_bytes = self._part_cells * field.dtype.itemsize
         self._buffer: Array | None = None
@@ -201,7 +202,8 @@ class Mover:
                 here = intersection(cut, own)
                 is_own = here == cut
                 values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
-                reader.read(values, first * itemsize, is_counted=box.is_counted)
+                is_kept = is_own and self._is_on_device  # where buffers take turns
+                reader.read(values, first * itemsize, is_counted=box.is_counted, is_kept=is_kept)
                 if is_own:
                     staged.put(self._chunks.local(cut))
                 elif here is not None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ from halox.window import as_bytes
 
 FORMAT = 1
 """Version of what is stored, beside Zarr's own."""
+
+ASIDE_BYTES = 1 << 20
+"""Fewest bytes of a part whose checksum is computed while it is written, or the next one is read."""
 
 PREFIX = "halox_"
 """Beginning of the attributes that are halox's own."""
@@ -228,6 +233,7 @@ class PlainChunks:
         self._folder, self._name, self._field = folder, name, field
         self._extra = () if field.stored_shapes[0] == field.shape else (0,)
         self._nbytes = prod(field.chunk) * field.dtype.itemsize
+        self._aside = ThreadPoolExecutor(1)  # starts its thread when it is needed
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
         """Write a chunk from its parts, in order; those that are missing at the end become zeros."""
@@ -236,8 +242,11 @@ class PlainChunks:
             checksum = 0
             for part in parts:
                 values = as_bytes(part)
+                writing = partial(_write_all, handle, values)
+                done = self._aside.submit(writing) if values.nbytes >= ASIDE_BYTES else writing()
                 checksum = self._extend(checksum, values)
-                _write_all(handle, values)
+                if done is not None:
+                    done.result()
             _write_all(handle, np.frombuffer(checksum.to_bytes(CRC_BYTES, "little"), np.uint8))
             os.fsync(handle)
         finally:
@@ -269,7 +278,11 @@ class PlainChunks:
                     "earlier checkpoint"
                 )
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read ahead, twice as far
-            yield ChunkReader(handle, self._nbytes)
+            reader = ChunkReader(handle, self._nbytes, self._aside)
+            try:
+                yield reader
+            finally:
+                reader.wait()
         finally:
             os.close(handle)
 
@@ -309,15 +322,30 @@ class PlainChunks:
 class ChunkReader:
     """An open chunk of so many bytes, of which parts are read in the order in which they are stored."""
 
-    def __init__(self, handle: int, nbytes: int) -> None:
-        self._handle, self._nbytes = handle, nbytes
+    def __init__(self, handle: int, nbytes: int, aside: ThreadPoolExecutor) -> None:
+        self._handle, self._nbytes, self._aside = handle, nbytes, aside
         self._checksum = PartialChecksum()
+        self._pending: Future[None] | None = None
 
-    def read(self, part: Array, offset: int, *, is_counted: bool = True) -> None:
-        """Read the bytes from an offset on into a contiguous array, and count them to the checksum, or not."""
+    def read(
+        self, part: Array, offset: int, *, is_counted: bool = True, is_kept: bool = False
+    ) -> None:
+        """Read the bytes from an offset on into a contiguous array, and count them to the checksum, or not.
+
+        If the array is kept as it is until the next read has ended, another thread counts it meanwhile.
+        """
         _read_all(self._handle, as_bytes(part), offset)
-        if is_counted:
+        self.wait()
+        if is_counted and is_kept and part.nbytes >= ASIDE_BYTES:
+            self._pending = self._aside.submit(self._checksum.add, part, offset)
+        elif is_counted:
             self._checksum.add(part, offset)
+
+    def wait(self) -> None:
+        """Wait until the last part has been counted."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def residue(self, *, has_stored: bool = True) -> int:
         """Return the residue of the bytes counted, and of the checksum stored, which is counted once as well.
@@ -325,6 +353,7 @@ class ChunkReader:
         Where each byte of a chunk is counted by one rank, the residues of all ranks add up (by XOR) to 0, unless the
         chunk is damaged. Bytes that none counts are zeros.
         """
+        self.wait()
         found = self._checksum.of(self._nbytes)
         if not has_stored:
             return found
