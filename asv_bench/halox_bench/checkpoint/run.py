@@ -163,17 +163,16 @@ def _row(
 
 def _signature(grid: Grid, field: Any) -> int:
     """Return a sum of the bits of all cells, each times a number that tells its place; collective."""
-    cells, owned = grid.interior(field), grid.owned
-    places = [np.arange(cut.start, cut.stop, dtype=np.uint64) for cut in owned]
-    found = np.uint64(0)
-    with np.errstate(over="ignore"):
-        weight: Any = np.zeros((), np.uint64)
-        for axis, extent in zip(places[1:], grid.grid_shape[1:], strict=True):
-            weight = weight[..., None] * np.uint64(extent) + axis
-        plane = np.uint64(prod(grid.grid_shape[1:]))
-        for number, row in zip(places[0], cells, strict=True):
-            bits = np.ascontiguousarray(to_host(row)).view(np.uint64)
-            found += (bits * (weight + number * plane) * np.uint64(2) + bits).sum(dtype=np.uint64)
+    first, *others = [np.arange(cut.start, cut.stop, dtype=np.uint64) for cut in grid.owned]
+    found, plane = np.uint64(0), np.uint64(prod(grid.grid_shape[1:]))
+    weights: Any = np.zeros((), np.uint64)
+    for axis, extent in zip(others, grid.grid_shape[1:], strict=True):
+        weights = weights[..., None] * np.uint64(extent) + axis
+    weights = weights.reshape(-1) * np.uint64(2) + np.uint64(1)
+    with np.errstate(over="ignore"):  # modulo 2^64
+        for number, row in zip(first, grid.interior(field), strict=True):
+            bits = np.ascontiguousarray(to_host(row)).reshape(-1).view(np.uint64)
+            found += bits @ weights + bits.sum() * np.uint64(2) * number * plane
     return int(sum(grid.comm.allgather(int(found))) % (1 << 64))
 
 
