@@ -89,9 +89,12 @@ def _measure(args: argparse.Namespace, comm: Any) -> int:
         say(comm, "medians of the slowest rank; files are written through, and read from the disk")
         say(
             comm,
-            f"targets, from 1 GiB on: {CPU_TARGET} x plain calls, and {TARGET_MIB} MiB a rank; to save a field of",
+            f"targets, from 1 GiB on: {CPU_TARGET} x plain calls, and {TARGET_MIB} MiB a rank;",
         )
-        say(comm, f"a GPU {GPU_TARGET} x the longer of plain write and copy to the host\n")
+        say(
+            comm,
+            f"for saves from a GPU {GPU_TARGET} x the longer of plain write and copy to the host\n",
+        )
         say(comm, _TABLE.header())
         try:
             for shape in args.cells or (_QUICK_CELLS if args.quick else _CELLS):
