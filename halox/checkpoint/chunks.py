@@ -42,7 +42,10 @@ class Piece(NamedTuple):
 
 
 class ReadBox(NamedTuple):
-    """Cells that a rank reads of a chunk; of the ranks that read the same ones, one counts them to the checksum."""
+    """Cells that a rank reads of a chunk; of the ranks that read the same ones, one counts them to the checksum.
+
+    These take turns.
+    """
 
     cut: Cut
     is_counted: bool
@@ -170,11 +173,10 @@ class ChunkGrid:
             return None
         starts = self._starts(chunk)[first_whole:]
         whole = [slice(at, at + n) for at, n in zip(starts, self.shape[first_whole:], strict=True)]
-        behind = self.own_cut(chunk)[first_whole:]
-        return ReadBox(
-            (*self.own_cut(chunk)[:first_whole], *whole),
-            all(cut.start == at for cut, at in zip(behind, starts, strict=True)),
-        )
+        own = self.own_cut(chunk)[:first_whole]
+        readers = [one.rank for one in chunk.pieces if one.cut[:first_whole] == own]
+        counting = readers[sum(chunk.number) % len(readers)]
+        return ReadBox((*own, *whole), counting == self.layout.rank)
 
     def read_parts(self, chunk: Chunk, box: Cut, most: int) -> Iterator[tuple[int, Cut]]:
         """Yield parts of a box of at most so many cells, each side by side in the file, and the first cell's place."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from math import prod
@@ -37,7 +38,7 @@ from halox.runtime.world import World
 from halox.staging import Index, Staging, staging
 from halox.window import Window, opaque
 
-PART_BYTES = 256 << 10
+PART_BYTES = 512 << 10
 """Bytes of a part of a field on the host: it stays in a core's cache from its copy to the system call."""
 
 DEVICE_PART_BYTES = 8 << 20
@@ -202,12 +203,13 @@ class Mover:
                 here = intersection(cut, own)
                 is_own = here == cut
                 values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
-                is_kept = is_own and self._is_on_device  # where buffers take turns
-                reader.read(values, first * itemsize, is_counted=box.is_counted, is_kept=is_kept)
-                if is_own:
-                    staged.put(self._chunks.local(cut))
-                elif here is not None:
-                    staged.store(self._chunks.local(here), values[relative(here, cut)])
+                reader.read(values, first * itemsize, is_counted=box.is_counted)
+                # Buffers for a GPU take turns: the bytes are counted during the next read.
+                with nullcontext() if is_own and self._is_on_device else reader.counting():
+                    if is_own:
+                        staged.put(self._chunks.local(cut))
+                    elif here is not None:
+                        staged.store(self._chunks.local(here), values[relative(here, cut)])
             residue = reader.residue(has_stored=chunk.mover == self._world.rank)
         if len(chunk.pieces) == 1:
             store.check(chunk.number, residue)

@@ -59,14 +59,20 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         return found.getvalue()
 
     begin = guarded(world, header, doing, SAVING)
-    mode = world.mpi.MODE_WRONLY | world.mpi.MODE_CREATE
     with replacing(world, path, Path.is_file, None) as partial:
+
+        def create() -> None:
+            if world.rank == 0:
+                partial.write_bytes(begin)
+
+        # MPI's collective opening would leave the other ranks waiting for one that may not write.
+        guarded(world, create, doing, SAVING)
+        guarded(world, lambda: open(partial, "r+b").close(), doing, SAVING)
+        mode = world.mpi.MODE_WRONLY
         file = guarded(
             world, lambda: world.mpi.File.Open(world.comm, str(partial), mode), doing, SAVING
         )
         failure = Failure()
-        if world.rank == 0:
-            failure.attempt(lambda: file.Write_at(0, begin))
         parts = _Parts(world, file, len(begin), layout, dtype)
         failure.attempt(lambda: parts.write(given.array, progress))
         for ending in (file.Sync, file.Close):

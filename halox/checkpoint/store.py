@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from halox.window import as_bytes
 FORMAT = 1
 """Version of what is stored, beside Zarr's own."""
 
-ASIDE_BYTES = 1 << 20
+ASIDE_BYTES = 256 << 10
 """Fewest bytes of a part whose checksum is computed while it is written, or the next one is read."""
 
 PREFIX = "halox_"
@@ -233,7 +233,7 @@ class PlainChunks:
         self._folder, self._name, self._field = folder, name, field
         self._extra = () if field.stored_shapes[0] == field.shape else (0,)
         self._nbytes = prod(field.chunk) * field.dtype.itemsize
-        self._aside = ThreadPoolExecutor(1)  # starts its thread when it is needed
+        self._aside = Aside()
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
         """Write a chunk from its parts, in order; those that are missing at the end become zeros."""
@@ -242,11 +242,11 @@ class PlainChunks:
             checksum = 0
             for part in parts:
                 values = as_bytes(part)
-                writing = partial(_write_all, handle, values)
-                done = self._aside.submit(writing) if values.nbytes >= ASIDE_BYTES else writing()
-                checksum = self._extend(checksum, values)
-                if done is not None:
-                    done.result()
+                with self._aside.call(
+                    values.nbytes, partial(self._extend, checksum, values)
+                ) as found:
+                    _write_all(handle, values)
+                checksum = found()
             _write_all(handle, np.frombuffer(checksum.to_bytes(CRC_BYTES, "little"), np.uint8))
             os.fsync(handle)
         finally:
@@ -278,11 +278,7 @@ class PlainChunks:
                     "earlier checkpoint"
                 )
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read ahead, twice as far
-            reader = ChunkReader(handle, self._nbytes, self._aside)
-            try:
-                yield reader
-            finally:
-                reader.wait()
+            yield ChunkReader(handle, self._nbytes, self._aside)
         finally:
             os.close(handle)
 
@@ -319,33 +315,56 @@ class PlainChunks:
         return os.path.join(self._folder, self._field.name, key)
 
 
+class Aside:
+    """Calls for many bytes, made by another thread while this one is in the system; it is started when it is needed."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    @contextmanager
+    def call(self, nbytes: int, action: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+        """Make a call during the block, whose result the yielded function returns; before it, for few bytes.
+
+        google-crc32c keeps the interpreter's lock, so that the block ought to be one system call, which does not.
+        """
+        if nbytes < ASIDE_BYTES:
+            result = action()
+            yield lambda: result
+            return
+        pending = self._thread.submit(action)
+        try:
+            yield pending.result
+        finally:
+            wait([pending])
+        pending.result()  # raises what the call has raised
+
+
 class ChunkReader:
     """An open chunk of so many bytes, of which parts are read in the order in which they are stored."""
 
-    def __init__(self, handle: int, nbytes: int, aside: ThreadPoolExecutor) -> None:
+    def __init__(self, handle: int, nbytes: int, aside: Aside) -> None:
         self._handle, self._nbytes, self._aside = handle, nbytes, aside
         self._checksum = PartialChecksum()
-        self._pending: Future[None] | None = None
+        self._last: tuple[Array, int] | None = None
 
-    def read(
-        self, part: Array, offset: int, *, is_counted: bool = True, is_kept: bool = False
-    ) -> None:
-        """Read the bytes from an offset on into a contiguous array, and count them to the checksum, or not.
+    def read(self, part: Array, offset: int, *, is_counted: bool = True) -> None:
+        """Read the bytes from an offset on into a contiguous array.
 
-        If the array is kept as it is until the next read has ended, another thread counts it meanwhile.
+        They are counted to the checksum in `counting`, or during the next read; the array has to stay as it is.
         """
-        _read_all(self._handle, as_bytes(part), offset)
-        self.wait()
-        if is_counted and is_kept and part.nbytes >= ASIDE_BYTES:
-            self._pending = self._aside.submit(self._checksum.add, part, offset)
-        elif is_counted:
-            self._checksum.add(part, offset)
+        with self.counting():
+            _read_all(self._handle, as_bytes(part), offset)
+        self._last = (part, offset) if is_counted else None
 
-    def wait(self) -> None:
-        """Wait until the last part has been counted."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the bytes read last, during the block."""
+        last, self._last = self._last, None
+        if last is None:
+            yield
+        else:
+            with self._aside.call(last[0].nbytes, partial(self._checksum.add, *last)):
+                yield
 
     def residue(self, *, has_stored: bool = True) -> int:
         """Return the residue of the bytes counted, and of the checksum stored, which is counted once as well.
@@ -353,7 +372,8 @@ class ChunkReader:
         Where each byte of a chunk is counted by one rank, the residues of all ranks add up (by XOR) to 0, unless the
         chunk is damaged. Bytes that none counts are zeros.
         """
-        self.wait()
+        with self.counting():
+            pass
         found = self._checksum.of(self._nbytes)
         if not has_stored:
             return found
