@@ -102,6 +102,7 @@ class Mover:
                 else:
                     self._write(store, chunk, window, cut, zip(places, taken, strict=True))
                 self._told(cut)
+        self._failure.attempt_always(store.finish)
         return self._failure.error
 
     def load(self, store: Store) -> tuple[Residues, Exception | None]:
@@ -112,7 +113,7 @@ class Mover:
             Window(self._world, _UNDER_WAY, _TAG, "a load") as window,
         ):
             if isinstance(store, PlainChunks):
-                for chunk, box in self._read_alone():
+                for chunk, box in self._read_alone(store):
                     found = self._failure.attempt(partial(self._read, store, chunk, box, staged))
                     if found:
                         residues[chunk.number] = found
@@ -134,18 +135,26 @@ class Mover:
     def _read_box(self, chunk: Chunk) -> ReadBox | None:
         return self._chunks.read_box(chunk, self._field.dtype.itemsize)
 
-    def _read_alone(self) -> Iterator[tuple[Chunk, ReadBox]]:
+    def _read_alone(self, store: PlainChunks) -> Iterator[tuple[Chunk, ReadBox]]:
         """Yield the chunks that need no messages; of some in a row the ranks begin with different ones.
 
-        So ranks that read the same chunks do not all wait for the same part of the disk.
+        So ranks that read the same chunks do not all wait for the same part of the disk. While a chunk is read, the
+        disk goes on with the next one, if that is this rank's alone.
         """
-        chunks = iter(self._chunks)
+        chunks, found = iter(self._chunks), None
         while some := list(islice(chunks, MOST_READERS)):
             turn = self._world.rank % len(some)
             for chunk in some[turn:] + some[:turn]:
                 box = self._read_box(chunk)
-                if box is not None:
-                    yield chunk, box
+                if box is None:
+                    continue
+                if len(chunk.pieces) == 1:
+                    store.read_ahead(chunk.number)
+                if found is not None:
+                    yield found
+                found = chunk, box
+        if found is not None:
+            yield found
 
     def _is_one_piece(self, chunk: Chunk) -> bool:
         """Whether all of a chunk are cells of this rank, so that it can be written or read part by part."""

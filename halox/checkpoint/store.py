@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -25,15 +24,13 @@ import numpy as np
 
 from halox.checkpoint.checksum import CRC_BYTES, PartialChecksum, linear_part
 from halox.checkpoint.fields import StoredField
+from halox.checkpoint.threads import Aside, Syncer
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
 from halox.window import as_bytes
 
 FORMAT = 1
 """Version of what is stored, beside Zarr's own."""
-
-ASIDE_BYTES = 256 << 10
-"""Fewest bytes of a part whose checksum is computed while it is written, or the next one is read."""
 
 PREFIX = "halox_"
 """Beginning of the attributes that are halox's own."""
@@ -233,7 +230,7 @@ class PlainChunks:
         self._folder, self._name, self._field = folder, name, field
         self._extra = () if field.stored_shapes[0] == field.shape else (0,)
         self._nbytes = prod(field.chunk) * field.dtype.itemsize
-        self._aside = Aside()
+        self._aside, self._syncer = Aside(), Syncer()
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
         """Write a chunk from its parts, in order; those that are missing at the end become zeros."""
@@ -248,9 +245,14 @@ class PlainChunks:
                     _write_all(handle, values)
                 checksum = found()
             _write_all(handle, np.frombuffer(checksum.to_bytes(CRC_BYTES, "little"), np.uint8))
-            os.fsync(handle)
-        finally:
+        except BaseException:
             os.close(handle)
+            raise
+        self._syncer.take(handle)
+
+    def finish(self) -> None:
+        """Wait until all chunks are on the disk; raises OSError."""
+        self._syncer.finish()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
         """Write a chunk from an array of its shape, or shorter at the end of the field."""
@@ -281,6 +283,15 @@ class PlainChunks:
             yield ChunkReader(handle, self._nbytes, self._aside)
         finally:
             os.close(handle)
+
+    def read_ahead(self, index: tuple[int, ...]) -> None:
+        """Let the system read a chunk while another one is worked on; it does not raise."""
+        with suppress(OSError):
+            handle = os.open(self._path(index), os.O_RDONLY)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(handle)
 
     def check(self, index: tuple[int, ...], residue: int) -> None:
         """Raise `CheckpointError` if the residues of a chunk do not add up to 0; see `ChunkReader.residue`."""
@@ -313,30 +324,6 @@ class PlainChunks:
     def _path(self, index: tuple[int, ...]) -> str:
         key = ".".join(map(str, ("c", *index, *self._extra)))
         return os.path.join(self._folder, self._field.name, key)
-
-
-class Aside:
-    """Calls for many bytes, made by another thread while this one is in the system; it is started when it is needed."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1)
-
-    @contextmanager
-    def call(self, nbytes: int, action: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-        """Make a call during the block, whose result the yielded function returns; before it, for few bytes.
-
-        google-crc32c keeps the interpreter's lock, so that the block ought to be one system call, which does not.
-        """
-        if nbytes < ASIDE_BYTES:
-            result = action()
-            yield lambda: result
-            return
-        pending = self._thread.submit(action)
-        try:
-            yield pending.result
-        finally:
-            wait([pending])
-        pending.result()  # raises what the call has raised
 
 
 class ChunkReader:
@@ -391,16 +378,16 @@ class CodecChunks:
         # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
         with zarr.config.set({"array.write_empty_chunks": True}):
             self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
-        self._folder = folder
+        self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
         """Write a chunk from an array of its shape, or shorter at the end of the field."""
         self._array[self._cut(index, values.shape)] = self._stored(values)
-        handle = os.open(self._path(index), os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        self._syncer.take(os.open(self._path(index), os.O_RDONLY))
+
+    def finish(self) -> None:
+        """Wait until all chunks are on the disk; raises OSError."""
+        self._syncer.finish()
 
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
