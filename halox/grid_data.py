@@ -302,8 +302,9 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each chunk
-        is read and checked by one rank, which sends the others their cells. Needs at most 256 MiB a rank.
+        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each rank
+        reads its own cells; of compressed chunks one rank reads each, and sends the others theirs. Needs at most 256
+        MiB a rank.
         """
         self._world.begin("load")
 

@@ -1,11 +1,18 @@
 """Chunks of a whole field, the ranks that write or read them, and the ranks whose cells they hold; integers only.
 
 Chunks are regular. Along an axis they are as long as the blocks of an even division, or a part of them; so where blocks
-are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks moves
+are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks writes
 it all::
 
     blocks      0 0 0 | 1 1 1 | 2 2 | 3 3
     chunks      0 0 0 | 1 1 1 | 2 2   3 | 3
+
+On another division each rank reads what it needs of a chunk. Where that is part of rows that are short, it reads the
+rows whole, as the ranks do that need the rest; one of them counts them to the checksum::
+
+    needed      0 0 1 1 | 0 0 1 1 | ...
+    read        0 0 0 0 | 0 0 0 0 | ...    by rank 0
+                1 1 1 1 | 1 1 1 1 | ...    by rank 1
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Cells between the fields of a grid and chunks on disk.
 
-Every rank goes through the chunks that hold cells of its own, in the same order, and a chunk is written or read by one
-rank, its mover. The others send their cells of it to the mover, or receive them: only what comes before in the order is
-ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on, until all ranks
-raise it together.
+A chunk is written by one rank, its mover, to which the others send their cells of it. A load reads plain chunks
+without messages: every rank reads its own cells, and the checksums of these add up to that of the chunk. Chunks of
+other codecs, and those that more than a few ranks would have to read, are read by their movers, which send the others
+their cells.
+
+Where there are messages every rank goes through the chunks that hold cells of its own in the same order: only what
+comes before is ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on,
+until all ranks raise it together.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from math import prod
@@ -75,8 +78,7 @@ class Mover:
         self._world, self._chunks, self._cells, self._field = world, chunks, cells, field
         self._tell = tell
         self._dtype = field.opaque_dtype
-        self._is_on_device = is_device_array(cells)
-        part_bytes = DEVICE_PART_BYTES if self._is_on_device else PART_BYTES
+        part_bytes = DEVICE_PART_BYTES if is_device_array(cells) else PART_BYTES
         self._part_cells = max(1, part_bytes // field.dtype.itemsize)
         self._part_bytes = self._part_cells * field.dtype.itemsize
         self._buffer: Array | None = None
@@ -213,11 +215,11 @@ class Mover:
                 is_own = here == cut
                 values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
                 reader.read(values, first * itemsize, is_counted=box.is_counted)
-                # Buffers for a GPU take turns: the bytes are counted during the next read.
-                with nullcontext() if is_own and self._is_on_device else reader.counting():
-                    if is_own:
-                        staged.put(self._chunks.local(cut))
-                    elif here is not None:
+                if is_own:  # counted during the next read, into another buffer
+                    staged.put(self._chunks.local(cut))
+                    continue
+                with reader.counting():
+                    if here is not None:
                         staged.store(self._chunks.local(here), values[relative(here, cut)])
             residue = reader.residue(has_stored=chunk.mover == self._world.rank)
         if len(chunk.pieces) == 1:
