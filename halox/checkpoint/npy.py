@@ -6,6 +6,7 @@ type, and writes or reads them part by part. There are no checksums.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
@@ -74,7 +75,15 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         )
         failure = Failure()
         parts = _Parts(world, file, len(begin), layout, dtype)
-        failure.attempt(lambda: parts.write(given.array, progress))
+
+        def write() -> None:
+            try:
+                parts.write(given.array, progress)
+            except world.mpi.Exception as error:  # MPI seldom says why
+                free = shutil.disk_usage(partial.parent).free
+                raise OSError(f"{error}; its file system has {free} bytes left") from error
+
+        failure.attempt(write)
         for ending in (file.Sync, file.Close):
             failure.attempt_always(ending)
         world.agree(as_checkpoint_error(failure.error, doing), SAVING)

@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of a save; other numbers of ranks restart from the last checkpoint."""
+"""A rank is killed in the middle of a save, or the disk is full; the last checkpoint stays, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.faults import checkpoints
-from tests.faults.programs import start
+from tests.faults.programs import private_memory, result, start, why_no_private_memory
 
 zarr = pytest.importorskip("zarr")
 
@@ -42,3 +42,22 @@ def test_killed_in_a_save_and_restarted_on_other_ranks(tmp_path: Path) -> None:
     with xarray.open_zarr(path, chunks=None) as ds:
         assert ds.u.dims == ("x", "y") and np.array_equal(ds.u.x, np.arange(40))
         assert np.array_equal(ds.u, checkpoints.serially(25)) and ds.attrs["step"] == 25
+
+
+def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
+    """2 MiB, of which it would need 3."""
+    reason = why_no_private_memory()
+    if reason is not None:
+        pytest.skip(f"needs a small disk: {reason}")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["tests.faults.full_disk", str(disk)]
+    small = private_memory("2m", str(disk))
+    found, names = result(words, tmp_path / "found", ranks=3, limit_s=200, before=small)
+    assert names == ["run.zarr", "u.npy"]
+    for name, text in (
+        ("run.zarr", "No space left"),
+        ("u.npy", "its file system has"),
+    ):
+        errors, is_right = found[name]
+        assert is_right and len(set(errors)) == 1 and text in errors[0], errors

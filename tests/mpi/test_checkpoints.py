@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import checksum, chunks, folder, npy, saving, store
+from halox.checkpoint import checksum, chunks, folder, npy, saving, store, threads
 from halox.errors import (
     CheckpointError,
     FieldError,
@@ -469,9 +470,14 @@ def full(*_: Any, **__: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("target", ["a", "one.npy"])
 @pytest.mark.ranks(1, 2, 3, 4)  # of six, the last one writes no chunk
-@pytest.mark.parametrize("where", ["last rank", "all ranks", "metadata", "commit"])
+@pytest.mark.parametrize(
+    "where, target",
+    [
+        *product(["last rank", "all ranks", "metadata", "commit"], ["a", "one.npy"]),
+        ("sync", "a"),
+    ],
+)
 def test_a_full_disk_leaves_the_last_one(
     where: str, target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,6 +490,8 @@ def test_a_full_disk_leaves_the_last_one(
                 patched.setattr(saving if target == "a" else npy.npy, METADATA[target], full)
             elif where == "commit":
                 patched.setattr(folder, "_sync_tree", full)
+            elif where == "sync" and last:  # of blocks that get their place late
+                patched.setattr(threads.os, "fsync", full)
             limited = where == "all ranks" or (where == "last rank" and last)
             with (
                 small_disk() if limited else nullcontext(),
