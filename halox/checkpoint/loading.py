@@ -83,7 +83,7 @@ def load(
 
             def open_store(stored: StoredField = stored) -> Store:
                 if stored.is_plain:
-                    return PlainChunks(str(folder), path, stored)
+                    return PlainChunks(str(folder), path, stored, world.node_comm.size)
                 return CodecChunks(str(folder), path, stored, mode="r")
 
             store = guarded(world, open_store, doing, LOADING)

@@ -221,16 +221,18 @@ class PlainChunks:
         Of the group.
     name : Path
         The checkpoint's, for errors.
+    node_ranks : int
+        Ranks on this node that write or read at the same time.
     """
 
-    def __init__(self, folder: str, name: Path, field: StoredField) -> None:
+    def __init__(self, folder: str, name: Path, field: StoredField, node_ranks: int = 1) -> None:
         from google_crc32c import extend
 
         self._extend = extend
         self._folder, self._name, self._field = folder, name, field
         self._extra = () if field.stored_shapes[0] == field.shape else (0,)
         self._nbytes = prod(field.chunk) * field.dtype.itemsize
-        self._aside, self._syncer = Aside(), Syncer()
+        self._aside, self._syncer = Aside(node_ranks), Syncer()
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
         """Write a chunk from its parts, in order; those that are missing at the end become zeros."""

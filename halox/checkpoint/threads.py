@@ -18,11 +18,15 @@ _SYNCED_LATER = 2
 class Aside:
     """Calls for many bytes, made by another thread while this one is in the system; it is started when it is needed.
 
-    A process that has one core makes them itself.
+    A process without a core to spare makes them itself: one that is bound to a core, or where there are fewer than two
+    for each of so many ranks on its node.
     """
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1) if len(os.sched_getaffinity(0)) > 1 else None
+    def __init__(self, node_ranks: int) -> None:
+        cores = len(os.sched_getaffinity(0))
+        if cores == os.cpu_count():  # ranks are not bound
+            cores //= node_ranks
+        self._thread = ThreadPoolExecutor(1) if cores > 1 else None
 
     @contextmanager
     def call(self, nbytes: int, action: Callable[[], Any]) -> Iterator[Callable[[], Any]]:

@@ -86,6 +86,12 @@ def check(g: halox.Grid, fields: dict[str, Any], names: Any = FIELDS) -> None:
             assert whole.shape == shape and whole.tobytes() == expected.tobytes(), name
 
 
+def with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have checksums computed by another thread, however few bytes and cores there are."""
+    monkeypatch.setattr(threads, "ASIDE_BYTES", 1)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(1024))
+
+
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.geometry
 @pytest.mark.parametrize("chunk_bytes", [300, 1 << 20])
@@ -100,6 +106,7 @@ def test_the_same_bits_on_other_ranks_and_divisions(
     monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
     if chunk_bytes == 300:  # loads read single rows of chunks
         monkeypatch.setattr(chunks, "RUN_BYTES", 24)
+        with_threads(monkeypatch)
     names = FIELDS if compressors is None and chunk_bytes > 300 else ("holes", "rho", "u", "w")
     with grid(comm) as g:
         g.save(path / "a", filled(g, names), compressors=compressors, attrs={"step": 3})
@@ -315,6 +322,8 @@ def test_damage_anywhere_is_found_by_another_division(
 ) -> None:
     """One bit of a chunk of which each rank reads a part, or of its checksum."""
     monkeypatch.setattr(chunks, "RUN_BYTES", run_bytes)
+    if run_bytes == 1:
+        with_threads(monkeypatch)
     with grid(comm, proc_shape=(0, 1) if comm.size <= 6 else None) as g:
         fields = filled(g, ("rho",))
         g.save(path / "a", fields)
