@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import ExchangeTimeoutError, PathError, StateError
+from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -227,7 +227,44 @@ def test_contiguous_messages_are_not_packed(
         assert len(launched) == 2 * {"both": 0, "neither": 2}.get(form, 1)
         found = paths_of(exchange.explain())
         assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
-        assert len(nccl.groups[-1]) == 2
+        # The name of the exchange goes ahead of what is not packed.
+        assert len(nccl.groups[-1]) == (2 if form == "neither" else 4)
+
+
+@apart
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
+def test_plans_in_another_order(
+    path: str,
+    gpu: tuple[Machine, FakeNccl],
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL matches messages of one length, whatever plan they are of; the next call raises, on all ranks."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
+    planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
+    with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
+        fields = [array(grid.padded_shape) for _ in range(3)]
+        first, second, third = plans = [grid.plan(u, path=path) for u in fields]
+        for plan in (*plans, second, first):
+            plan()
+        assert paths_of(first.explain()) == {path}
+        for plan in (first, second) if comm.rank == 0 else (second, first):
+            plan()
+        for late, number in ((first, 2), (third, 2)):
+            with pytest.raises(MismatchError) as raised:
+                late()
+            said = f"received from rank {1 - comm.rank} a message of plan {number} of"
+            assert said in str(raised.value)
+            assert "in the same order on all ranks" in str(raised.value)
+        with pytest.raises(StateError, match="has failed"):
+            first()
+    assert len(warned) == 1  # of the second plan, which was not called again
+    with box(comm) as grid:
+        u = array(grid.padded_shape)
+        wanted = fill(grid, u, 5)
+        grid.exchange(u)
+        assert agree(np.array_equal(u.values, wanted), comm)
 
 
 @one_node

@@ -25,14 +25,14 @@ import numpy as np
 
 from halox.collectives.algorithms import NCCL_GATHERED_BYTES
 from halox.collectives.device.tree_reduction import DeviceMoves
-from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
+from halox.errors import HaloxError, MismatchError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.nccl_ranks import NcclRanks, Watch
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -202,10 +202,11 @@ class NcclAcrossNodes:
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
-        ranks.connect(world, targets, sources)
-        self._watch = watch = ranks.watch(sorted(targets | sources), world.limit_s)
+        name = ranks.connect(world, targets, sources)
+        peers = sorted(targets | sources)
+        self._watch = watch = Watch(ranks, peers, name, 0, (), world.limit_s)
         # Of calls without a limit, none; otherwise the launches that mark their begin, and their end.
-        marks = () if watch is None else (watch.begin, watch.end)
+        marks = () if watch.begin is None else (watch.begin, watch.end)
         assert arena.device is not None
         self._marks = [MarkLaunch(mark, arena.device).launch for mark in marks]
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
@@ -217,8 +218,7 @@ class NcclAcrossNodes:
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
-        if self._ranks.failed:
-            raise ExchangeTimeoutError(self._ranks.failed)
+        self._watch.check()
         if error is not None:
             self._cancel(stream, error)
             raise error
@@ -285,8 +285,8 @@ class NcclAcrossNodes:
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()
         plan, watch = self._schedule, self._watch
-        ends_early = watch is not None and not plan.after and self._piece is not None
-        combining = self._combining(value, target, watch.end if watch and ends_early else None)
+        ends_early = bool(self._marks) and not plan.after and self._piece is not None
+        combining = self._combining(value, target, watch.end if ends_early else None)
         made = [
             *self._marks[:1],
             *self._grouped(plan.before, value),
@@ -341,9 +341,7 @@ class NcclAcrossNodes:
     def close(self) -> None:
         """Wait for the last call, and release what it holds; collective."""
         self._order.synchronize()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self._watch.close()
         if self._within is not None:
             self._within.close()
         self._arena.release(self._block)

@@ -79,21 +79,21 @@ class NcclPath(Path):
             found.append(self.offer("parts", why))
         return found
 
-    def negotiate(self, build: Build) -> NcclRanks:
-        """Make NCCL's communicator if there is none, and connect the ranks of this plan."""
+    def negotiate(self, build: Build) -> tuple[NcclRanks, int]:
+        """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
         job = build.job(self)
         ranks = nccl_of(build.context)
-        ranks.connect(build.world, {m.peer for m in job.sends}, {m.peer for m in job.receives})
-        return ranks
+        peers = ({m.peer for m in some} for some in (job.sends, job.receives))
+        return ranks, ranks.connect(build.world, *peers)
 
-    def channels(self, build: Build, agreed: NcclRanks | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: tuple[NcclRanks, int] | None) -> Sequence[Carried]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         if agreed is None or arena is None or not job.messages:
             return ()
         from halox.paths.nccl.channel import NcclChannel
 
-        channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
+        channel = NcclChannel(build.world, job, build.protocols(job), *agreed, arena)
         return [Carried(self.name, channel, job.messages)]
 
 

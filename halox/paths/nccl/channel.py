@@ -3,21 +3,25 @@
 Each end packs and unpacks as it likes: what travels is each message, or each of its parts, as bytes in one send::
 
     "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array      one send a message
-    "parts"   array ------------------> send ... receive -------------------> array       one send a part
+    "parts"   array ------------------> send ... receive -------------------> array       one send a part, and one ahead
               array -> pack -> buffer | send ... receive | buffer -> unpack -> array      where it is no run of bytes
 
 Between two ranks NCCL matches sends and receives in their order, which is that of the tags, and of the parts. There is
 one buffer a message: the stream has unpacked it before the next exchange receives into it.
 
 All ranks must put the exchanges of all plans on their streams in the same order, since NCCL carries out what one
-communicator is given one after the other.
+communicator is given one after the other. So each buffer begins with the plan's name, written when the plan is made,
+and the kernel that unpacks looks for it in each message::
+
+    | name | packed parts ... |      "packed": one send; "parts": the name is sent, then each part
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from halox.errors import ExchangeTimeoutError
+import numpy as np
+
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
     Call,
@@ -37,11 +41,13 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.nccl_ranks import NcclRanks, Watch
 from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
+_NAME_BYTES = 128  # before packed parts, which begin at a line of the cache
+_SENT_BYTES = 16  # of a name that is sent alone
 
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these."""
@@ -58,27 +64,32 @@ class NcclChannel(MovableChannel):
         job: Job,
         protocols: Mapping[Key, str],
         ranks: NcclRanks,
+        name: int,
         arena: DeviceArena,
     ) -> None:
         self._ranks, self._arena, self._device = ranks, arena, arena.device
         self._adds = job.operation == "add"
-        self._block = arena.allocate(
-            sum(rounded_up(m.packed_bytes, _ALIGNMENT) for m in job.messages)
-        )
-        self._next = int(arena.pointer(self._block.place))
+        table = rounded_up(8 * len(job.receives), _ALIGNMENT)
+        self._block = arena.allocate(table + sum(map(_buffer_bytes, job.messages)))
+        names = int(arena.pointer(self._block.place))
+        self._next = names + table
         # Array and offset of each run that is sent from an array, or received there; else the address.
         self._ops: list[tuple[int | None, NcclOp]] = []
-        packed = [item for m in job.sends for item in self._items(m, protocols[m.key])]
-        come = [item for m in job.receives for item in self._items(m, protocols[m.key])]
-        self._watch = watch = ranks.watch(job.peers, world.limit_s)
-        begin, end = (watch.begin, watch.end) if watch is not None else (None, None)
+        starts: list[int] = []
+        packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
+        come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
+        self._side = pools.SIDE_STREAMS.take(self._device)
+        sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
+        self._write([(at, np.array([name], "u4")) for at in sent])
+        self._write([(names, np.array(received, "u8"))])
+        sources = [m.peer for m in job.receives]
+        self._watch = watch = Watch(ranks, job.peers, name, names, sources, world.limit_s)
+        begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
         # Marks that no kernel for packing or unpacking leaves.
-        self._begin, self._end = (
-            _marked(begin, packed, self._device),
-            _marked(end, come, self._device),
-        )
+        self._begin = _marked(begin, packed, self._device)
+        self._end = _marked(end, come, self._device)
         if packed:
             self._before.append(packing(job, packed, self._device, begin))
         if come:
@@ -90,20 +101,24 @@ class NcclChannel(MovableChannel):
         self._current_stream = cupy().cuda.get_current_stream
         self._runtime = cupy().cuda.runtime
         self._order = StreamOrder()
-        self._side = pools.SIDE_STREAMS.take(self._device)
         self._is_aside = False
 
-    def _items(self, message: Message, protocol: str) -> list[Item]:
-        """Add a message's sends or receives, and return the parts that are packed, with their addresses."""
+    def _items(self, message: Message, protocol: str, starts: list[int]) -> list[Item]:
+        """Add a message's sends or receives, and return the parts that are packed, with their addresses.
+
+        The address of its buffer joins ``starts``.
+        """
         sends, peer = message.direction == "send", message.peer
         start = self._next
-        self._next += rounded_up(message.packed_bytes, _ALIGNMENT)
-        at = [start + offset for offset in message.offsets]
+        starts.append(start)
+        self._next += _buffer_bytes(message)
+        at = [start + _NAME_BYTES + offset for offset in message.offsets]
         items = [*zip(message.parts, at, strict=True)]
         if protocol == "packed":
-            nbytes = message.offsets[-1] + message.parts[-1].nbytes
+            nbytes = _NAME_BYTES + message.offsets[-1] + message.parts[-1].nbytes
             self._ops.append((None, NcclOp(sends, start, nbytes, peer)))
             return items
+        self._ops.append((None, NcclOp(sends, start, _SENT_BYTES, peer)))
         packed = []
         for part, address in items:
             run = run_of(part) if sends or not self._adds else None
@@ -113,6 +128,16 @@ class NcclChannel(MovableChannel):
             else:
                 self._ops.append((part.array, NcclOp(sends, run, part.nbytes, peer)))
         return packed
+
+    def _write(self, values: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Write arrays to addresses on the GPU, and wait for that."""
+        runtime, stream = cupy().cuda.runtime, self._side.stream
+        for at, array in values:
+            source = array.ctypes.data
+            runtime.memcpyAsync(
+                at, source, array.nbytes, runtime.memcpyHostToDevice, stream.ptr
+            )
+        stream.synchronize()
 
     def _grouped(self, pointers: Sequence[int]) -> Callable[[int], None]:
         """Return the group of sends and receives for arrays at these addresses."""
@@ -165,8 +190,7 @@ class NcclChannel(MovableChannel):
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
     def _enter(self, stream: Stream) -> None:
-        if self._ranks.failed:
-            raise ExchangeTimeoutError(self._ranks.failed)
+        self._watch.check()
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
@@ -180,15 +204,16 @@ class NcclChannel(MovableChannel):
     def close(self) -> None:
         """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
         self._order.synchronize()
-        self.has_failed = bool(self._ranks.failed)
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self.has_failed = self._watch.close()
         pools.SIDE_STREAMS.release(self._device, self._side)
 
     def free(self) -> None:
         """Release the buffers."""
         self._arena.release(self._block)
+
+
+def _buffer_bytes(message: Message) -> int:
+    return rounded_up(_NAME_BYTES + message.packed_bytes, _ALIGNMENT)
 
 
 def _marked(mark: Mark | None, packed: Sequence[Item], device: int) -> list[Call]:
