@@ -11,9 +11,9 @@ raises::
     stream   ... | pack |  group of sends and receives  | unpack | ...
     word           1                                      2            a thread looks a few times a second
 
-NCCL matches what two ranks send and receive by order alone. So whoever receives over a communicator gets a name on it, a
-number that is alike on all ranks, and each of its messages has that in front, or a message with it ahead. The kernels
-for unpacking compare: ranks that start their plans in different orders get an error, not another plan's bytes.
+NCCL matches what two ranks send and receive by order alone. So each plan and reduction has a name on its communicator,
+a number that is alike on all ranks, and its messages have that in front, or a message with it ahead. The kernels for
+unpacking compare: ranks that start their plans in different orders get an error, not another plan's bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.gpu import pools
@@ -40,6 +42,9 @@ _LOOKS = 8
 _MOST_PAUSE_S = 0.5
 _LOOK_S = 1e-3
 _SCRATCH_BYTES = 512
+
+NAME_BYTES = 16
+"""Bytes of a name that is sent alone, in a message; the name is in the first four."""
 
 
 def why_no_nccl(context: Context) -> str | None:
@@ -284,9 +289,9 @@ class Watch:
         found, number = self._words[2:4]
         return (
             f"rank {self._ranks.rank} has received from rank {self._sources[number - 1]} a message of plan {found} of "
-            f"NCCL's communicator in place of one of plan {self._name} (plans and reductions are counted from 1 as they "
-            "are made); what was received in it, and since, is not valid. Start the plans and reductions of the nccl "
-            "path, and replay graphs of them, in the same order on all ranks, and make a new grid to go on"
+            f"NCCL's communicator in place of one of plan {self._name} (plans and reductions are counted from 1 as "
+            "they are made); what was received in it, and since, is not valid. Start the plans and reductions of the "
+            "nccl path, and replay graphs of them, in the same order on all ranks, and make a new grid to go on"
         ), MismatchError
 
     def close(self) -> bool:
@@ -302,6 +307,16 @@ class Watch:
         self._words.release()
         pools.HOST_WORDS.release(self._ranks.device, self._buffer)
         return is_wrong or bool(self._ranks.failed)
+
+
+def write(device: int, values: Mapping[int, np.ndarray]) -> None:
+    """Write arrays to addresses on a GPU, and wait for that."""
+    side, runtime = pools.SIDE_STREAMS.take(device), cupy().cuda.runtime
+    for at, array in values.items():
+        source, kind = array.ctypes.data, runtime.memcpyHostToDevice
+        runtime.memcpyAsync(at, source, array.nbytes, kind, side.stream.ptr)
+    side.stream.synchronize()
+    pools.SIDE_STREAMS.release(device, side)
 
 
 def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str) -> Any:

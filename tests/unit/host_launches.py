@@ -21,7 +21,9 @@ def leave(mark: Mark) -> None:
     words[0] = not mark.is_end
     if mark.is_end:
         words[1] = 1
-    for number, at in enumerate((ctypes.c_uint64 * mark.messages).from_address(mark.names or mark.pointer), 1):
+    for number, at in enumerate(
+        (ctypes.c_uint64 * mark.messages).from_address(mark.names or mark.pointer), 1
+    ):
         found = ctypes.c_uint32.from_address(at).value
         if found != mark.name:
             words[2:4] = found, number
@@ -90,8 +92,9 @@ def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
     return array, packed + np.arange(len(array))
 
 
-def _pack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
-    return HostLaunch([(*_both(*move), None) for move in moves], mark=mark)
+def _pack(moves: Any, device: int, mark: Mark | None = None, pairs: Any = ()) -> HostLaunch:
+    steps = [(*_both(*move), None) for move in moves]
+    return HostLaunch([*steps, *_between(pairs, "copy", device).steps], mark=mark)
 
 
 def _unpack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:

@@ -208,6 +208,8 @@ class TestWatch:
         assert self.made.begin is None
         self.end()
         self.ranks.error = lambda: MismatchError(self.ranks.failed)
-        with pytest.raises(MismatchError, match="from rank 3 a message of plan 7 .* one of plan 8"):
+        with pytest.raises(
+            MismatchError, match=r"from rank 3 a message of plan 7 .* one of plan 8"
+        ):
             self.made.check()
         assert self.made.close()

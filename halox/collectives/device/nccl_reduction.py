@@ -32,7 +32,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks, Watch
+from halox.runtime.nccl_ranks import NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -195,20 +195,28 @@ class NcclAcrossNodes:
         start, stop = plan.piece
         slot = rounded_up((stop - start) * self._item, _ALIGNMENT)
         own = rounded_up(nbytes, _ALIGNMENT)
-        self._block = arena.allocate(own + nodes * slot)
-        self._own = int(arena.pointer(self._block.place))
+        assert arena.device is not None
+        givers = [one.peer for one in plan.before if not one.is_send]
+        names = rounded_up((len(givers) + 1) * NAME_BYTES + 8 * len(givers), _ALIGNMENT)
+        self._block = arena.allocate(names + own + nodes * slot)
+        self._name = int(arena.pointer(self._block.place))
+        self._own = self._name + names
         self._slots = [self._own + own + node * slot for node in range(nodes)]
         self._piece = moves(stop - start) if stop > start else None
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
         name = ranks.connect(world, targets, sources)
-        peers = sorted(targets | sources)
-        self._watch = watch = Watch(ranks, peers, name, 0, (), world.limit_s)
-        # Of calls without a limit, none; otherwise the launches that mark their begin, and their end.
-        marks = () if watch.begin is None else (watch.begin, watch.end)
-        assert arena.device is not None
-        self._marks = [MarkLaunch(mark, arena.device).launch for mark in marks]
+        places = [self._name + number * NAME_BYTES for number in range(1, len(givers) + 1)]
+        table = self._name + (len(givers) + 1) * NAME_BYTES
+        write(arena.device, {self._name: np.array([name], "u4"), table: np.array(places, "u8")})
+        self._names = dict(zip(givers, places, strict=True))
+        watch = Watch(ranks, sorted(targets | sources), name, table, givers, world.limit_s)
+        self._watch = watch
+        # Of calls without a limit, none; otherwise the launch that marks their begin.
+        begin = [] if watch.begin is None else [MarkLaunch(watch.begin, arena.device)]
+        self._begin = [mark.launch for mark in begin]
+        self._end = MarkLaunch(watch.end, arena.device).launch
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
         self._world = world
@@ -284,15 +292,15 @@ class NcclAcrossNodes:
         """Return what a call launches for an array at one address and a result at another, which may be the same."""
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()
-        plan, watch = self._schedule, self._watch
-        ends_early = bool(self._marks) and not plan.after and self._piece is not None
-        combining = self._combining(value, target, watch.end if ends_early else None)
+        plan = self._schedule
+        ends_early = not plan.after and self._piece is not None
+        combining = self._combining(value, target, self._watch.end if ends_early else None)
         made = [
-            *self._marks[:1],
-            *self._grouped(plan.before, value),
+            *self._begin,
+            *self._grouped([*self._named(), *self._ops(plan.before, value)]),
             *combining,
-            *(group for step in plan.after for group in self._grouped(step, target)),
-            *([] if ends_early else self._marks[1:]),
+            *(one for step in plan.after for one in self._grouped(self._ops(step, target))),
+            *([] if ends_early else [self._end]),
         ]
         self._steps[value, target] = made
         return made
@@ -318,12 +326,17 @@ class NcclAcrossNodes:
             total = to
         return made
 
-    def _grouped(
-        self, transfers: Sequence[Transfer], array: int
-    ) -> Sequence[Callable[[int], None]]:
-        """Return the group of transfers, if there are any."""
-        ops = self._ops(transfers, array)
+    def _grouped(self, ops: Sequence[NcclOp]) -> Sequence[Callable[[int], None]]:
+        """Return the group of sends and receives, if there are any."""
         return [self._ranks.prepared(ops)] if ops else []
+
+    def _named(self) -> list[NcclOp]:
+        """Return the sends and receives of names, ahead of all others of a call."""
+        sends = [one.peer for one in self._schedule.before if one.is_send]
+        return [
+            *(NcclOp(True, self._name, NAME_BYTES, peer) for peer in sends),
+            *(NcclOp(False, place, NAME_BYTES, peer) for peer, place in self._names.items()),
+        ]
 
     def _ops(self, transfers: Sequence[Transfer], array: int) -> list[NcclOp]:
         item = self._item

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from halox.paths.base import (
     Build,
     Candidate,
     Carried,
     EndpointInfo,
+    Job,
     Path,
     Protocol,
     SelectionContext,
@@ -33,6 +34,14 @@ NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another
 
 _Runs: TypeAlias = tuple[bool, ...]
 """For each part of a message whether it is one run of bytes at this end."""
+
+
+class Agreed(NamedTuple):
+    """Result of `NcclPath.negotiate`: the plan's name, and what this rank sends to itself in the packing launch."""
+
+    ranks: NcclRanks
+    name: int
+    copies: Job
 
 
 class NcclPath(Path):
@@ -79,22 +88,34 @@ class NcclPath(Path):
             found.append(self.offer("parts", why))
         return found
 
-    def negotiate(self, build: Build) -> tuple[NcclRanks, int]:
+    def negotiate(self, build: Build) -> Agreed:
         """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
         job = build.job(self)
+        copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
+        is_joint = job.sends and job.operation == "copy" and all(map(_is_movable, copies.pairs()))
+        if not is_joint:
+            copies = build.whole.only(lambda _: False)
+        build.taken.update(m.key for m in copies.messages)
         ranks = nccl_of(build.context)
         peers = ({m.peer for m in some} for some in (job.sends, job.receives))
-        return ranks, ranks.connect(build.world, *peers)
+        return Agreed(ranks, ranks.connect(build.world, *peers), copies)
 
-    def channels(self, build: Build, agreed: tuple[NcclRanks, int] | None) -> Sequence[Carried]:
+    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         if agreed is None or arena is None or not job.messages:
             return ()
         from halox.paths.nccl.channel import NcclChannel
 
-        channel = NcclChannel(build.world, job, build.protocols(job), *agreed, arena)
-        return [Carried(self.name, channel, job.messages)]
+        channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
+        return [Carried(self.name, channel, (*job.messages, *agreed.copies.messages))]
+
+
+def _is_movable(pair: tuple[Part, Part]) -> bool:
+    """Whether a copy within the rank can be moved to other arrays."""
+    source, target = pair
+    both = source.strided is not None and target.strided is not None
+    return both and source.array == target.array
 
 
 def run_of(part: Part) -> int | None:

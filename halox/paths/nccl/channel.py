@@ -28,33 +28,33 @@ from halox.paths.launches import (
     Item,
     MovableChannel,
     MovableLaunches,
+    PackingWithCopies,
     View,
     clearing_of,
     packing,
     unpacking,
 )
 from halox.paths.messages import Message
-from halox.paths.nccl import run_of
+from halox.paths.nccl import Agreed, run_of
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks, Watch
+from halox.runtime.nccl_ranks import NAME_BYTES, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
-_NAME_BYTES = 128  # before packed parts, which begin at a line of the cache
-_SENT_BYTES = 16  # of a name that is sent alone
+_AHEAD_BYTES = 128  # for the name, before packed parts, which begin at a line of the cache
 
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these."""
 
 
 class NcclChannel(MovableChannel):
-    """All messages of a plan that NCCL carries; see the module. Local."""
+    """All messages of a plan that NCCL carries, and copies within the rank; see the module. Local."""
 
     needs_host = False
 
@@ -63,10 +63,10 @@ class NcclChannel(MovableChannel):
         world: World,
         job: Job,
         protocols: Mapping[Key, str],
-        ranks: NcclRanks,
-        name: int,
+        agreed: Agreed,
         arena: DeviceArena,
     ) -> None:
+        ranks, name = agreed.ranks, agreed.name
         self._ranks, self._arena, self._device = ranks, arena, arena.device
         self._adds = job.operation == "add"
         table = rounded_up(8 * len(job.receives), _ALIGNMENT)
@@ -78,19 +78,21 @@ class NcclChannel(MovableChannel):
         starts: list[int] = []
         packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
         come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
-        self._side = pools.SIDE_STREAMS.take(self._device)
         sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
-        self._write([(at, np.array([name], "u4")) for at in sent])
-        self._write([(names, np.array(received, "u8"))])
+        written = dict.fromkeys(sent, np.array([name], "u4"))
+        write(self._device, {**written, names: np.array(received, "u8")})
         sources = [m.peer for m in job.receives]
         self._watch = watch = Watch(ranks, job.peers, name, names, sources, world.limit_s)
         begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
         # Marks that no kernel for packing or unpacking leaves.
-        self._begin = _marked(begin, packed, self._device)
+        self._begin = _marked(begin, [*packed, *agreed.copies.sends], self._device)
         self._end = _marked(end, come, self._device)
-        if packed:
+        pairs = [*agreed.copies.pairs()]
+        if pairs:
+            self._before.append(PackingWithCopies(job, packed, pairs, self._device, begin))
+        elif packed:
             self._before.append(packing(job, packed, self._device, begin))
         if come:
             self._after.append(unpacking(job, come, self._device, end))
@@ -101,6 +103,7 @@ class NcclChannel(MovableChannel):
         self._current_stream = cupy().cuda.get_current_stream
         self._runtime = cupy().cuda.runtime
         self._order = StreamOrder()
+        self._side = pools.SIDE_STREAMS.take(self._device)
         self._is_aside = False
 
     def _items(self, message: Message, protocol: str, starts: list[int]) -> list[Item]:
@@ -112,13 +115,13 @@ class NcclChannel(MovableChannel):
         start = self._next
         starts.append(start)
         self._next += _buffer_bytes(message)
-        at = [start + _NAME_BYTES + offset for offset in message.offsets]
+        at = [start + _AHEAD_BYTES + offset for offset in message.offsets]
         items = [*zip(message.parts, at, strict=True)]
         if protocol == "packed":
-            nbytes = _NAME_BYTES + message.offsets[-1] + message.parts[-1].nbytes
+            nbytes = _AHEAD_BYTES + message.offsets[-1] + message.parts[-1].nbytes
             self._ops.append((None, NcclOp(sends, start, nbytes, peer)))
             return items
-        self._ops.append((None, NcclOp(sends, start, _SENT_BYTES, peer)))
+        self._ops.append((None, NcclOp(sends, start, NAME_BYTES, peer)))
         packed = []
         for part, address in items:
             run = run_of(part) if sends or not self._adds else None
@@ -128,16 +131,6 @@ class NcclChannel(MovableChannel):
             else:
                 self._ops.append((part.array, NcclOp(sends, run, part.nbytes, peer)))
         return packed
-
-    def _write(self, values: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Write arrays to addresses on the GPU, and wait for that."""
-        runtime, stream = cupy().cuda.runtime, self._side.stream
-        for at, array in values:
-            source = array.ctypes.data
-            runtime.memcpyAsync(
-                at, source, array.nbytes, runtime.memcpyHostToDevice, stream.ptr
-            )
-        stream.synchronize()
 
     def _grouped(self, pointers: Sequence[int]) -> Callable[[int], None]:
         """Return the group of sends and receives for arrays at these addresses."""
@@ -213,9 +206,9 @@ class NcclChannel(MovableChannel):
 
 
 def _buffer_bytes(message: Message) -> int:
-    return rounded_up(_NAME_BYTES + message.packed_bytes, _ALIGNMENT)
+    return rounded_up(_AHEAD_BYTES + message.packed_bytes, _ALIGNMENT)
 
 
-def _marked(mark: Mark | None, packed: Sequence[Item], device: int) -> list[Call]:
+def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:
     """Return the launch that leaves a mark, where there is one and nothing is packed."""
     return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]
