@@ -186,6 +186,31 @@ def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
 
 
 @apart
+def test_one_launch_ahead(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Packing and the copies within the rank together; apart for another array."""
+    launched: list[HostLaunch] = []
+
+    def counted(made: HostLaunch) -> HostLaunch:
+        launch = made.launch
+
+        def count(*given: Any) -> None:
+            launched.append(made)
+            launch(*given)
+
+        made.launch = count  # type: ignore[method-assign]
+        return made
+
+    with host_launches(counted), box(comm, halo=1, proc_shape=(comm.size, 1, 1)) as grid:
+        fields = [array(grid.padded_shape) for _ in range(2)]
+        for number in (0, 1, 0, 1):
+            wanted = fill(grid, fields[number], number)
+            del launched[:]
+            grid.exchange(fields[number])
+            assert agree(np.array_equal(fields[number].values, wanted), comm), number
+            assert len(launched) == (3 if number else 2)
+
+
+@apart
 @pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
 def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
