@@ -3,8 +3,9 @@
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
 
-``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks. ``--one``
-checks one GPU on a machine with several: each test suite and benchmark sees one of them, and others run beside it.
+``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks; ``--figures``
+only the figures. They are of 2, 4 and 8 ranks, as far as there are GPUs. ``--one`` checks one GPU on a machine with
+several: each test suite and benchmark sees one of them, and others run beside it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ STEP_LIMIT_S = 200
 DUMPING_S = 2
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
+LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
 """The GPU that a test suite sees, of several."""
@@ -273,8 +275,22 @@ def apps(gpus: int) -> list[dict[str, Any]]:
             app("nas_ft", ranks, "--class", name, "--passes", "3", *graph) for name in classes
         ]
         found.append(app("milc", ranks, *MILC_LATTICE, "--gauge", "random", *graph))
+    for ranks in measured_ranks(gpus)[1:]:
+        name = LARGE_MG_CLASS if ranks == LARGE_MG_RANKS else MG_CLASS
+        found.append(app("nas_mg", ranks, "--class", name, "--graph"))
     found.append(app("milc", 1, *MILC_LATTICE, "--gauge", "unit", "--precision", "mixed"))
     return found
+
+
+def measured_ranks(gpus: int) -> list[int]:
+    """Return the numbers of ranks that figures are of, which share a GPU where there is one.
+
+    Examples
+    --------
+    >>> measured_ranks(1), measured_ranks(5), measured_ranks(8)
+    ([2], [2, 4], [2, 4, 8])
+    """
+    return [ranks for ranks in (2, 4, 8) if ranks <= max(gpus, 2)]
 
 
 def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -284,18 +300,18 @@ def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in found
         if one["app"] == "nas_mg" and not one["exit_status"]
     }
-    alone = ended.get(1, {}).get("mops")
+    alone = {one["class"]: one["mops"] for ranks, one in ended.items() if ranks == 1}
     return [
         {
             "name": f"NAS MG class {one['class']}, {ranks} ranks, {one['device']}",
             "value": round(one["mops"], 4),
             "unit": "Mop/s",
-            "baseline": alone and round(alone, 3),
+            "baseline": (mops := alone.get(one["class"])) and round(mops, 3),
             "baseline_name": "Mop/s on one rank",
             "target": None,
             "at_most": True,
             "met": None,
-            "speed_up": alone and round(one["mops"] / alone, 3),
+            "speed_up": mops and round(one["mops"] / mops, 3),
             "exchange_share": round(one["exchange_share"], 4),
             **{name: one[name] for name in ("verified", "relative_error", "time_s", "graph")},
         }
@@ -436,7 +452,12 @@ class Result:
         )
 
 
-PARTS = {(): "all", ("--several",): "those of several ranks", ("--one",): "all, of one GPU"}
+PARTS = {
+    (): "all",
+    ("--several",): "those of several ranks",
+    ("--figures",): "figures of several ranks",
+    ("--one",): "all, of one GPU",
+}
 """What is checked, by command line."""
 
 
@@ -455,10 +476,12 @@ def main(arguments: list[str]) -> int:
         def tested(job: Job) -> Callable[[], None]:
             return lambda: result.add(tests=job(scratch))
 
-        together, alone = several_ranks(gpus)
-        on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
-        on_each(seen, [*map(tested, alone)], 1)
-        if "--several" not in arguments:
+        is_whole = arguments not in (["--several"], ["--figures"])
+        if "--figures" not in arguments:
+            together, alone = several_ranks(gpus)
+            on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
+            on_each(seen, [*map(tested, alone)], 1)
+        if is_whole:
             on_each(seen, [*map(tested, one_process())], AT_ONCE)
 
         def of_one() -> None:
@@ -471,7 +494,7 @@ def main(arguments: list[str]) -> int:
             result.apps += apps(gpus)
             for figures in (multigrid_figures, fourier_figures, milc_figures):
                 result.add(figures=figures(result.apps))
-            for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
+            for ranks in measured_ranks(gpus):
                 kinds = (
                     "exchange",
                     "allreduce",
@@ -481,7 +504,7 @@ def main(arguments: list[str]) -> int:
                 for kind in kinds:
                     result.add(figures=targets(kind, ranks, scratch))
 
-        on_each(seen, [of_several] if "--several" in arguments else [of_several, of_one], 1)
+        on_each(seen, [of_several, of_one] if is_whole else [of_several], 1)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

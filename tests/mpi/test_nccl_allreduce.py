@@ -169,6 +169,8 @@ def test_in_another_order(
         assert agree(found == [3, 2, 2, 3], comm)
         for op in ("sum", "max") if comm.rank == 0 else ("max", "sum"):
             call(op)
-        with pytest.raises(MismatchError, match="a message of plan 2 of .* one of plan 1") as raised:
+        with pytest.raises(
+            MismatchError, match="a message of plan 2 of .* one of plan 1"
+        ) as raised:
             call("sum")
     assert "in the same order on all ranks" in str(raised.value)
