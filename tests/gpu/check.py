@@ -22,7 +22,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from halox.cli import launcher
@@ -56,6 +57,12 @@ DUMPING_S = 2
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
+SOCKETS = {
+    **{"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+    **{"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"},
+}
+"""For NCCL as between nodes: without peer access, shared memory and InfiniBand."""
+BY_SOCKETS = ("nccl", "exchange", "graphs", "new_arrays")
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
 """The GPU that a test suite sees, of several."""
@@ -120,9 +127,12 @@ def suite(
     *,
     options: tuple[str, ...] = (),
     shard: str = "",
+    how: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Run the tests in a folder or file and return the outcome of each."""
-    report = scratch / f"{folder.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
+    """Run the tests in a folder or file and return the outcome of each; ``how`` is added to their names."""
+    parts = folder, ranks, shard, how
+    report = scratch / f"{'-'.join(map(str, parts)).replace('/', '-').replace(' ', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     # After a few failures it ends, and tells of them before its time is up.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
@@ -133,14 +143,15 @@ def suite(
         ranks,
         HALOX_JUNIT=str(report),
         HALOX_RANDOM_SHARD=shard,
+        **variables,
     )
-    where = f"{ranks or 1} rank(s)"
+    where = f"{ranks or 1} rank(s){how}"
     outcomes: list[dict[str, Any]] = []
     if report.exists():
         for case in ElementTree.parse(report).iter("testcase"):
             bad = [child for child in case if child.tag in OUTCOMES]
             outcome = {
-                "test": f"{case.get('classname')}::{case.get('name')}",
+                "test": f"{case.get('classname')}::{case.get('name')}{how}",
                 "ranks": ranks or 1,
                 "outcome": OUTCOMES[bad[0].tag] if bad else "passed",
             }
@@ -195,6 +206,11 @@ def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     for path, ranks in suites:
         is_alone = gpus > 1 or any(name in path for name in ALONE)
         (alone if is_alone else together).append(partial(suite, path, ranks))
+    if gpus > 1:
+        for name in BY_SOCKETS:
+            path = f"{RANKS_FOLDER}/test_{name}_gpu.py"
+            how = {"options": ("-k", "nccl"), "how": ", by sockets", "variables": SOCKETS}
+            alone.append(partial(suite, path, 2, **how))
     return together, alone
 
 

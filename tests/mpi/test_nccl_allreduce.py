@@ -170,7 +170,7 @@ def test_in_another_order(
         for op in ("sum", "max") if comm.rank == 0 else ("max", "sum"):
             call(op)
         with pytest.raises(
-            MismatchError, match="a message of plan 2 of .* one of plan 1"
+            MismatchError, match=r"a message of plan 2 of .* one of plan 1"
         ) as raised:
             call("sum")
     assert "in the same order on all ranks" in str(raised.value)
