@@ -302,6 +302,7 @@ def test_not_looked_for_within_a_node(gpu: tuple[Machine, FakeNccl], comm: MPI.I
 
 WHYS = {
     "missing": "rank 1: no libnccl.so.2",
+    "too old": "rank 1: NCCL 2.9.6 is too old",
     "other version": "rank 0 has NCCL 2.29.7, rank 1 has 2.27.3; install the same version",
     "shared": "ranks 0 and 1 share a GPU, which NCCL refuses",
 }
@@ -321,7 +322,8 @@ def test_reasons(
     version = 22703 if what == "other version" and second else 22907
     with host_launches():
         _, nccl = machine_with_nccl(comm, monkeypatch, shared=what == "shared", version=version)
-        nccl.why_not = "no libnccl.so.2 can be loaded" if what == "missing" and second else ""
+        whys = {"missing": "no libnccl.so.2 can be loaded", "too old": "NCCL 2.9.6 is too old"}
+        nccl.why_not = whys.get(what, "") if second else ""
         with box(comm) as grid:
             u = array(grid.padded_shape)
             with pytest.raises(PathError, match=WHYS[what]) as raised:
