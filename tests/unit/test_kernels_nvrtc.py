@@ -284,7 +284,7 @@ def test_mark_compiles(architecture):
     assert b"mark\0" in found.code
     ptx = found.ptx
     stores = [line.split()[0] for line in ptx.splitlines() if "st.volatile" in line]
-    assert set(stores) == {"st.volatile.u32", "st.volatile.u64"}, stores
+    assert set(stores) == {"st.volatile.global.u32", "st.volatile.global.u64"}, stores
 
 
 def test_a_broken_kernel_is_noticed():
