@@ -19,6 +19,7 @@ and the kernel that unpacks looks for it in each message::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from halox.paths.launches import (
     View,
     clearing_of,
     packing,
+    repeated,
     unpacking,
 )
 from halox.paths.messages import Message
@@ -47,6 +49,7 @@ from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
+_MOST_STREAMS = 16
 _AHEAD_BYTES = 128  # for the name, before packed parts, which begin at a line of the cache
 
 _Views = tuple[Sequence[View], Sequence[int]]
@@ -161,6 +164,9 @@ class NcclChannel(MovableChannel):
             for ahead in (self._before, self._after)
         )
         self._calls = [*self._begin, *before], [*self._end, *after]
+        # For streams on which that has been called twice in a row.
+        self._steps: dict[int, Sequence[Callable[[], object]]] = {}
+        self._last = 0
 
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
@@ -187,12 +193,23 @@ class NcclChannel(MovableChannel):
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
+        steps = self._steps.get(pointer)
+        if steps is not None:
+            for step in steps:
+                step()
+            return
         before, after = self._calls
         for launch, source, target in before:
             launch(pointer, source, target)
         self._group(pointer)
         for launch, source, target in after:
             launch(pointer, source, target)
+        if self._last == pointer:
+            if len(self._steps) >= _MOST_STREAMS:
+                self._steps.clear()
+            ahead, behind = ([repeated(call, pointer) for call in calls] for calls in self._calls)
+            self._steps[pointer] = [*ahead, partial(self._group, pointer), *behind]
+        self._last = pointer
 
     def close(self) -> None:
         """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
