@@ -43,6 +43,9 @@ _MOST_PAUSE_S = 0.5
 _LOOK_S = 1e-3
 _SCRATCH_BYTES = 512
 
+AHEAD_BYTES = 128
+"""Bytes for a name ahead of what is sent with it, which begins at a line of the cache."""
+
 NAME_BYTES = 16
 """Bytes of a name that is sent alone, in a message; the name is in the first four."""
 

@@ -215,6 +215,14 @@ class FakeMoves:
 
         return launch
 
+    def copied(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            if mark is not None:
+                leave(mark)
+            self.copy(target, source, stream)
+
+        return launch
+
     def copy(self, target: int, source: int, stream: int) -> None:
         self._at(target)[...] = self._at(source).copy()
 

@@ -216,6 +216,7 @@ def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end by itself: launches happen where this rank's part is strided."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     _, nccl = gpu
     launched: list[str] = []
 
@@ -266,6 +267,7 @@ def test_plans_in_another_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NCCL matches messages of one length, whatever plan they are of; the next call raises, on all ranks."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
     planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
     with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:

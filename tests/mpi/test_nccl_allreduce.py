@@ -57,15 +57,17 @@ def wanted(op: str, node: str, values: list[Any]) -> Any:
     return expected(op, [expected(op, group) for group in groups])
 
 
-@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("form", ["whole", "name apart", "cut"])
 def test_combined_in_the_order_of_the_nodes(
-    is_cut: bool,
+    form: str,
     node: str,
     gpu: tuple[Machine, FakeNccl],
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if is_cut else 1 << 20)
+    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if form == "cut" else 1 << 20)
+    if form == "name apart":
+        monkeypatch.setattr(nccl_reduction, "_COPIED_BYTES", 0)
     for op, dtype, elements in (
         ("sum", "f8", 701),
         ("max", "f4", 37),

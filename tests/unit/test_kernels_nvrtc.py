@@ -274,7 +274,7 @@ class TestReductions:
 @pytest.mark.parametrize("element", ["double", "Complex<float>", "unsigned char"])
 def test_combine_compiles(element, architecture):
     code = compiled("combine", (("ELEMENT", element), ("OP", "Prod")), f"sm_{architecture}").code
-    assert b"combine\0" in code and b"combine_two\0" in code
+    assert all(name + b"\0" in code for name in (b"combine", b"combine_two", b"copy_marked"))
 
 
 @pytest.mark.parametrize("architecture", OTHERS)

@@ -169,6 +169,31 @@ extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 val
     assert same(target[:301], wanted) and words.tolist() == [0, 1, 8, 1]
 
 
+def test_a_copy_that_leaves_a_mark():
+    """copy_marked, of elements of any bytes."""
+    require("cxx")
+    run = """
+extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, const Mark* mark)
+{
+    launch_on_cpu(grid, block, true, copy_marked, total, value, elements, *mark);
+}
+"""
+    defines = (("ELEMENT", element("f8")), ("OP", OPERATIONS["sum"].kernel_name))
+    text = f'{preamble(defines)}#include "{SHIM}"\n{source("combine")}{run}'
+    library = shared_library(text, "-Wno-unused-function")
+    (values,) = sample("f8", "sum", (1, 301))
+    for pointer in (0, 1):
+        total, words = np.zeros(302), np.zeros(4, "u4")
+        mark = Mark(words.ctypes.data * pointer, False)
+        library.run(
+            *(ctypes.c_uint(3), ctypes.c_uint(32)),
+            *map(ctypes.c_ulonglong, (total.ctypes.data, values.ctypes.data, 301)),
+            *map(ctypes.byref, mark.arguments),
+        )
+        assert total[:301].tobytes() == values.tobytes() and total[301] == 0
+        assert words.tolist() == [pointer, 0, 0, 0]
+
+
 def test_samples_hold_what_they_should():
     values = sample("f8", "min", (4, 300))
     assert np.isnan(values).any() and np.isinf(values).any()

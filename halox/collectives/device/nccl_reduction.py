@@ -32,11 +32,14 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NAME_BYTES, NcclRanks, Watch, write
+from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
+_COPIED_BYTES = 1 << 20
+"""Bytes of an array that is copied behind its name: a message of 16 bytes ahead takes 1 to 4 us, a copy 1."""
+
 _NOTE_TAG = 5
 _MOST_STEPS = 64
 
@@ -192,30 +195,35 @@ class NcclAcrossNodes:
         is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
+        # In one message with its name, alike on all ranks; a rank alone on its node takes a copy for that.
+        self._is_named = not is_cut and (slices > 1 or nbytes <= _COPIED_BYTES)
         start, stop = plan.piece
-        slot = rounded_up((stop - start) * self._item, _ALIGNMENT)
-        own = rounded_up(nbytes, _ALIGNMENT)
+        slot = rounded_up(AHEAD_BYTES + (stop - start) * self._item, _ALIGNMENT)
+        own = rounded_up(AHEAD_BYTES + nbytes, _ALIGNMENT)
+        givers = [one for one in plan.before if not one.is_send]
         assert arena.device is not None
-        givers = [one.peer for one in plan.before if not one.is_send]
-        names = rounded_up((len(givers) + 1) * NAME_BYTES + 8 * len(givers), _ALIGNMENT)
-        self._block = arena.allocate(names + own + nodes * slot)
-        self._name = int(arena.pointer(self._block.place))
-        self._own = self._name + names
+        self._block = arena.allocate(own + nodes * slot + 8 * len(givers))
+        begin = int(arena.pointer(self._block.place))
+        self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
         self._piece = moves(stop - start) if stop > start else None
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
         name = ranks.connect(world, targets, sources)
-        places = [self._name + number * NAME_BYTES for number in range(1, len(givers) + 1)]
-        table = self._name + (len(givers) + 1) * NAME_BYTES
-        write(arena.device, {self._name: np.array([name], "u4"), table: np.array(places, "u8")})
-        self._names = dict(zip(givers, places, strict=True))
-        watch = Watch(ranks, sorted(targets | sources), name, table, givers, world.limit_s)
-        self._watch = watch
+        table = begin + own + nodes * slot
+        places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in givers], "u8")
+        write(arena.device, {begin: np.array([name], "u4"), table: places})
+        watch = Watch(
+            *(ranks, sorted(targets | sources), name, table),
+            *([one.peer for one in givers], world.limit_s),
+        )
+        self._watch, self._copies = watch, within is None and self._is_named
         # Of calls without a limit, none; otherwise the launch that marks their begin.
-        begin = [] if watch.begin is None else [MarkLaunch(watch.begin, arena.device)]
-        self._begin = [mark.launch for mark in begin]
+        marks = (
+            [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, arena.device)]
+        )
+        self._begin = [mark.launch for mark in marks]
         self._end = MarkLaunch(watch.end, arena.device).launch
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
@@ -288,21 +296,26 @@ class NcclAcrossNodes:
         for step in self._steps.get((value, target)) or self._steps_of(value, target):
             step(pointer)
 
-    def _steps_of(self, value: int, target: int) -> Sequence[Callable[[int], None]]:
+    def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:
         """Return what a call launches for an array at one address and a result at another, which may be the same."""
+        value = source
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()
         plan = self._schedule
+        begin: Sequence[Callable[[int], None]] = self._begin
+        if self._copies:
+            assert self._piece is not None
+            begin, value = [self._piece.copied(self._own, source, self._watch.begin)], self._own
         ends_early = not plan.after and self._piece is not None
         combining = self._combining(value, target, self._watch.end if ends_early else None)
         made = [
-            *self._begin,
-            *self._grouped([*self._named(), *self._ops(plan.before, value)]),
+            *begin,
+            *self._grouped(self._named(self._ops(plan.before, value))),
             *combining,
             *(one for step in plan.after for one in self._grouped(self._ops(step, target))),
             *([] if ends_early else [self._end]),
         ]
-        self._steps[value, target] = made
+        self._steps[source, target] = made
         return made
 
     def _combining(
@@ -330,12 +343,25 @@ class NcclAcrossNodes:
         """Return the group of sends and receives, if there are any."""
         return [self._ranks.prepared(ops)] if ops else []
 
-    def _named(self) -> list[NcclOp]:
-        """Return the sends and receives of names, ahead of all others of a call."""
-        sends = [one.peer for one in self._schedule.before if one.is_send]
+    def _named(self, ops: Sequence[NcclOp]) -> list[NcclOp]:
+        """Return sends and receives of the first step with names ahead: in the same messages, or in others."""
+        if self._is_named:
+            return [
+                op._replace(pointer=op.pointer - AHEAD_BYTES, nbytes=op.nbytes + AHEAD_BYTES)
+                for op in ops
+            ]
         return [
-            *(NcclOp(True, self._name, NAME_BYTES, peer) for peer in sends),
-            *(NcclOp(False, place, NAME_BYTES, peer) for peer, place in self._names.items()),
+            both
+            for op in ops
+            for both in (
+                NcclOp(
+                    op.is_send,
+                    (self._own if op.is_send else op.pointer) - AHEAD_BYTES,
+                    NAME_BYTES,
+                    op.peer,
+                ),
+                op,
+            )
         ]
 
     def _ops(self, transfers: Sequence[Transfer], array: int) -> list[NcclOp]:

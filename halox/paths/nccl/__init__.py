@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halox.runtime.context import Context
 
 PART_BYTES = 1 << 20
-"""Least mean bytes of the parts of a message that go each by itself: one send is faster than several.
+"""Least mean bytes of the parts of a message that go each by itself, its name ahead: one send is faster than several.
 
 Kernels that pack leave the marks of the time limit for nothing, too.
 """
@@ -82,11 +82,15 @@ class NcclPath(Path):
         found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
         ends: list[_Runs] = [sender.paths[self.name], receiver.paths[self.name]]
         many, parts = [len(one) for one in ends], len(ends[0])
-        is_long = parts == 1 or sender.nbytes >= parts * PART_BYTES
+        is_long = sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*ends, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
             found.append(self.offer("parts", why))
         return found
+
+    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+        """Say which parts go by themselves."""
+        return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
     def negotiate(self, build: Build) -> Agreed:
         """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""

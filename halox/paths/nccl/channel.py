@@ -44,13 +44,12 @@ from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NAME_BYTES, Watch, write
+from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
 _MOST_STREAMS = 16
-_AHEAD_BYTES = 128  # for the name, before packed parts, which begin at a line of the cache
 
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these."""
@@ -118,10 +117,10 @@ class NcclChannel(MovableChannel):
         start = self._next
         starts.append(start)
         self._next += _buffer_bytes(message)
-        at = [start + _AHEAD_BYTES + offset for offset in message.offsets]
+        at = [start + AHEAD_BYTES + offset for offset in message.offsets]
         items = [*zip(message.parts, at, strict=True)]
         if protocol == "packed":
-            nbytes = _AHEAD_BYTES + message.offsets[-1] + message.parts[-1].nbytes
+            nbytes = AHEAD_BYTES + message.offsets[-1] + message.parts[-1].nbytes
             self._ops.append((None, NcclOp(sends, start, nbytes, peer)))
             return items
         self._ops.append((None, NcclOp(sends, start, NAME_BYTES, peer)))
@@ -223,7 +222,7 @@ class NcclChannel(MovableChannel):
 
 
 def _buffer_bytes(message: Message) -> int:
-    return rounded_up(_AHEAD_BYTES + message.packed_bytes, _ALIGNMENT)
+    return rounded_up(AHEAD_BYTES + message.packed_bytes, _ALIGNMENT)
 
 
 def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:

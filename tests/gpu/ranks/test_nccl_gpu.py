@@ -85,8 +85,11 @@ def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
-def test_contiguous_ends(form: str, apart: None, comm: MPI.Intracomm) -> None:
+def test_contiguous_ends(
+    form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each end by itself sends from its array, or packs; in a stream, by start and finish, and in a graph."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     n = 300
     run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
     out = run if form in ("both", "sender") else column
@@ -136,8 +139,11 @@ def test_contiguous_ends(form: str, apart: None, comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("form", ["stream", "graph"])
 @pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
-def test_plans_in_another_order(path: str, form: str, apart: None, comm: MPI.Intracomm) -> None:
+def test_plans_in_another_order(
+    path: str, form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two fields of one shape, of which every other rank exchanges the second first: an error, not the wrong field."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": path}
     shape = (8 * comm.size, 64, 64)
     with (
@@ -171,8 +177,13 @@ def test_plans_in_another_order(path: str, form: str, apart: None, comm: MPI.Int
             assert agree(int(wrong_cells(grid, u, step)) == 0, comm)
 
 
-@pytest.mark.parametrize("elements", [1, 1000, 300_001])
-@pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "f4"), ("bitwise_xor", "u2")])
+@pytest.mark.parametrize(
+    ("op", "dtype", "elements"),
+    [
+        *(("sum", "f8", elements) for elements in (1, 1000, 300_001)),
+        *(("max", "f4", 1000), ("bitwise_xor", "u2", 300_001)),
+    ],
+)
 def test_allreduce_across_nodes(
     op: str, dtype: str, elements: int, apart: None, comm: MPI.Intracomm
 ) -> None:
