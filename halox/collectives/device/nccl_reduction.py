@@ -3,6 +3,9 @@
 NCCL only moves bytes here. Its own allreduce combines in an order of its own, and has neither all operations nor NaN in
 "min" and "max"; the kernels here combine the nodes' values in the order of the nodes, the same bits on all ranks.
 
+The first messages of a call carry the reduction's name, as in `halox.runtime.nccl_ranks`: in front of small arrays,
+which are copied for that, or ahead of large ones.
+
 Small arrays: each rank gets the value of every other node from a rank there, and combines them all. Large ones are cut
 into slices, one for each of the first ranks of a node (as many as the smallest node has), and slices into pieces, one
 for each node::
