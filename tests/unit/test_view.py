@@ -274,10 +274,16 @@ def test_all_checkpoints_of_an_animation_show_the_field_of_the_first(
     [
         ("nothing.zarr", "there is no checkpoint"),
         ("nothing.npy", "there is no file"),
+        ("run.zarr/u", "run.zarr/u is one field of a checkpoint; give the path of the whole, "),
         ("text", "is a file, and a checkpoint is a folder"),
         ("empty", "is no Zarr group, or its metadata is damaged"),
         ("cut.npy", "cut.npy has 200 bytes, expected 3968: it was cut off"),
         ("text.npy", "text.npy is no .npy file"),
+        (
+            "fortran.npy",
+            "expected an array in C order, found Fortran order; write it by np.save of",
+        ),
+        ("objects.npy", "expected elements of fixed size, found Python objects; convert them"),
         ("none.npy", "has an array of shape (0, 3), without cells"),
         ("cut.zarr --field u --slice x=3", "u/c.3.0.0 has 10 bytes, expected 164: it was cut off"),
         ("run.zarr --field q", "run.zarr has no field q; it has c, even, face, pairs, u"),
@@ -332,6 +338,8 @@ def test_mistakes(
     (tmp_path / "empty").mkdir()
     np.save("u.npy", U)
     np.save("none.npy", np.zeros((0, 3)))
+    np.save("fortran.npy", np.asfortranarray(U))
+    np.save("objects.npy", np.array([None]))
     np.save("negative.npy", -1 - abs(U - U[0, 0, 5]))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "u.npy").read_bytes()[:200])
     for name in ("text", "text.npy"):
