@@ -55,8 +55,9 @@ def _by_default_or_not() -> list[Any]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path) -> None:
     support.require("mpi")
-    most = 0.02 if example.stem == "shallow_water" else 1e-12  # of a scheme of first order
-    assert runpy.run_path(str(example))["main"]() < most
+    # A scheme of first order; a series that breaks off.
+    most = {"shallow_water": 0.02, "taylor_green_3d": 1e-7}
+    assert runpy.run_path(str(example))["main"]() < most.get(example.stem, 1e-12)
 
 
 @pytest.mark.parametrize("example", _by_default_or_not(), ids=lambda p: p.stem)
