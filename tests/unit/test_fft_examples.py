@@ -222,7 +222,7 @@ def test_a_wrong_solution_of_poisson_s_equation_is_noticed(wrong: str) -> None:
         "    found = right(*given)\n"
         "    return tuple(1.0001 * k for k in found) if isinstance(found, tuple) else 1.0001 * found\n"
         f"halox.FFT.{wrong} = changed\n"
-        "runpy.run_path(sys.argv[1], run_name='__main__')\n"
+        "runpy.run_path(sys.argv[1])['main']()\n"
     )
     ended = on_ranks(2, "-c", program, str(POISSON))
     assert ended.returncode != 0
