@@ -79,6 +79,10 @@ class Pair:
         assert (a.count, a.at_once, a.n_windows) == (b.count, b.at_once, b.n_windows)
         return a, b
 
+    def release(self, ends: tuple[Rounds, Rounds]) -> None:
+        for keys, end in zip(self.keys, ends, strict=True):
+            keys.release(end._own)
+
     @staticmethod
     def move(ends: tuple[Rounds, Rounds], direction: Any) -> None:
         mover = ends[0] if direction == "put" else ends[1]
@@ -288,8 +292,7 @@ def test_a_layout_is_mapped_and_sent_once() -> None:
         assert (arrays[1].reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
         assert [e.mapped for e in pair.engines] == [4, 4], repeat
         assert [e.exported for e in pair.engines] == [4, 4], repeat
-        for end in linked:
-            end.close()
+        pair.release(linked)
     # Other memory, another chunk, another layout: new keys.
     other = np.zeros_like(arrays[1])
     pair.move(pair.link((blocks, blocks), (memory[0], [memory_of(other)])), "get")
@@ -318,8 +321,7 @@ def test_freed_memory_is_noticed() -> None:
         (region,) = pair.engines[1].regions.values()
         assert pair.keys[1].registrations.is_current(region)
         generations.append(region.generation)
-        for end in linked:
-            end.close()
+        pair.release(linked)
         del owner
         gc.collect()
         assert not pair.keys[1].registrations.is_current(region)
@@ -359,8 +361,7 @@ def test_unused_lists_give_way() -> None:
     first, second, third = (np.copy(arrays[0]) for _ in range(3))
     target = [memory_of(arrays[1])]
     for array in (first, second):
-        for end in pair.link((blocks, blocks), ([memory_of(array)], target)):
-            end.close()
+        pair.release(pair.link((blocks, blocks), ([memory_of(array)], target)))
     assert pair.engines[0].mapped == 8
     linked = pair.link((blocks, blocks), ([memory_of(third)], target))
     assert len(pair.keys[1]._remote) == 2, "the first one's keys are forgotten"
@@ -389,8 +390,7 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
 def test_everything_is_returned_at_the_end() -> None:
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
-    for end in linked:
-        end.close()
+    pair.release(linked)
     for keys, engine in zip(pair.keys, pair.engines, strict=True):
         keys.close()
         assert not engine.regions and not engine.made
