@@ -119,6 +119,11 @@ class AgreeingChannel(ABC):
     _world: World
     _agreement: Agreement
 
+    @property
+    def n_keys(self) -> int:
+        """Keys of this rank's ends of the messages."""
+        return sum(len(own.keys) for own in self._agreement.own.values())
+
     def proposals(self) -> dict[int, Any]:
         """Return for each peer the chunk sizes that suit this rank."""
         return self._agreement.proposals()
