@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -62,7 +63,7 @@ def times_us(
     """
     neighbour = None
     if comm.rank == 0 or not shared:
-        neighbour = Neighbour(Rig(stage.device or 0, repeats=3))
+        neighbour = _neighbour(stage.device or 0)
     clock = RanksClock(comm, stage, _BRIEF)
     found = dict.fromkeys(shares, float("inf"))
     for _ in range(_ROUNDS):
@@ -75,6 +76,11 @@ def times_us(
                     us = float("inf")
             found[share] = min(comm.allreduce(us, load_mpi().MAX), found[share])
     return found
+
+
+@cache
+def _neighbour(device: int) -> Neighbour:
+    return Neighbour(Rig(device, repeats=3))
 
 
 class Work:

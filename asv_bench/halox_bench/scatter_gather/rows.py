@@ -22,6 +22,8 @@ class ScatterGatherRow(TripRow):
         Keys that a network adapter of the ``mlx5_umr`` engine would take at each end.
     keys : int or None
         Keys of one end of a message, of halox's ``scatter_gather`` path.
+    map_us : float or None
+        Time in which the slower rank maps them anew; on GPUs with the preparation of the copies.
     """
 
     size: str
@@ -29,12 +31,13 @@ class ScatterGatherRow(TripRow):
     block_bytes: int
     adapter_keys: int
     keys: int | None = None
+    map_us: float | None = None
 
 
 _TABLE = Table(
     {
         **{"where": 6, "pattern": 12, "size": 12, "blocks": -6, "of bytes": -8, "adapter": -7},
-        **{"method": 34, "path": 26, "keys": -5, "mode": 6, "us": -10, "GB/s": -7},
+        **{"method": 34, "path": 26, "keys": -5, "mode": 6, "us": -10, "GB/s": -7, "map us": -8},
     }
 )
 
@@ -49,4 +52,5 @@ def line(row: ScatterGatherRow, selected_us: float | None) -> str:
     numbers = [f"{n:,}" for n in (row.blocks, row.block_bytes, row.adapter_keys)]
     cells = [row.place, row.pattern, row.size, *numbers, row.label, row.path]
     cells += ["" if row.keys is None else str(row.keys), row.mode]
-    return rows.line(_TABLE, row, selected_us, cells, [row.speed])
+    after = [row.speed, "" if row.map_us is None else f"{row.map_us:.1f}"]
+    return rows.line(_TABLE, row, selected_us, cells, after)

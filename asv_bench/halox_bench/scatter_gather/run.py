@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import isfinite
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from halox.paths import PATHS
 from halox.paths.scatter_gather.agreement import AgreeingChannel
 from halox.runtime.context import Context
-from halox.runtime.world import World
+from halox.runtime.world import World, load_mpi
 from halox_bench.pingpong.run import Exchanges, PingPongBench, Trips
 from halox_bench.ranks.busy import times_us
 from halox_bench.ranks.methods import Method
@@ -113,6 +115,34 @@ def keyed(trip: Any, number: int) -> list[AgreeingChannel]:
     return [channel for channel in channels if isinstance(channel, AgreeingChannel)]
 
 
+def mapping_us(channels: Sequence[AgreeingChannel], samples: int) -> float:
+    """Return microseconds in which this rank maps the keys of channels anew, without a word from the peers; collective.
+
+    What they say is always the same, and is heard once.
+    """
+    heard: dict[AgreeingChannel, list[dict[int, Any]]] = {channel: [] for channel in channels}
+
+    def hear(channel: AgreeingChannel) -> Callable[[dict[int, Any]], dict[int, Any]]:
+        def swap(said: dict[int, Any]) -> dict[int, Any]:
+            heard[channel].append(channel.swap(said))
+            return heard[channel][-1]
+
+        return swap
+
+    for channel in channels:
+        channel.remap(hear(channel))
+    times = []
+    for _ in range(samples):
+        words = {channel: iter(said) for channel, said in heard.items()}
+        begin = time.perf_counter()
+        for channel in channels:
+            channel.remap(lambda _, said=words[channel]: next(said))  # type: ignore[misc]
+        times.append(time.perf_counter() - begin)
+    for channel in channels:  # and once more with the peers, who know other keys by now
+        channel.remap()
+    return median(times) * 1e6
+
+
 class ScatterGatherTrips(Trips[ScatterGatherRow]):
     """A case's array on both ranks, and every method to send it there and back."""
 
@@ -150,6 +180,8 @@ class ScatterGatherTrips(Trips[ScatterGatherRow]):
         channels = keyed(made.call, 0)
         if channels:
             made.details["keys"] = sum(channel.n_keys for channel in channels)
+            us = mapping_us(channels, self.bench.options.timing.batches)
+            made.details["map_us"] = self.comm.allreduce(us, load_mpi().MAX)
         return made
 
     def blank(self, kind: str, name: str) -> ScatterGatherRow:

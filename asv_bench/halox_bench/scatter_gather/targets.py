@@ -16,7 +16,7 @@ from halox_bench.pingpong.cases import PingPongOracle
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.busy import beside_work
 from halox_bench.ranks.clock import Timing
-from halox_bench.ranks.methods import WrongResult, paths_taken
+from halox_bench.ranks.methods import NOT_POSSIBLE, WrongResult, paths_taken
 from halox_bench.ranks.rows import STREAM, right, us_of
 from halox_bench.scatter_gather.cases import ScatterGatherCase, vector
 from halox_bench.scatter_gather.run import NO_CACHE, ScatterGatherBench
@@ -126,7 +126,7 @@ class Targets:
             with ExitStack() as stack:
                 try:
                     ends = BothEnds(stack, bench, case, path)
-                except PathError as error:
+                except NOT_POSSIBLE as error:
                     if path == OWN:
                         yield missing(
                             f"beside a kernel that fills the GPU, {bench.place}", str(error)

@@ -33,6 +33,10 @@ Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
 """Keys of a rank, by message, with the numbers of the arrays that they are in."""
 
 
+Swap = Callable[[dict[int, Any]], dict[int, Any]]
+"""Takes what this rank says to each peer, and returns what they say."""
+
+
 def opposite(message: Message) -> Name:
     """Return the name of a message at its other end."""
     return _OPPOSITE[message.direction], message.tag
@@ -144,18 +148,20 @@ class AgreeingChannel(ABC):
     def abandon(self) -> None:
         """Release everything, after an error that was raised on all ranks."""
 
-    def remap(self) -> None:
+    def remap(self, swap: Swap | None = None) -> None:
         """Map all keys anew and swap them, as if nothing were cached; between exchanges, together with the peers.
 
-        What every transfer costs without caches: for benchmarks and tests.
+        What every transfer costs without caches: for benchmarks and tests. ``swap`` takes what this rank says to each
+        peer, and returns what they say.
         """
+        swap = swap or self.swap
         self._agreement.drop()
         self.let_go()
+        self.open(swap(self.offers(swap(self.proposals()))))
 
-        def swapped(said: dict[int, Any]) -> dict[int, Any]:
-            return self._world.swap(said, [*said], "the mapping of keys")
-
-        self.open(swapped(self.offers(swapped(self.proposals()))))
+    def swap(self, said: dict[int, Any]) -> dict[int, Any]:
+        """Say something to each peer, and return what they say; collective over them."""
+        return self._world.swap(said, [*said], "the mapping of keys")
 
 
 Made = TypeVar("Made", bound=AgreeingChannel)
