@@ -87,11 +87,9 @@ class Targets:
         if cached is None or without is None:
             yield missing(name, self._bench.left_out.get(OWN, "not measured"))
             return
-        path = next(row.path for row in rows if row.name == OWN)
-        ratio, beside = without / cached, "us without"
-        yield figure(
-            name, ratio, "x", CACHED[count], without, beside, us=round(cached, 2), path=path
-        )
+        (own,) = (row for row in rows if row.name == OWN)
+        details = {"us": round(cached, 2), "map_us": own.map_us, "path": own.path}
+        yield figure(name, without / cached, "x", CACHED[count], without, "us without", **details)
 
     def over_host(self, block: int) -> Iterator[Figure]:
         """Measure messages one way, there and back, and both ways at once, beside the ``host`` path."""
