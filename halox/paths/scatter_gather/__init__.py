@@ -46,8 +46,8 @@ BLOCK_BYTES = 4 << 10
 a message: a block costs the kernel some 0.2 us. Of messages both ways each rank would move one, which takes it as long
 as packing and unpacking (docs/performance/log.md)."""
 
-MESSAGE_BYTES = 64 << 10
-"""Messages of NumPy arrays at least this large."""
+MESSAGE_BYTES = 128 << 10
+"""Messages of NumPy arrays at least this large: flags and the calls take some 10 us."""
 
 ROW_BYTES = 128
 """Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
