@@ -88,7 +88,7 @@ class Targets:
             yield missing(name, self._bench.left_out.get(OWN, "not measured"))
             return
         (own,) = (row for row in rows if row.name == OWN)
-        details = {"us": round(cached, 2), "map_us": own.map_us, "path": own.path}
+        details: dict[str, Any] = {"us": round(cached, 2), "map_us": own.map_us, "path": own.path}
         yield figure(name, without / cached, "x", CACHED[count], without, "us without", **details)
 
     def over_host(self, block: int) -> Iterator[Figure]:
@@ -116,7 +116,11 @@ class Targets:
             )
 
     def beside_kernel(self) -> Iterator[Figure]:
-        """Measure every path with a kernel that fills the GPU; only those without kernels have targets."""
+        """Measure every path with a kernel that fills the GPU.
+
+        The path without kernels has targets where each rank has a GPU: within one, the driver itself copies by kernels,
+        and GPUs take turns between processes.
+        """
         bench = self._bench
         case = vector(BUSY_BLOCK, MESSAGE_BYTES // BUSY_BLOCK)
         known = sorted(bench.known(), key=OWN.__ne__)
@@ -134,13 +138,13 @@ class Targets:
                     bench.comm, bench.stage, bench.clock, ends.call, shared=bench.shared_gpu
                 )
                 ends.check(3)
-            is_own = path == OWN
+            has_target = path == OWN and not bench.shared_gpu
             what = f"1 MiB both ways in blocks of 4 KiB, {bench.place}, {ends.taken}"
             yield limited(
                 f"{what}: time that a kernel which fills the GPU loses",
                 found.loss,
                 "of its time",
-                KERNEL_LOSS if is_own else None,
+                KERNEL_LOSS if has_target else None,
                 found.work_us,
                 "us of the kernel alone",
                 beside_us=round(found.work_beside_us, 1),
@@ -150,7 +154,7 @@ class Targets:
                 f"{what}: beside that kernel over alone",
                 found.call_beside_us / found.call_us,
                 "x its time",
-                BESIDE_KERNEL if is_own else None,
+                BESIDE_KERNEL if has_target else None,
                 found.call_us,
                 f"us alone; {bound}{found.call_beside_us:.1f} us beside it",
             )

@@ -18,8 +18,8 @@ from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Re
 from halox.paths.scatter_gather.windows import Int64Array, Window
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
-WINDOWS, WINDOW_BYTES = 4, 8 << 10
-"""Least windows of a message, which are shared out between both of its ends; each is a call of 1 us, and so is of
+WINDOWS, WINDOW_BYTES = 2, 8 << 10
+"""Least windows of a message, which are shared out between both of its ends; each is a call of some 1 us, and so is of
 8 KiB at least."""
 
 
