@@ -16,6 +16,7 @@ from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.engine import Limits, Region
 from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
@@ -395,3 +396,20 @@ def test_everything_is_returned_at_the_end() -> None:
         keys.close()
         assert not engine.regions and not engine.made
     assert not pair.engines[0].fabric.keys
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])
+@pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
+def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:
+    """Of messages of 16 KiB and more the first half of the windows has between two and three fifths of the bytes."""
+    lengths = np.full(count, 16384) + (0 if is_regular else np.arange(count) % 7 * 1000)
+    starts = np.cumsum(lengths + 4096) - lengths
+    blocks = MessageBlocks((0,), np.zeros(count, np.int64), starts, lengths)
+    own = propose(blocks, ProcessVm.limits)
+    chunk = agreed_chunk(own, own, blocks.nbytes)
+    assert chunk is not None
+    windows = blocks.windows(chunk, [Region(0, 0, 0)], [0])
+    first = sum(window.nbytes for window in windows[: len(windows) // 2])
+    few = count in (3, 5) and is_regular  # whole blocks
+    assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6
+    assert len(windows) <= (3 if is_regular else 16)
