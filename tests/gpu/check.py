@@ -274,9 +274,11 @@ def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> li
     return found
 
 
-def targets(kind: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+def targets(
+    kind: str, ranks: int | None, scratch: Path, where: Sequence[str] = ("--device", "gpu")
+) -> list[dict[str, Any]]:
     """Measure the figures with targets of a kind of benchmark."""
-    words = ["halox", "bench", kind, "--device", "gpu", "--targets", "--json"]
+    words = ["halox", "bench", kind, *where, "--targets", "--json"]
     return measure(f"halox bench {kind}", words, ranks, scratch)
 
 
@@ -539,6 +541,8 @@ def main(arguments: list[str]) -> int:
                 )
                 for kind in kinds:
                     result.add(figures=targets(kind, ranks, scratch))
+            where = "--where", "1gpu" if gpus == 1 else "2gpus"
+            result.add(figures=targets("scatter_gather", 2, scratch, where))
 
         on_each(seen, [of_several, of_one] if is_whole else [of_several], 1)
     result.ended = True
