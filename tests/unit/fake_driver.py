@@ -80,6 +80,12 @@ class FakeDriver:
     def cuMemcpy3DAsync(self, copy, stream):
         return self._called("cuMemcpy3DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
 
+    def cuStreamBatchMemOp(self, stream, count, steps, flags):
+        nbytes = 48  # of one
+        raw = b"".join(ctypes.string_at(step.getPtr(), nbytes) for step in steps)
+        arguments = ctypes.c_uint64(stream), ctypes.c_uint(count), ctypes.c_char_p(raw)
+        return self._called("cuStreamBatchMemOp_v2", *arguments, ctypes.c_uint(flags))
+
     def cuStreamIsCapturing(self, stream):
         code, status = self._called("cuStreamIsCapturing", ctypes.c_uint64(stream), ctypes.c_int())
         return code, self._types.CUstreamCaptureStatus(status)
@@ -135,7 +141,7 @@ def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator
     fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
     fake.counts()
     fake["version"] = version
-    for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
+    for name in ("next_error", "calls_words", "kind", "managed", "ordinal", "allocation_bytes"):
         fake[name] = 0
     copies.batch_function.cache_clear()
     try:

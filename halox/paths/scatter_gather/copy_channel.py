@@ -15,6 +15,9 @@ what the current one held at the start, so that they go on beside the work in be
 An event is recorded again only when all who wait for it have been seen to: "ready" in the next exchange, after this
 one has ended with the flags of those that reach this rank's arrays, and "moved" after the next flags of those whose
 arrays it reaches, which they raise when they have ended this one. So one event of each kind is enough.
+
+Interprocess events cannot be captured in CUDA graphs. An exchange that is captured waits for flags in device memory
+instead (`halox.paths.scatter_gather.graph_flags`), where the driver captures that; the host takes no part in a replay.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from halox.errors import StateError
 from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
@@ -29,12 +33,14 @@ from halox.paths.node import NodeLink
 from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
+from halox.paths.scatter_gather.graph_flags import GraphFlags
 from halox.paths.scatter_gather.keys import Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import Described, span
-from halox.runtime.device_arena import Allocation
+from halox.runtime.device_arena import Allocation, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
+from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
@@ -54,6 +60,8 @@ class CopyRecord:
         Numbers of this rank's events.
     events : dict
         Their handles.
+    flags : DevicePlace or str
+        Words that the peer sets in captured exchanges; or the reason why there can be none.
     """
 
     offers: Offers
@@ -61,6 +69,7 @@ class CopyRecord:
     ready: int
     moved: int
     events: dict[int, bytes]
+    flags: DevicePlace | str
 
 
 class CopyChannel(InPlaceChannel):
@@ -68,7 +77,7 @@ class CopyChannel(InPlaceChannel):
 
     Made in three steps: the peers swap `proposals` of chunk sizes, then `records`, and `open` those of the others.
 
-    Local. Streams wait for the peers'; the host waits for the peers' hosts alone. Cannot be captured.
+    Local. Streams wait for the peers'; the host waits for the peers' hosts alone, and in a capture for nobody.
     """
 
     def __init__(
@@ -94,10 +103,12 @@ class CopyChannel(InPlaceChannel):
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
         self._side = SIDE_STREAMS.take(engine.device)
-        self._is_aside = False
+        self._is_aside = self._is_captured = False
         self._transfers: list[Transfer] = []
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
+        self._why_not_captured = why_not_captured(engine.device)
+        self._flags = GraphFlags(engine.arena, self._touched, self._touching)
 
     def _memory(self, blocks: MessageBlocks) -> list[Memory]:
         found = []
@@ -117,15 +128,17 @@ class CopyChannel(InPlaceChannel):
         self._agreement.map(theirs)
         offers = self._agreement.offers(self._moved_by_peer)
         ready, moved = self._numbers
+        why, flags_memory = self._why_not_captured, self._flags.handles()
         found = {}
         for peer in sorted({m.peer for m in self.messages}):
-            segments: dict[Allocation, bytes] = {}
+            segments = dict(flags_memory)
             for m in self._moved_by_peer:
                 if m.peer == peer:
                     for key in self._agreement.own[m.key].keys:
                         segments |= self._engine.handles(self._engine.export(key))
             handles = self._events.handles(self._numbers)
-            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles)
+            flags = self._flags.place(peer) if why is None else why
+            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles, flags)
         return found
 
     def open(self, records: Mapping[int, CopyRecord]) -> None:
@@ -141,6 +154,14 @@ class CopyChannel(InPlaceChannel):
         self._wait_ready = [opened(peer, records[peer].ready) for peer in self._touched]
         self._wait_moved = [opened(peer, records[peer].moved) for peer in self._touching]
         self._ready_event, self._moved_event = map(self._events.own, self._numbers)
+        flags = {}
+        for peer, record in records.items():
+            if isinstance(record.flags, str):
+                self._why_not_captured = self._why_not_captured or f"on rank {peer} {record.flags}"
+            else:
+                flags[peer] = record.flags
+        if self._why_not_captured is None:
+            self._flags.open(flags)
         for m in self._moving:
             _, offer = records[m.peer].offers[opposite(m)]
             remote = self._keys.take(m.peer, offer)
@@ -150,21 +171,35 @@ class CopyChannel(InPlaceChannel):
             ]
 
     def check(self) -> None:
-        """Refuse a stream that is being captured, and one behind a last one that is."""
-        self._streams.check()
+        """Refuse a capture where the driver does, one of half an exchange, and calls behind a stream in one."""
+        is_captured = self._why_not_captured is None and self._streams.is_captured
+        if not is_captured:
+            self._streams.check(self._why_not_captured)
+        if self._is_aside and is_captured != self._is_captured:
+            raise StateError(
+                "start() and finish() of an exchange must both be captured in one CUDA graph, or neither; "
+                f"call finish() {'in' if self._is_captured else 'after'} the capture"
+            )
+        self._is_captured = is_captured
 
     def start(self) -> None:
         """Let the peers reach this rank's arrays, behind what the stream holds; copies will not wait for more."""
-        before = self._side.before.ptr
-        self._record(before, self._streams.enter())
+        before, current = self._side.before.ptr, self._streams.enter()
+        self._record(before, current)
         self._wait(self._side.stream.ptr, before)
         self._stream, self._is_aside = self._side.stream.ptr, True
-        super().start()
+        if self._is_captured:
+            self._flags.signal_ready(current)
+        else:
+            super().start()
 
     def run(self) -> None:
         """Let the peers reach this rank's arrays, behind what the stream holds."""
         if not self._is_aside:
             self._stream = self._streams.enter()
+        if self._is_captured:
+            self._flags.signal_ready(self._stream)
+            return
         if self._touching:
             self._record(self._ready_event, self._stream)
         super().run()
@@ -173,9 +208,15 @@ class CopyChannel(InPlaceChannel):
         """Put the copies on their stream, and let the current one wait for them and for the peers'."""
         if not self._is_aside:
             self._stream = self._streams.enter()
-        super().finish()
-        for event in self._wait_moved:
-            self._wait(self._stream, event)
+        if self._is_captured:
+            self._flags.take_ready(self._stream)
+            for transfer in self._transfers:
+                transfer.post(stream=self._stream)
+            self._flags.end(self._stream)
+        else:
+            super().finish()
+            for event in self._wait_moved:
+                self._wait(self._stream, event)
         if self._is_aside:
             self._is_aside = False
             after = self._side.after.ptr
@@ -207,6 +248,7 @@ class CopyChannel(InPlaceChannel):
     def free(self) -> None:
         """Release the events and the flags."""
         super().free()
+        self._flags.free()
         self._events.release(self._numbers)
         self._numbers = []
         if self.has_ended:
