@@ -173,13 +173,13 @@ class CopyChannel(InPlaceChannel):
     def check(self) -> None:
         """Refuse a capture where the driver does, one of half an exchange, and calls behind a stream in one."""
         is_captured = self._why_not_captured is None and self._streams.is_captured
-        if not is_captured:
-            self._streams.check(self._why_not_captured)
         if self._is_aside and is_captured != self._is_captured:
             raise StateError(
                 "start() and finish() of an exchange must both be captured in one CUDA graph, or neither; "
                 f"call finish() {'in' if self._is_captured else 'after'} the capture"
             )
+        if not is_captured:
+            self._streams.check(self._why_not_captured or "another stream is captured")
         self._is_captured = is_captured
 
     def start(self) -> None:
