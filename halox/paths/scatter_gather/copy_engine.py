@@ -28,7 +28,9 @@ class CopyEngine(Engine):
         self.arena = arena
         self.device = arena.device
 
-    def register(self, address: int, nbytes: int, generation: int) -> Region:
+    def register(
+        self, address: int, nbytes: int, generation: int, device: int | None = None
+    ) -> Region:
         """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
         place = self.arena.locate(address, address + nbytes)
         return Region(address, nbytes, 0, handle=None if place is None else place.segment)
