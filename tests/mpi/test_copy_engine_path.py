@@ -56,11 +56,23 @@ class MappedArena(FakeArena):
         raw = (ctypes.c_char * nbytes).from_address(block.pointer)
         return Array(np.frombuffer(raw, "u1").view(dtype).reshape(shape), self.device)
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def free(self) -> None:
+        super().free()
+        self._blocks.clear()
+
+    def _block_around(self, start: int, end: int) -> Any:
         for block in (block for arena in self.arenas.values() for block in arena._blocks):
             if block.pointer <= start and end <= block.pointer + block.nbytes:
-                return block.place.at(start - block.pointer)
+                return block
         return None
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        block = self._block_around(start, end)
+        return block and block.place.at(start - block.pointer)
+
+    def around(self, start: int, end: int) -> Any:
+        block = self._block_around(start, end)
+        return block and (block.pointer, block.nbytes, block)
 
 
 @pytest.fixture(params=[13000, 12020], ids=["batches", "copy by copy"])
