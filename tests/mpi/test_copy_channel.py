@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -208,6 +209,21 @@ def test_two_plans_are_finished_in_any_order(
         comm.Barrier()
         plans[1][0].free()
         made.link = links[0]
+
+
+@pytest.mark.parametrize("shape", ["mixed", "get one way"])
+def test_more_blocks_than_a_key_holds(
+    shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several windows a message, in normal exchanges and in replays."""
+    few = dataclasses.replace(CopyEngine.limits, entries=4)
+    monkeypatch.setattr(CopyEngine, "limits", few)
+    made = rig(SHAPES[shape](comm.size))
+    steps_of(made, [made.capture()], "ngng")
+    assert made.keys is not None
+    windows = [len(found.windows) for found in made.keys._local.values()]
+    assert agree(min(windows) > 1, comm), windows
+    on_first(comm, lambda logs: WordWork(logs).run(0), made.logs())
 
 
 def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:

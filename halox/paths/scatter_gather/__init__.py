@@ -21,6 +21,7 @@ from halox.paths.base import (
     Path,
     Protocol,
     SelectionContext,
+    numpy_ends,
     why_not_gpus,
 )
 from halox.paths.costs import ProtocolCost
@@ -218,6 +219,12 @@ class ScatterGatherPath(Path):
         """Say where each engine works."""
         if protocol == Mlx5Umr.name and sender.node == receiver.node:
             return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
+        if protocol != Mlx5Umr.name and sender.node != receiver.node:
+            return f"{protocol} is for one node, and ranks {sender.rank} and {receiver.rank} are on different ones"
+        if protocol == CopyEngine.name:
+            return numpy_ends(sender, receiver)
+        if protocol == ProcessVm.name and "gpu" in (sender.memory, receiver.memory):
+            return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
 
     def _on_gpus(

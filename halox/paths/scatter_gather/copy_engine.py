@@ -21,7 +21,7 @@ class CopyEngine(Engine):
     """Mover of windows between GPUs of a node, or within one that ranks share; ``arena`` is that of this rank's GPU."""
 
     name = "copy_engine"
-    limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, pool=0)
+    limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, keys=1 << 30, pool=0)
     needs_registration = False
 
     def __init__(self, arena: DeviceArena) -> None:

@@ -237,7 +237,8 @@ class Keys:
     def _region(self, one: Memory) -> Region:
         if self.engine.needs_registration:
             return self.registrations.find(one.address, one.nbytes, one.owner, one.device)
-        return Region(one.address, one.nbytes, 0)
+        # Costs nothing, and tells the engine's own kinds of memory apart, such as segments.
+        return self.engine.register(one.address, one.nbytes, 0, one.device)
 
     def _mapped(
         self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]
