@@ -37,12 +37,16 @@ def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> N
     """
     if is_capturing(stream):
         reason = "needs the host in every exchange and cannot be captured in a CUDA graph"
+        others = "scatter_gather/copy_engine where ranks share one, or nccl between nodes"
         if why is not None:
-            reason = f"cannot be captured in a CUDA graph here: {why}"
+            reason, others = (
+                f"cannot be captured in a CUDA graph here: {why}",
+                "or nccl between nodes",
+            )
         raise StateError(
             f"the {path} path {reason}; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
+            f'its own (path="peer" or HALOX_PATH=peer), {others}'
         )
 
 
