@@ -58,12 +58,12 @@ class GpuArrays:
 def why_not_registered(adapter: Adapter, device: int) -> str | None:
     """Return why an adapter cannot register memory of a GPU, None if it can: tries it."""
     with cupy().cuda.Device(device):
-        memory = cupy().cuda.Memory(_TRIED_BYTES)
         try:
+            memory = cupy().cuda.Memory(_TRIED_BYTES)
             with exported(int(memory.ptr), _TRIED_BYTES, device) as found:
                 offset = int(memory.ptr) - found.address
                 adapter.register_dmabuf(found.descriptor, _TRIED_BYTES, offset).close()
-        except DeviceError as error:
+        except (DeviceError, MemoryError, RuntimeError) as error:  # CuPy raises all of them
             return f"its GPU's memory cannot be exported as a dmabuf: {error}"
         except adapter.verbs.PyverbsError as error:
             return f"its adapter {adapter.name} does not register a dmabuf of its GPU: {error}"
