@@ -197,8 +197,8 @@ def _allocate(
     def make() -> Any:
         array = shared
         try:
-            if device is not None and world.node_size > 1:
-                # Memory that neighbours can map, so that they can store into its halo.
+            if device is not None and world.size > 1:
+                # Memory that neighbours can map, so that they can store into its halo, and adapters register whole.
                 array = context.use_device(device).array(layout.padded_shape, found)
             elif array is None:
                 array = allocate(layout.padded_shape, found, device)

@@ -14,19 +14,20 @@ import numpy as np
 
 from halox import datatypes as dt
 from halox.cli import report
-from halox.errors import DeviceError, HaloxError, PathError
+from halox.errors import HaloxError, PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.keys import KeyPool
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, MOST_STRIDE, MappedKey, Mlx5Umr
 from halox.paths.scatter_gather.windows import MessageBlocks, Window
 from halox.runtime import mlx5
-from halox.runtime.gpu import cuda, driver
+from halox.runtime.gpu import cuda
+from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter, timeout_s
 
 NAME = "halox probe mlx5"
 _REPEATS = 100
 _GUARD = 0xA5
-_GPU_BYTES = 2 << 20
+_GPU_BYTES, _GPU_OFFSET, _GPU_BLOCK = 2 << 20, 512, 1 << 10
 
 _CASES = (
     ("strided", 16, 1 << 10, 2 << 10),
@@ -64,7 +65,7 @@ def collect() -> dict[str, Any]:
     pool = KeyPool(pair[0])
     made_us = (time.perf_counter() - begin) * 1e6 / pool.free
     pool.close()
-    dmabuf = _dmabuf(pair[0])
+    dmabuf = _dmabuf(pair)
     for engine in pair:
         engine.close()
     return {
@@ -133,19 +134,50 @@ def _timed(engine: Mlx5Umr, key: MappedKey, window: Window) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
-def _dmabuf(engine: Mlx5Umr) -> str:
-    """Say whether the adapter registers memory of a GPU."""
+def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
+    """Say whether the adapter reads and writes memory of a GPU: from the host to there, and back."""
     if not cuda.gpu_count():
         return "not tried: no usable GPU"
+    cp = cuda.cupy()
+    # Not from the beginning of a page on, as fields are not.
+    there = cp.full(_GPU_BYTES, _GUARD, "u1")[_GPU_OFFSET:]
+    sent, received = np.arange(there.size) * 37 % 251, np.full(there.size, _GUARD, "u1")
+    sent = sent.astype("u1")
+    half = there.size // 2
+    kind = dt.vector(half // _GPU_BLOCK, _GPU_BLOCK, 2 * _GPU_BLOCK, "u1")
+    blocks = MessageBlocks.of(Message(1, "send", (Part(0, kind),)))
+    device = int(there.device.id)
+    ends = [(sent, int(sent.ctypes.data), None), (there, int(there.data.ptr), device)]
+    ends.append((received, int(received.ctypes.data), None))
+    cp.cuda.Device().synchronize()
     try:
-        memory = cuda.cupy().cuda.alloc(_GPU_BYTES)
-        of = driver.bindings()
-        kind = of.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-        (descriptor,) = driver.call(
-            of.cuMemGetHandleForAddressRange, memory.ptr, _GPU_BYTES, kind, 0
-        )
-        region = engine.register_dmabuf(memory.ptr, _GPU_BYTES, 2, int(descriptor))
-        engine.deregister(region)
-    except (DeviceError, PathError) as error:
+        regions = [
+            engine.register(at, int(array.nbytes), number + 2, where)
+            for number, (engine, (array, at, where)) in enumerate(
+                zip((pair[0], pair[1], pair[0]), ends, strict=True)
+            )
+        ]
+    except PathError as error:
         return f"no: {error}"
-    return "yes"
+    for source, target, first in ((0, 1, 0), (1, 2, 1)):
+        engines = pair if not first else pair[::-1]
+        keys = []
+        for engine, end in zip(engines, (source, target), strict=True):
+            key = engine.make_key()
+            (window,) = blocks.windows(kind.size, [regions[end]], [ends[end][1]])
+            engine.map(key, window)
+            keys.append(key)
+        engines[0].transfer("put", keys[0], engines[1].export(keys[1]), 1 - first).post(1)
+        engines[0].complete()
+        if [number for _, number in engines[1].arrivals()] != [1]:
+            return "no: a write to its memory did not arrive"
+        flush_writes(device)
+        for engine, key in zip(engines, keys, strict=True):
+            engine.destroy_key(key)
+    for engine, region in zip((pair[0], pair[1], pair[0]), regions, strict=True):
+        engine.deregister(region)
+    inside = np.arange(there.size) // _GPU_BLOCK % 2 == 0
+    inside[kind.extent :] = False
+    wanted = np.where(inside, sent, _GUARD)
+    is_right = (received == wanted).all() and (there.get() == wanted).all()
+    return "yes" if is_right else "no: other bytes arrived than were sent"

@@ -130,6 +130,16 @@ def tuned(memory: str) -> list[tuple[str, str]]:
     ]
 
 
+def on_hosts() -> list[tuple[str, str]]:
+    """Return paths and protocols of NumPy arrays within a node, which have no constants."""
+    return [
+        (path.name, protocol.name)
+        for path in PATHS.values()
+        for protocol in path.protocols
+        if (protocol.memory or path.memory) == "host" and protocol.reach == "node"
+    ]
+
+
 def _protocol(name: str) -> Protocol:
     path, _, protocol = name.partition("/")
     found = PATHS[path].protocol(protocol)

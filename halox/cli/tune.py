@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from halox.cli import launcher, probing, report, run
 from halox.cli.progress import TerminalProgress
@@ -31,6 +31,8 @@ LIMIT_S = 45.0
 """For measuring; the making of the last exchange and the fit come on top."""
 
 _MOST_HOST_BYTES = 1 << 20
+_LEAST_NAMED_RUN = 128
+"""Bytes of blocks from which on protocols of NumPy arrays are compared; shorter ones are always packed."""
 _HOST_NOTE = (
     "nothing to tune and nothing written: these ranks have no GPU, and NumPy arrays follow fixed rules "
     "(docs: Choosing and tuning paths)"
@@ -182,7 +184,7 @@ def rows_of(
 
 
 def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[str, object]:
-    """Measure what NumPy arrays take; collective."""
+    """Measure what NumPy arrays take, and what they would by every protocol; collective."""
     points = [point for point in probing.POINTS if point.nbytes <= _MOST_HOST_BYTES]
     rows = []
     for number, point in enumerate(points):
@@ -190,19 +192,37 @@ def _host_figures(prober: probing.Prober, progress: probing.Progress) -> dict[st
         found = [("own arrays", *prober.typed(None, point))]
         if point.messages == 1:
             found.append(("a grid's field", *prober.in_fields(None, point)))
-        rows += [
-            {
-                "arrays": arrays,
-                "protocol": taken,
-                "bytes": sample.nbytes,
-                "run_bytes": sample.run_bytes,
-                "messages": sample.messages,
-                "us": round(sample.us, 2),
-            }
-            for arrays, sample, taken in found
-        ]
-    rows.sort(key=lambda r: (r["arrays"], r["run_bytes"], r["bytes"]))
-    return {"ranks": prober.world.size, "gpu": None, "file": None, "rows": rows, "note": _HOST_NOTE}
+        rows += [_host_row(arrays, taken, sample) for arrays, sample, taken in found]
+    longer = [point for point in points if point.run_bytes >= _LEAST_NAMED_RUN]
+    named = probing.campaign(
+        prober, probing.on_hosts(), longer, progress, probing.until(prober.world, LIMIT_S)
+    )
+    rows += [
+        _host_row("asked for by name", name, sample)
+        for name, samples in named.samples.items()
+        for sample in samples
+    ]
+    rows.sort(key=lambda r: (r["arrays"], r["protocol"], r["run_bytes"], r["bytes"]))
+    return {
+        "ranks": prober.world.size,
+        "gpu": None,
+        "file": None,
+        "cut_short": named.cut_short,
+        "rows": rows,
+        "not_measured": named.refused,
+        "note": _HOST_NOTE,
+    }
+
+
+def _host_row(arrays: str, protocol: str, sample: Sample) -> dict[str, Any]:
+    return {
+        "arrays": arrays,
+        "protocol": protocol,
+        "bytes": sample.nbytes,
+        "run_bytes": sample.run_bytes,
+        "messages": sample.messages,
+        "us": round(sample.us, 2),
+    }
 
 
 def _for_people(figures: Mapping[str, object]) -> dict[str, object]:

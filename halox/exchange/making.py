@@ -123,13 +123,13 @@ def make_plan(
     floats = all(one.floats for one in said)
     whole = Job(arrays, drafted.sends, drafted.receives, drafted.operation)
     both_ways = whole.both_ways
+    choose = _chooser(context, said, leave_sms=leave_sms)
     ends = {
         m.key: describe_end(
             m, drafted.described, context, floats=floats, is_one_way=m.peer not in both_ways
         )
         for m in whole.messages
     }
-    choose = _chooser(context, said, leave_sms=leave_sms)
     routes, error = _choose_routes(world, whole, ends, choose)
     build = Build(context, whole, drafted.device, routes, number)
     channels, needs_host, is_movable = _build_channels(build, error)

@@ -76,9 +76,10 @@ class Plan:
 
     On a GPU an exchange comes after what CuPy's current stream holds at the call, and what is put on that stream
     later comes after the exchange. Calls on changing streams run one after the other; nothing else orders streams.
-    On the peer, nccl and local paths a call returns at once, and can be captured in a CUDA graph and replayed: make the
-    plan before the capture, make as many exchanges on all ranks, and never replay on two streams at once. On the
-    other paths the host takes part, and a capture is refused before anything is put on the stream.
+    On the peer, nccl and local paths a call returns at once. On these, and on scatter_gather/copy_engine where the
+    driver allows, it can be captured in a CUDA graph and replayed: make the plan before the capture, make as many
+    exchanges on all ranks, and never replay on two streams at once. On the other paths the host takes part, and a
+    capture is refused before anything is put on the stream.
     """
 
     def __init__(

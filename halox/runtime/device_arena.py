@@ -121,6 +121,15 @@ class DeviceArena:
                     return Place((arena.name, number), start - segment.pointer)
         return None
 
+    def around(self, start: int, end: int) -> tuple[int, int, object] | None:
+        """Return address, bytes and owner of the whole segment around memory [start, end); None as of `locate`."""
+        place = self.locate(start, end)
+        if place is None:
+            return None
+        name, number = place.segment
+        segment = _arenas[name]._segments[number]
+        return segment.pointer, segment.nbytes, segment
+
     def handles(self, places: Iterable[DevicePlace]) -> dict[Allocation, bytes]:
         """Return the handles of the segments with places of this process, for peers to `open`."""
         found = {}

@@ -197,8 +197,8 @@ class Adapter:
         """Register memory of the host."""
         return self.verbs.MR(self.pd, length=nbytes, access=ACCESS, address=address)
 
-    def register_dmabuf(self, descriptor: int, nbytes: int, offset: int = 0) -> Any:
-        """Register memory of a GPU by a dmabuf; its keys count addresses from the beginning of that."""
+    def register_dmabuf(self, descriptor: int, nbytes: int, offset: int) -> Any:
+        """Register memory of a GPU from an offset of a dmabuf on; keys count addresses from where that begins."""
         return self.verbs.DmaBufMR(self.pd, nbytes, ACCESS, dmabuf=descriptor, offset=offset)
 
     def make_key(self, entries: int) -> Any:

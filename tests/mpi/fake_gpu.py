@@ -35,7 +35,8 @@ class Op:
     """A piece of work on a stream.
 
     ``steps`` of a kernel are ("copy", source, target), ("add", source, target, dtype), ("fill", target, bytes) and
-    ("expect", source, bytes), with the address of every byte. Otherwise an event is recorded or waited for.
+    ("expect", source, bytes), with the address of every byte. Those of "words" are waits for words and writes of
+    them, one after the other. Otherwise an event is recorded or waited for.
     """
 
     kind: str
@@ -88,7 +89,10 @@ class FakeGpu:
         self.log: list[Op] = []
         self.epoch = 0
         self.capturing: set[int] = set()
-        self.streams = [FakeStream(self, 1 + number) for number in range(3)]
+        self._graph: list[Op] | None = None
+        self._shared_events: set[int] = set()
+        self._replays = 0
+        self.streams = [FakeStream(self, 11 + number) for number in range(3)]
         self.current = self.streams[0]
         block = arena.allocate(8 * MOST_EVENTS)
         places = world.comm.allgather(block.place)
@@ -101,7 +105,7 @@ class FakeGpu:
         runtime = SimpleNamespace(
             eventDisableTiming=2,
             eventInterprocess=4,
-            eventCreateWithFlags=lambda flags: self.make_event(),
+            eventCreateWithFlags=self._create_event,
             ipcGetEventHandle=lambda event: event.to_bytes(64, "little"),
             ipcOpenEventHandle=self._open_event,
             eventRecord=self.record,
@@ -109,6 +113,8 @@ class FakeGpu:
             eventDestroy=lambda event: None,
             streamIsCapturing=lambda stream: stream in self.capturing,
             CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
+            memset=lambda *_: None,
+            deviceSynchronize=lambda: None,
         )
         cuda = SimpleNamespace(
             runtime=runtime,
@@ -119,10 +125,11 @@ class FakeGpu:
         from halox.runtime.gpu import streams
 
         streams._query.cache_clear()
-        for module in ("cuda", "ipc_events", "streams"):
-            monkeypatch.setattr(
-                f"halox.runtime.gpu.{module}.cupy", lambda: SimpleNamespace(cuda=cuda)
-            )
+        for module in (
+            *(f"runtime.gpu.{name}" for name in ("cuda", "ipc_events", "streams")),
+            "paths.scatter_gather.graph_flags",
+        ):
+            monkeypatch.setattr(f"halox.{module}.cupy", lambda: SimpleNamespace(cuda=cuda))
         packers = "halox.packing"
         monkeypatch.setattr(f"{packers}.device.fragment_launches", self.fragment_launches)
         monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
@@ -133,6 +140,12 @@ class FakeGpu:
         self.made += 1
         return self.rank * MOST_EVENTS + self.made
 
+    def _create_event(self, flags: int) -> int:
+        event = self.make_event()
+        if flags & 4:
+            self._shared_events.add(event)
+        return event
+
     def _open_event(self, handle: bytes) -> int:
         event = int.from_bytes(handle, "little")
         assert event // MOST_EVENTS != self.rank, "an event's own process cannot open it"
@@ -140,20 +153,75 @@ class FakeGpu:
 
     def record(self, event: int, stream: int) -> None:
         assert event // MOST_EVENTS == self.rank
+        if stream in self.capturing:
+            assert event not in self._shared_events, "the driver captures no interprocess events"
+            self._put(Op("record", stream, self.epoch, event=(event, 0)))
+            return
         count = self.counts[self.rank]
-        self.log.append(
+        self._put(
             Op("record", stream, self.epoch, event=(event, int(count[event % MOST_EVENTS]) + 1))
         )
         count[event % MOST_EVENTS] += 1
 
     def wait(self, stream: int, event: int) -> None:
+        if any(op.event[0] == event for op in self._graph or ()):
+            self.capturing.add(stream)
+            self._put(Op("wait", stream, self.epoch, event=(event, 0)))
+            return
+        assert stream not in self.capturing, "a captured stream waits for what is not captured"
         count = int(self.counts[event // MOST_EVENTS][event % MOST_EVENTS])
         assert count, "a stream was made to wait for an event that has not been recorded"
-        self.log.append(Op("wait", stream, self.epoch, event=(event, count)))
+        self._put(Op("wait", stream, self.epoch, event=(event, count)))
+
+    def _put(self, op: Op) -> None:
+        if op.stream not in self.capturing:
+            self.log.append(op)
+            return
+        assert self._graph is not None, "a stream is captured, and no graph was begun"
+        self._graph.append(op)
+
+    def begin_capture(self) -> None:
+        """Capture the current stream."""
+        self._graph = []
+        self.capturing = {self.current.ptr}
+
+    def end_capture(self) -> list[Op]:
+        """Return what was captured; all streams must have been joined."""
+        graph, streams = self._graph, self.capturing
+        assert graph is not None
+        self._graph, self.capturing = None, set()
+        for stream in streams - {self.current.ptr}:
+            at = max(n for n, op in enumerate(graph) if op.stream == stream)
+            joined = [op for op in graph[at:] if op.kind == "wait" and op.event == graph[at].event]
+            assert graph[at].kind == "record" and joined, "a stream of the capture was not joined"
+        return graph
+
+    def replay(self, graph: list[Op]) -> None:
+        """Put a graph on the current stream, its branches on streams of their own."""
+        self._replays += 1
+        count = self.counts[self.rank]
+        for op in graph:
+            stream = op.stream
+            if stream != self.current.ptr:
+                stream += 1000 * self._replays
+            event, at = op.event[0], op.event[0] % MOST_EVENTS
+            if op.kind == "record":
+                count[at] += 1
+            self.log.append(Op(op.kind, stream, self.epoch, op.steps, (event, int(count[at]))))
+
+    def words(self, steps: Any, device: int) -> Any:
+        """In the place of `PreparedWords`."""
+        found = [tuple(step) for step in steps]
+
+        def launch(stream: int) -> None:
+            if found:
+                self._put(Op("words", stream, self.epoch, found))
+
+        return SimpleNamespace(launch=launch)
 
     def run(self, steps: list[tuple[Any, ...]], stream: int | None = None) -> None:
         """Put a kernel on a stream, the current one by default."""
-        self.log.append(Op("kernel", stream or self.current.ptr, self.epoch, steps))
+        self._put(Op("kernel", stream or self.current.ptr, self.epoch, steps))
 
     def launch(self, steps: list[tuple[Any, ...]]) -> Any:
         def launch(stream: int, source: int = 0, target: int = 0) -> None:
@@ -351,25 +419,37 @@ class Work:
 
     def execute(self, rng: random.Random) -> None:
         """Run everything in some order that is allowed, and assert what the tests expect."""
-        areas: dict[int, np.ndarray] = defaultdict(lambda: np.full(AREA_BYTES, 0xEE, np.uint8))
-
-        def bytes_at(addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return areas[int(addresses[0]) // AREA], addresses % AREA
-
+        memory = Memory()
         for number in self._sorted(rng):
-            for kind, first, *rest in self.ops[number].steps:
-                memory, index = bytes_at(first)
-                if kind == "fill":
-                    memory[index] = np.frombuffer(rest[0], np.uint8)
-                elif kind == "expect":
-                    assert memory[index].tobytes() == rest[0], f"wrong: {self._text(number)}"
+            memory.run(self.ops[number], self._text(number))
+
+
+class Memory:
+    """Bytes of all GPUs, while the work of their streams is run."""
+
+    def __init__(self) -> None:
+        self._areas: dict[int, np.ndarray] = defaultdict(
+            lambda: np.full(AREA_BYTES, 0xEE, np.uint8)
+        )
+
+    def _at(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._areas[int(addresses[0]) // AREA], addresses % AREA
+
+    def run(self, op: Op, text: str) -> None:
+        """Do what a kernel does, and assert what it expects."""
+        for kind, first, *rest in op.steps if op.kind == "kernel" else ():
+            memory, index = self._at(first)
+            if kind == "fill":
+                memory[index] = np.frombuffer(rest[0], np.uint8)
+            elif kind == "expect":
+                assert memory[index].tobytes() == rest[0], f"wrong: {text}"
+            else:
+                target, to = self._at(rest[0])
+                if kind == "copy":
+                    target[to] = memory[index]
                 else:
-                    target, to = bytes_at(rest[0])
-                    if kind == "copy":
-                        target[to] = memory[index]
-                    else:
-                        total = target[to].view(rest[1]) + memory[index].view(rest[1])
-                        target[to] = total.view(np.uint8)
+                    total = target[to].view(rest[1]) + memory[index].view(rest[1])
+                    target[to] = total.view(np.uint8)
 
 
 def waits(logs: list[list[Op]], epochs: range) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from mpi4py import MPI
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.packing.copy_boxes import Blocks
 from halox.paths.base import Job
-from halox.paths.scatter_gather import copy_channel, copy_engine
+from halox.paths.scatter_gather import copy_channel, copy_engine, graph_flags
 from halox.paths.scatter_gather.copy_channel import make_copy_channel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
@@ -26,16 +27,24 @@ from tests.mpi.fake_gpu import AREA, FakeEvent, FakeStream
 from tests.mpi.limits import short_waits
 from tests.mpi.test_ipc import EPOCHS, Rig, Wire, chain, check_waits, judged, ring
 from tests.mpi.test_typed import TYPES
+from tests.mpi.word_order import WordWork
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
 
 
 class CopyRig(Rig):
-    """A channel of copies over a GPU that runs nothing, and a caller that uses it."""
+    """A channel of copies over a GPU that runs nothing, and a caller that uses it.
+
+    ``refused`` is what the driver says against captures.
+    """
+
+    refused: str | None = None
 
     def __init__(self, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, *args: Any) -> None:
         monkeypatch.setattr(copy_engine, "PreparedCopies", self.prepared)
         monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(self.side_stream))
+        monkeypatch.setattr(copy_channel, "why_not_captured", lambda device: self.refused)
+        monkeypatch.setattr(graph_flags, "PreparedWords", lambda *a: self.gpu.words(*a))
         self.keys: Keys | None = None
         self.mapped = 0
         super().__init__(comm, monkeypatch, *args)
@@ -61,6 +70,27 @@ class CopyRig(Rig):
         steps = [("copy", source[areas == a], target[areas == a]) for a in np.unique(areas)]
         made = self.gpu.launch(steps)
         return SimpleNamespace(launch=made.launch, calls=1)
+
+    def capture(self, form: str = "run") -> list[Any]:
+        """An exchange in a graph; in the form of a plan's call, or of start and finish beside other work."""
+        self.gpu.begin_capture()
+        self.channel.check()
+        if form == "run":
+            self.channel.run()
+        else:
+            self.channel.start()
+            self.channel.check()
+        self.channel.finish()
+        graph = self.gpu.end_capture()
+        self.channel.check()
+        return graph
+
+    def replay(self, graph: list[Any], epoch: int) -> None:
+        """A step by a replay of an exchange; the host goes on at once."""
+        self.gpu.epoch = epoch
+        self.fill(epoch)
+        self.gpu.replay(graph)
+        self.expect(epoch)
 
     def channel_of(self, job: Job, ways: Any) -> Any:
         if self.keys is None:
@@ -94,16 +124,21 @@ def mixed(size: int) -> list[Wire]:
     ]
 
 
+SHAPES = {
+    "put": lambda n: ring("put", n),
+    "get": lambda n: ring("get", n),
+    "put one way": lambda n: chain("put", n, "vector", "columns"),
+    "get one way": lambda n: chain("get", n, "triangle", "columns"),
+    "mixed": mixed,
+}
+shapes = pytest.mark.parametrize("shape", SHAPES)
+forms = pytest.mark.parametrize("form", ["run", "start and finish"])
+
+
 @pytest.mark.parametrize(
     "wires",
-    [
-        lambda n: ring("put", n),
-        lambda n: ring("get", n),
-        lambda n: chain("put", n, "vector", "columns"),
-        lambda n: chain("get", n, "triangle", "columns"),
-        mixed,
-    ],
-    ids=["put", "get", "put one way", "get one way", "mixed"],
+    SHAPES.values(),
+    ids=SHAPES,
 )
 def test_every_wait_is_there_and_needed(
     wires: Any, rig: Callable[..., CopyRig], comm: MPI.Intracomm
@@ -176,6 +211,21 @@ def test_two_plans_are_finished_in_any_order(
         made.link = links[0]
 
 
+@pytest.mark.parametrize("shape", ["mixed", "get one way"])
+def test_more_blocks_than_a_key_holds(
+    shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several windows a message, in normal exchanges and in replays."""
+    few = dataclasses.replace(CopyEngine.limits, entries=4)
+    monkeypatch.setattr(CopyEngine, "limits", few)
+    made = rig(SHAPES[shape](comm.size))
+    steps_of(made, [made.capture()], "ngng")
+    assert made.keys is not None
+    windows = [len(found.windows) for found in made.keys._local.values()]
+    assert agree(min(windows) > 1, comm), windows
+    on_first(comm, lambda logs: WordWork(logs).run(0), made.logs())
+
+
 def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
     """A second plan of the same arrays maps none and sends none, and neither memory nor events grow."""
     made = rig(mixed(comm.size))
@@ -189,18 +239,160 @@ def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracom
     assert agree(len(set(counts)) == 1 and counts[0][0] == 4, comm), counts
 
 
-def test_capture_is_refused_before_anything_happens(
+def on_first(comm: MPI.Intracomm, judge: Callable[[Any], None], logs: Any) -> None:
+    """Judge on rank 0, fail on all."""
+    error = None
+    try:
+        if logs is not None:
+            judge(logs)
+    except Exception:
+        error = traceback.format_exc()
+    error = comm.bcast(error)
+    assert error is None, error
+
+
+def steps_of(made: CopyRig, graphs: list[Any], order: str) -> None:
+    """Steps by graphs (letters, g the first) and by normal exchanges (n)."""
+    made.poison()
+    for epoch, letter in enumerate(order):
+        if letter == "n":
+            made.channel.check()
+            made.step(epoch)
+        else:
+            made.replay(graphs[ord(letter) - ord("g")], epoch)
+
+
+@forms
+@shapes
+def test_replays_and_normal_exchanges(
+    shape: str, form: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    """Right in every order that was tried, and also where all streams of a GPU share one queue."""
+    made = rig(SHAPES[shape](comm.size))
+    other = "run" if form != "run" else "start and finish"
+    graphs = [made.capture(form), made.capture(other)]
+    steps_of(made, graphs, "gggnghghnngg")
+
+    def judged_words(logs: Any) -> None:
+        for one_queue in (False, True):
+            work = WordWork(logs, one_queue=one_queue)
+            for seed in range(4):
+                work.run(seed)
+
+    on_first(comm, judged_words, made.logs())
+
+
+@forms
+@pytest.mark.parametrize("shape", ["put", "get one way", "mixed"])
+def test_no_order_of_a_graph_is_stuck(
+    shape: str, form: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm
+) -> None:
+    """All orders of the words of three replays and a normal exchange in between, one by one."""
+    made = rig(SHAPES[shape](comm.size))
+    steps_of(made, [made.capture(form)], "ggng" if comm.size < 4 else "gg")
+
+    def explored(logs: Any) -> None:
+        for one_queue in (False, True):
+            assert WordWork(logs, one_queue=one_queue).explore() > 10
+
+    on_first(comm, explored, made.logs())
+
+
+@shapes
+def test_every_word_is_needed(shape: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
+    """Without any one wait or write of a replay, the judge finds something wrong."""
+    made = rig(SHAPES[shape](comm.size))
+    steps_of(made, [made.capture()], "gggg")
+
+    def all_needed(logs: Any) -> None:
+        idle = []
+        found = [
+            (rank, at, step)
+            for rank, log in enumerate(logs)
+            for at, op in enumerate(log)
+            if op.kind == "words" and op.epoch == 1
+            for step in range(len(op.steps))
+        ]
+        assert len(found) >= 6 * (len(logs) - 1)
+        for without in found:
+            work = WordWork(logs, without)
+            try:
+                for seed in range(3):
+                    work.run(seed)
+            except AssertionError:
+                continue
+            idle.append(without)
+        assert not idle, idle
+
+    on_first(comm, all_needed, made.logs())
+
+
+def test_a_graph_holds_copies_and_words_alone(
     rig: Callable[..., CopyRig], comm: MPI.Intracomm
 ) -> None:
+    """No kernel, and no interprocess event, which the driver would not capture; the host waits for nobody."""
     made = rig(mixed(comm.size))
+    if comm.rank == 0:  # the others have not begun
+        graph = made.capture()
+    comm.Barrier()
+    if comm.rank:
+        graph = made.capture()
+    kinds = [op.kind for op in graph]
+    copies = kinds.count("kernel")
+    assert agree(kinds == ["words"] * 2 + ["kernel"] * copies + ["words"], comm) and copies
+    assert {step[0] for op in graph for step in op.steps} == {"wait", "write", "copy"}
+    assert made.gpu.log == []
+
+
+def test_half_an_exchange_in_a_capture(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
+    made = rig(mixed(comm.size))
+    made.channel.check()
+    made.channel.start()
+    made.gpu.begin_capture()
+    with pytest.raises(StateError, match=r"finish\(\) after the capture"):
+        made.channel.check()
+    assert made.gpu.end_capture() == []
+    made.channel.check()
+    made.channel.finish()
+    made.gpu.begin_capture()
+    made.channel.check()
+    made.channel.start()
+    current, made.gpu.current = made.gpu.current, made.gpu.streams[1]
+    with pytest.raises(StateError, match=r"finish\(\) in the capture"):
+        made.channel.check()
+    made.gpu.current = current
+    made.channel.check()
+    made.channel.finish()
+    assert made.gpu.end_capture()
+
+
+@pytest.mark.parametrize("refusing", ["here", "there", "legacy stream"])
+def test_capture_is_refused_before_anything_happens(
+    refusing: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the driver of any peer does not capture words, and on streams that cannot be captured."""
+    if refusing != "legacy stream" and (comm.rank == 0) == (refusing == "here"):
+        monkeypatch.setattr(CopyRig, "refused", "the driver does not want to")
+    made = rig(ring("put", comm.size))
     made.poison()
     made.step(0)
     before = len(made.gpu.log)
+    if refusing == "legacy stream":
+        made.gpu.current.ptr = 0
     made.gpu.capturing.add(made.gpu.current.ptr)
-    with pytest.raises(StateError, match=r"scatter_gather path .*captured"):
-        made.channel.check()
+    said = {
+        "here": "on rank 0 the driver does not" if comm.rank else "here: the driver does not",
+        "there": "here: the driver does not" if comm.rank else r"on rank \d the driver does not",
+        "legacy stream": "another stream is captured",
+    }[refusing]
+    if refusing == "here" and comm.rank not in (0, 1, comm.size - 1):
+        made.gpu.capturing.clear()  # no peer of rank 0
+    else:
+        with pytest.raises(StateError, match=rf"scatter_gather path .*captured.*{said}|{said}"):
+            made.channel.check()
     assert len(made.gpu.log) == before
     made.gpu.capturing.clear()
+    made.gpu.current.ptr = made.gpu.current.ptr or 11
     made.step(1)
     judged(made.logs(), comm)
 

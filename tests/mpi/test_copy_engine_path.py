@@ -19,12 +19,12 @@ from halox.errors import DecompositionError, MismatchError, PathError
 from halox.paths.scatter_gather import copy_channel
 from halox.runtime import context
 from halox.runtime.device_arena import DevicePlace
-from halox.runtime.gpu import streams
+from halox.runtime.gpu import driver, streams
 from halox.runtime.gpu.pools import Pool
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, FakeArena, Machine, pinned
 from tests.support import require
-from tests.unit.fake_driver import fake_driver
+from tests.unit.fake_driver import CAPTURED, fake_driver
 from tests.unit.host_launches import host_launches
 
 require("cxx")
@@ -56,11 +56,23 @@ class MappedArena(FakeArena):
         raw = (ctypes.c_char * nbytes).from_address(block.pointer)
         return Array(np.frombuffer(raw, "u1").view(dtype).reshape(shape), self.device)
 
-    def locate(self, start: int, end: int) -> DevicePlace | None:
+    def free(self) -> None:
+        super().free()
+        self._blocks.clear()
+
+    def _block_around(self, start: int, end: int) -> Any:
         for block in (block for arena in self.arenas.values() for block in arena._blocks):
             if block.pointer <= start and end <= block.pointer + block.nbytes:
-                return block.place.at(start - block.pointer)
+                return block
         return None
+
+    def locate(self, start: int, end: int) -> DevicePlace | None:
+        block = self._block_around(start, end)
+        return block and block.place.at(start - block.pointer)
+
+    def around(self, start: int, end: int) -> Any:
+        block = self._block_around(start, end)
+        return block and (block.pointer, block.nbytes, block)
 
 
 @pytest.fixture(params=[13000, 12020], ids=["batches", "copy by copy"])
@@ -73,12 +85,15 @@ def machine(
     event = SimpleNamespace(ptr=0)
     side = SimpleNamespace(stream=gpu.stream, before=event, after=event)
     monkeypatch.setattr(copy_channel, "SIDE_STREAMS", Pool(lambda device: side))
+    monkeypatch.setattr(copy_channel, "why_not_captured", lambda device: None)
     monkeypatch.setattr(context, "DeviceArena", MappedArena)
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     with ExitStack() as stack:
         stack.enter_context(host_launches())
-        yield stack.enter_context(fake_driver(request.param))
+        fake = stack.enter_context(fake_driver(request.param))
+        fake.gpu = gpu
+        yield fake
     streams._query.cache_clear()
 
 
@@ -173,6 +188,65 @@ def test_multiprocessors_are_left_alone(n: int, machine: Any, comm: MPI.Intracom
         assert agree(bool((u.values[0] == low).all() and (u.values[-1] == high).all()), comm)
 
 
+class Graph:
+    """Calls of the driver, captured in the place of being made."""
+
+    def __init__(self, machine: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._machine, self._made = machine, driver.call
+
+    def __enter__(self) -> Graph:
+        gpu, is_capturing = self._machine.gpu, self._machine.cuStreamIsCapturing
+
+        def call(function: Any, *arguments: Any, device: int | None = None) -> Any:
+            if function == is_capturing:
+                return self._made(function, *arguments, device=device)
+            self.calls.append((function, *arguments))
+            return []
+
+        gpu.capturing, gpu.stream.ptr = True, CAPTURED
+        driver.call = call
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gpu = self._machine.gpu
+        gpu.capturing, gpu.stream.ptr = False, 0
+        driver.call = self._made
+
+    def launch(self) -> None:
+        for function, *arguments in self.calls:
+            self._made(function, *arguments)
+
+
+@pytest.mark.parametrize("form", ["plan", "start and finish"])
+def test_replays_among_processes(form: str, machine: Any, comm: MPI.Intracomm) -> None:
+    """Ranks run at the same time, and wait for words of one another; values change, against NumPy."""
+    shape, procs = (4 * comm.size, 7, 8), (comm.size, 1, 1)
+    rows = slice(4 * comm.rank, 4 * comm.rank + 6)
+    options: Any = {"comm": comm.Dup(), "device": "gpu", "path": PATH}
+    with halox.Grid(shape, periodic=(True, False, False), proc_shape=procs, **options) as grid:
+        u = grid.zeros("f8")
+        plan = grid.plan(u)
+        with Graph(machine) as graph:
+            if form == "plan":
+                plan()
+            else:
+                plan.start()
+                plan.finish()
+        assert graph.calls
+        wrong = []
+        for step in range(100):
+            values = (np.arange(np.prod(shape)) * 7.0 + 1013 * step).reshape(shape)
+            u.values[...] = -1
+            u.values[1:-1, 1:-1, 1:-1] = values[grid.owned]
+            plan() if step % 10 in (3, 4) else graph.launch()
+            around = np.pad(values, ((1, 1), (0, 0), (0, 0)), mode="wrap")[rows]
+            wanted = np.pad(around, ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+            if not (u.values == wanted).all():
+                wrong.append(step)
+        assert agree(not wrong, comm), wrong
+
+
 def test_odd_values_of_leave_sms(machine: Any, comm: MPI.Intracomm) -> None:
     options: Any = {"comm": comm, "device": "gpu"}
     with pytest.raises(MismatchError, match="leave_sms"):
@@ -195,3 +269,34 @@ def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
     with halox.Grid((4 * comm.size, 6), periodic=True, comm=comm.Dup(), device="gpu") as grid:
         rows = grid.plan(grid.zeros("f8")).explain().rows
         assert all(row.path != "scatter_gather" for row in rows)
+
+
+def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
+    """As by ``halox tune``, in fields of a grid's own; the next plans are predicted by them."""
+    from halox.cli.probing import Point, Prober, campaign, fitted, partners
+    from halox.exchange.costs import Costs
+    from halox.runtime.world import World
+
+    world = World(comm, "tune")
+    points = [
+        *(Point(n << 10, run) for n in (2, 16) for run in (8, 1024)),
+        *(Point(8 << 10, run) for run in (32, 128)),
+    ]
+    prober = Prober(world, comm, 0, *partners(comm.rank, world.nodes))
+    found = campaign(
+        prober, [("scatter_gather", "copy_engine")], points, lambda *_: None, lambda: False
+    )
+    world.close()
+    assert not found.refused and [s.run_bytes for s in found.samples[PATH]] == [
+        point.run_bytes for point in points
+    ]
+    assert all(
+        s.us > 0 and s.nbytes >= p.nbytes for s, p in zip(found.samples[PATH], points, strict=True)
+    )
+    before = Costs.default()
+    fits = fitted(found, before, shared_gpu=True)
+    after = before.updated(fits, "measured here")
+    asked = *PATH.split("/"), 1 << 20, 1024
+    assert set(fits) == {f"{PATH}, shared GPU"}
+    assert after.predict(*asked, shared_gpu=True) == fits[f"{PATH}, shared GPU"].us(1 << 20, 1024)
+    assert after.predict(*asked, shared_gpu=True) != before.predict(*asked, shared_gpu=True)

@@ -284,6 +284,29 @@ def test_ranks_of_other_nodes(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
         ring(comm, x, y, path=PATH)
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("copy_engine", "these arrays are NumPy's"),
+        ("mlx5_umr", "mlx5_umr is for different nodes, and ranks"),
+        ("pigeon", "there is no protocol 'scatter_gather/pigeon' of the path"),
+    ],
+)
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_engines_that_are_not_there(
+    engine: str, said: str, by: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One clear error on all ranks, the same text but for the two ranks of the message."""
+    x, y = values(comm, comm.rank), np.zeros(2 * BLOCK * COUNT, "u1")
+    path: str | None = f"scatter_gather/{engine}"
+    if by == "variable":
+        monkeypatch.setenv("HALOX_PATH", str(path))
+        path = None
+    with pytest.raises(PathError, match=said) as caught:
+        ring(comm, x, y, path=path)
+    assert len(set(comm.allgather(str(caught.value)))) == 1
+
+
 def test_sizes_that_cannot_agree(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """More windows than there can be: one error on all ranks, which says what to do."""
     monkeypatch.setattr("halox.paths.scatter_gather.windows.MOST_WINDOWS", 2)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from halox.runtime.gpu import copies, driver
+from halox.runtime.gpu import copies, dmabuf, driver
 from tests.unit.cpu_kernels import compiled_once
+from tests.unit.fake_verbs import DMABUFS
 
 SOURCE = Path(__file__).with_name("fake_libcuda.c")
 # With the name by which the bindings look for the driver: a process that has loaded it once finds it again.
@@ -49,6 +52,9 @@ class FakeDriver:
         from cuda.bindings import driver as types
 
         self._library, self._types, self._without = library, types, without
+        self.files: list[tuple[int, int, str]] = []
+        """Address, bytes and file of memory that can be exported as a dmabuf, at the beginning of pages."""
+        self.has_dmabufs, self.is_ordered, self.flushes = True, True, 0
 
     def __getitem__(self, name: str) -> int:
         return self._variable(name).value
@@ -79,6 +85,35 @@ class FakeDriver:
 
     def cuMemcpy3DAsync(self, copy, stream):
         return self._called("cuMemcpy3DAsync_v2", *map(ctypes.c_uint64, (copy.getPtr(), stream)))
+
+    def cuStreamBatchMemOp(self, stream, count, steps, flags):
+        nbytes = 48  # of one
+        raw = b"".join(ctypes.string_at(step.getPtr(), nbytes) for step in steps)
+        arguments = ctypes.c_uint64(stream), ctypes.c_uint(count), ctypes.c_char_p(raw)
+        return self._called("cuStreamBatchMemOp_v2", *arguments, ctypes.c_uint(flags))
+
+    def cuMemGetHandleForAddressRange(self, address, nbytes, kind, flags):
+        wanted = self._types.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        assert kind == wanted and not flags
+        if not self.has_dmabufs:
+            return self._types.CUresult.CUDA_ERROR_NOT_SUPPORTED, 0
+        page = mmap.PAGESIZE
+        for start, size, path in self.files:
+            inside = start <= address and address + nbytes <= start + -(-size // page) * page
+            if inside and not address % page and not nbytes % page:
+                descriptor = os.open(path, os.O_RDWR)
+                DMABUFS[descriptor] = address - start, nbytes
+                return self._types.CUresult.CUDA_SUCCESS, descriptor
+        return self._types.CUresult.CUDA_ERROR_INVALID_VALUE, 0
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        asked = self._types.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+        assert attribute == asked
+        return self._types.CUresult.CUDA_SUCCESS, 100 if self.is_ordered else 0
+
+    def cuFlushGPUDirectRDMAWrites(self, target, scope):
+        self.flushes += 1
+        return (self._types.CUresult.CUDA_SUCCESS,)
 
     def cuStreamIsCapturing(self, stream):
         code, status = self._called("cuStreamIsCapturing", ctypes.c_uint64(stream), ctypes.c_int())
@@ -135,11 +170,13 @@ def fake_driver(version: int = 13000, without: tuple[str, ...] = ()) -> Iterator
     fake = FakeDriver(ctypes.CDLL(str(compiled())), without)
     fake.counts()
     fake["version"] = version
-    for name in ("next_error", "kind", "managed", "ordinal", "allocation_bytes"):
+    for name in ("next_error", "calls_words", "kind", "managed", "ordinal", "allocation_bytes"):
         fake[name] = 0
     copies.batch_function.cache_clear()
+    dmabuf._needs_flush.cache_clear()
     try:
         with patch.object(driver, "bindings", lambda: fake):
             yield fake
     finally:
         copies.batch_function.cache_clear()
+        dmabuf._needs_flush.cache_clear()

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum { INVALID_VALUE = 1, CAPTURE_UNSUPPORTED = 900 };
 enum { MAX_PITCH = 2147483647, UNIFIED = 4, IN_STREAM_ORDER = 1 };
@@ -56,7 +57,7 @@ typedef struct {
 } Attributes;
 
 /* What the tests look at and set. */
-int calls_1d, calls_2d, calls_3d, calls_batch, last_flags, next_error;
+int calls_1d, calls_2d, calls_3d, calls_batch, calls_words, last_flags, next_error;
 int kind, managed, ordinal, version = 13000, launches;
 unsigned launched[9];
 uint32_t launched_number;
@@ -144,6 +145,45 @@ int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *s
     for (size_t i = count; i-- > 0;) {
         if (!sizes[i]) return INVALID_VALUE;
         copy(to[i], from[i], sizes[i]);
+    }
+    return 0;
+}
+
+/* One of a batch of operations on memory: kind 1 waits for a 32-bit word, kind 2 writes one. */
+typedef union {
+    unsigned kind;
+    struct {
+        unsigned kind;
+        uint64_t address;
+        union {
+            uint32_t value;
+            uint64_t value64;
+        };
+        unsigned flags;
+        uint64_t alias;
+    } word;
+    uint64_t pad[6];
+} MemOp;
+
+/* At once, also for streams that are captured; a wait for equality (flag 1) ends as an error after two minutes. */
+int cuStreamBatchMemOp_v2(uint64_t stream, unsigned count, const MemOp *ops, unsigned flags)
+{
+    int error = refused(stream);
+    if (error) return error;
+    if (!count || count > 255 || flags) return INVALID_VALUE;
+    calls_words++;
+    for (unsigned i = 0; i < count; i++) {
+        uint32_t *word = (uint32_t *)(uintptr_t)ops[i].word.address;
+        if (ops[i].kind == 2 && !ops[i].word.flags) {
+            __atomic_store_n(word, ops[i].word.value, __ATOMIC_SEQ_CST);
+            continue;
+        }
+        if (ops[i].kind != 1 || ops[i].word.flags != 1) return INVALID_VALUE;
+        struct timespec pause = {0, 50000};
+        for (int tries = 0; __atomic_load_n(word, __ATOMIC_SEQ_CST) != ops[i].word.value; tries++) {
+            if (tries == 2400000) return INVALID_VALUE;
+            nanosleep(&pause, NULL);
+        }
     }
     return 0;
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import socket
 import sys
@@ -186,11 +187,25 @@ class MR:
 
 
 class DmaBufMR(MR):
-    """Memory behind a descriptor, here its address; its own addresses begin at ``offset``."""
+    """Memory behind a descriptor, mapped here once more; its own addresses begin at ``offset``.
+
+    In the place of a GPU's memory stands a file; `DMABUFS` says where in it a descriptor's range begins, and ends.
+    """
 
     def __init__(self, pd: PD, length: int, access: int, dmabuf: int = 0, offset: int = 0) -> None:
-        super().__init__(pd, length, access, dmabuf + offset)
-        self.shift = dmabuf
+        start, nbytes = DMABUFS.pop(dmabuf)
+        if REFUSED or not 0 <= offset <= offset + length <= nbytes:
+            raise PyverbsRDMAError("Failed to register a dmabuf MR", errno.EOPNOTSUPP)
+        there = min(nbytes, os.fstat(dmabuf).st_size - start)
+        self.memory = mmap.mmap(dmabuf, there, offset=start)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        super().__init__(pd, length, access, at + offset)
+        self.shift = at
+
+
+DMABUFS: dict[int, tuple[int, int]] = {}
+REFUSED: list[str] = []
+"""Adapters refuse dmabufs while there is anything in here."""
 
 
 class SGE:

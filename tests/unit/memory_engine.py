@@ -81,7 +81,9 @@ class MemoryEngine(Engine):
         self.log: list[tuple[str, int, int]] = []
         self.made = self.mapped = self.exported = 0
 
-    def register(self, address: int, nbytes: int, generation: int) -> Region:
+    def register(
+        self, address: int, nbytes: int, generation: int, device: int | None = None
+    ) -> Region:
         region = Region(address, nbytes, generation, lkey=generation, rkey=generation)
         assert generation not in self.regions, "two registrations of one generation"
         self.regions[generation] = region

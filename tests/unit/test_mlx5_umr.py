@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +22,11 @@ from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
 from halox.runtime import mlx5
+from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter
 from tests import support
 from tests.unit import fake_verbs
+from tests.unit.fake_driver import fake_driver
 
 support.require("mpi")
 from tests.unit import test_pack_against_mpi as oracle  # noqa: E402
@@ -255,23 +261,76 @@ def test_numbers_wait_for_receives(wire: Any) -> None:
     assert found == [(0, number) for number in range(mlx5.RECEIVE_DEPTH + 100)]
 
 
-def test_gpu_memory_is_addressed_from_the_start_of_its_dmabuf(wire: Any) -> None:
-    """The stand-in's descriptors are addresses; a key over such memory, through a whole write."""
-    sender, receiver = engines()
-    source, target = (np.arange(4096, dtype="u1"), np.zeros(4096, "u1"))
-    regions = [
-        sender.register_dmabuf(source.ctypes.data, 4096, 1, source.ctypes.data),
-        receiver.register(target.ctypes.data, 4096, 1),
-    ]
-    keys = [sender.make_key(), receiver.make_key()]
-    kinds = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(8, 100, 200, "u1")),)))
-    for engine, key, region in zip((sender, receiver), keys, regions, strict=True):
-        engine.map(key, kinds.windows(800, [region], [region.address])[0])
-    sender.transfer("put", keys[0], receiver.export(keys[1]), 1).post(1)
-    sender.complete()
-    inside = np.arange(4096) % 200 < 100
-    inside[1600:] = False
-    assert (target[inside] == source[inside]).all() and not target[~inside].any()
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[Any]:
+    """A GPU whose memory is a file of some pages; yields the driver, and that memory."""
+    support.require("nvrtc")  # comes with the driver's bindings
+    path = tmp_path / "gpu"
+    path.write_bytes(bytes(range(256)) * (16 * mmap.PAGESIZE // 256))
+    with path.open("r+b") as file:
+        memory = np.frombuffer(mmap.mmap(file.fileno(), 0), "u1")
+    with fake_driver() as found:
+        found.files.append((memory.ctypes.data, memory.nbytes, str(path)))
+        yield found, memory
+
+
+@pytest.mark.parametrize("offset", [0, 1, 512, 4095, 4096, 9000])
+@pytest.mark.parametrize("way", ["from", "to"])
+def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> None:
+    """Any place in a page: the export begins at a page, and keys count addresses from there."""
+    kind = dt.vector(24, 300, 500, "u1")
+    there = gpu[1][offset:][:12000]
+    here = (np.arange(there.size) * 37 % 251).astype("u1")
+    ends = [(there, 0), (here, None)] if way == "from" else [(here, None), (there, 0)]
+    before = ends[1][0].copy()
+    around = gpu[1].copy()
+    pair = engines()
+    blocks = MessageBlocks.of(Message(1, "send", (Part(0, kind),)))
+    keys, regions = [], []
+    for engine, (array, device) in zip(pair, ends, strict=True):
+        at = array.ctypes.data
+        regions.append(engine.register(at, array.nbytes, 1, device))
+        keys.append(engine.make_key())
+        engine.map(keys[-1], blocks.windows(kind.size, [regions[-1]], [at])[0])
+    assert not fake_verbs.DMABUFS, "the descriptor has been registered"
+    pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1).post(1)
+    pair[0].complete()
+    inside = np.arange(there.size) % 500 < 300
+    inside[kind.extent :] = False
+    assert (ends[1][0] == np.where(inside, ends[0][0], before)).all()
+    assert (before[inside] != ends[0][0][inside]).any()
+    assert (gpu[1][:offset] == around[:offset]).all()
+    assert (gpu[1][offset + 12000 :] == around[offset + 12000 :]).all()
+
+
+@pytest.mark.parametrize("refusing", ["driver", "pages", "adapter"])
+def test_gpu_memory_that_cannot_be_registered(
+    refusing: str, wire: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left open, and the error says who has refused."""
+    driver, memory = gpu
+    at, said = memory.ctypes.data, "cannot be exported as a dmabuf: .*NOT_SUPPORTED"
+    if refusing == "driver":
+        driver.has_dmabufs = False
+    elif refusing == "pages":
+        at, said = at + memory.nbytes - 100, "exported as a dmabuf: .*INVALID_VALUE.*by the grid"
+    else:
+        monkeypatch.setattr(fake_verbs, "REFUSED", ["all"])
+        said = "refuses to register 1000 bytes of GPU 0 by dmabuf"
+    engine, _ = engines()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(PathError, match=said):
+        engine.register(at, 1000, 1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_writes_of_adapters_are_flushed(is_ordered: bool, gpu: Any) -> None:
+    """Only where the GPU does not order them by itself."""
+    gpu[0].is_ordered = is_ordered
+    for _ in range(2):
+        flush_writes(0)
+    assert gpu[0].flushes == (0 if is_ordered else 2)
 
 
 def test_too_many_blocks_for_a_key_are_refused(wire: Any) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from halox.cli import main, probe
+from tests import support
 from tests.unit import fake_verbs
+from tests.unit.fake_driver import fake_driver
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +37,65 @@ def test_an_adapter_that_works(
     assert not next(iter(fake_verbs.WIRE.adapters.values())).memory, "keys and memory are released"
     assert main(["probe", "mlx5"]) == 0
     assert "works: yes" in capsys.readouterr().out
+
+
+class Memory:
+    """An array of CuPy, in memory that the stand-in of the driver exports."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.size, self.nbytes = values, values.size, values.nbytes
+        self.data, self.device = SimpleNamespace(ptr=values.ctypes.data), SimpleNamespace(id=0)
+
+    def __getitem__(self, index: slice) -> Memory:
+        return Memory(self.values[index])
+
+    def get(self) -> np.ndarray:
+        return self.values.copy()
+
+
+@pytest.mark.parametrize("broken", ["nothing", "driver", "adapter", "bytes"])
+def test_memory_of_a_gpu(
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Written and read by the adapter, from a place within a page on; otherwise the reason is said."""
+    support.require("nvrtc")  # comes with the driver's bindings
+    support.require("cxx")
+    fake_verbs.install(monkeypatch)
+    with fake_driver() as driver:
+
+        def full(nbytes: int, value: int, dtype: str) -> Memory:
+            path = tmp_path / "gpu"
+            path.write_bytes(bytes([value]) * nbytes)
+            with path.open("r+b") as file:
+                found = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype)
+            if broken == "bytes":  # others than those that are exported
+                path = tmp_path / "other"
+                path.write_bytes(bytes(nbytes))
+            driver.files.append((found.ctypes.data, nbytes, str(path)))
+            return Memory(found)
+
+        device = SimpleNamespace(synchronize=lambda: None)
+        cupy = SimpleNamespace(full=full, cuda=SimpleNamespace(Device=lambda: device))
+        monkeypatch.setattr(probe.cuda, "gpu_count", lambda: 1)
+        monkeypatch.setattr(probe.cuda, "cupy", lambda: cupy)
+        driver.has_dmabufs = broken != "driver"
+        monkeypatch.setattr(fake_verbs, "REFUSED", ["all"] if broken == "adapter" else [])
+        assert main(["probe", "mlx5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["gpu_memory_by_dmabuf"]
+    said = {
+        "nothing": "yes",
+        "driver": "NOT_SUPPORTED",
+        "adapter": "refuses to register",
+        "bytes": "no: other bytes arrived than were sent",
+    }[broken]
+    assert said in found and (found == "yes") == (broken == "nothing")
+    assert not next(iter(fake_verbs.WIRE.adapters.values())).memory or broken in (
+        "driver",
+        "adapter",
+    )
 
 
 def test_a_machine_without_one(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.errors import PathError
 from halox.paths.messages import Message, Part
+from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Limits, Region
 from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
 from halox.paths.scatter_gather.process_vm import ProcessVm
@@ -25,6 +26,7 @@ from halox.paths.scatter_gather.windows import (
     agreed_chunk,
     propose,
 )
+from halox.runtime.place import Place
 from tests import support
 from tests.support import trials
 from tests.unit.datatype_strategies import Recipe, build, recipes
@@ -328,6 +330,31 @@ def test_freed_memory_is_noticed() -> None:
         assert not pair.keys[1].registrations.is_current(region)
     assert generations[0] != generations[1]
     assert [e.mapped for e in pair.engines] == [4, 8]
+
+
+def test_segments_of_a_gpu_that_are_freed_are_noticed() -> None:
+    """Memory at the same address in a later segment: the peer's keys, which name the segment, are replaced."""
+    segment = ["first", 0]
+
+    class Arena:
+        device = 0
+
+        def locate(self, start: int, end: int) -> Any:
+            return Place((segment[0], segment[1]), start - 4096)
+
+    arena: Any = Arena()
+    own, theirs = Keys(CopyEngine(arena)), Keys(CopyEngine(arena))
+    blocks = blocks_of(dt.vector(8, 100, 200, "u1"))
+    memory = [Memory(8192, 8192, 1600, None)]
+    offers = []
+    for name in ("first", "first", "second"):
+        segment[0] = name
+        found = own.local(blocks, 1 << 20, memory)
+        offers.append(own.offer(found, 1))
+        (remote,) = theirs.take(0, offers[-1])
+        assert [place.segment for place in remote.blocks[0]] == [(name, 0)]
+        own.release(found)
+    assert [offer.keys is None for offer in offers] == [False, True, False]
 
 
 def test_keys_in_use_survive_that_their_memory_is_registered_anew() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from halox.cli import launcher, paths, tune
-from halox.cli.probing import POINTS, Point, campaign, fitted, partners, tuned
+from halox.cli.probing import POINTS, Point, campaign, fitted, on_hosts, partners, tuned
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.exchange import calibration
 from halox.exchange.costs import Costs, protocol_name
@@ -245,6 +245,11 @@ def test_tune_without_a_gpu_measures_and_writes_nothing(tmp_path: Path, ranks: i
     assert found["a grid's field", 8] == "host/shared"
     assert found["a grid's field", 1024] == "host/direct"
     assert all(row["us"] > 0 for row in figures["rows"])
+    named = {row["protocol"] for row in figures["rows"] if row["arrays"] == "asked for by name"}
+    tried = {protocol_name(*pair) for pair in on_hosts()}
+    assert tried == {"host/direct", "host/shared", "scatter_gather/process_vm"}
+    assert named | set(figures["not_measured"]) == tried
+    assert {"host/direct", "host/shared"} <= named
     assert list(tmp_path.iterdir()) == []
     assert "nothing written" in halox(*words, cache=tmp_path).stdout
 

@@ -20,6 +20,7 @@ from halox.runtime.gpu import driver, launch  # noqa: E402
 from halox.runtime.gpu.copies import PreparedBatch, PreparedMemcpy  # noqa: E402
 from halox.runtime.gpu.launch import PreparedLaunch  # noqa: E402
 from halox.runtime.gpu.memory import MemoryKind, memory_kind, memory_range  # noqa: E402
+from halox.runtime.gpu.stream_words import PreparedWords, WordStep  # noqa: E402
 
 STREAM, CAPTURED = 0x5000, 7
 
@@ -59,7 +60,13 @@ for prepared, expected in (
         assert (target[:-1] == expected.ravel()).all() and target[-1] == 0, expected.shape
         assert variable("last_stream", ctypes.c_uint64).value == stream
 counts = [variable(f"calls_{kind}").value for kind in ("1d", "2d", "3d", "batch")]
-assert counts == [2 + 2, 2, 2, 1], counts  # the batch in a capture is two copies
+assert counts == [2 + 2, 2, 2, 1], counts  # Words, in order.
+words = np.zeros(2, np.uint32)
+steps = [WordStep(kind, words.ctypes.data, n) for n in (3, 4) for kind in ("write", "wait")]
+PreparedWords([*steps, WordStep("write", words.ctypes.data + 4, 9)], 0).launch(STREAM)
+assert words.tolist() == [4, 9] and variable("calls_words").value == 1
+
+# the batch in a capture is two copies
 
 rows = PreparedMemcpy(8, 2, target_pitch=7, source_pitch=8)
 assert "cuMemcpy2DAsync: CUDA_ERROR_INVALID_VALUE; check" in refusal(

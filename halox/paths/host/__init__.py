@@ -44,7 +44,7 @@ class HostPath(Path):
 
     name = "host"
     protocols = (
-        Protocol("direct", fallback="host/mpi"),
+        Protocol("direct", fallback="host/mpi", in_field=True),
         Protocol("shared", fallback="host/mpi", is_packed=True),
         Protocol("mpi", reach="nodes"),
     )

@@ -5,7 +5,7 @@ the same bytes at both ends (`windows`), between keys that are mapped once and k
 
 - ``process_vm``: NumPy arrays of two ranks of a node, copied by the kernel.
 - ``copy_engine``: arrays on GPUs of a node, copied by the CUDA driver into memory that the peer maps.
-- ``mlx5_umr``: NumPy arrays of ranks on different nodes, written by their network adapters; not chosen by itself.
+- ``mlx5_umr``: arrays of ranks on different nodes, written by their network adapters; not chosen by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from halox.paths.base import (
     Path,
     Protocol,
     SelectionContext,
+    numpy_ends,
     why_not_gpus,
 )
 from halox.paths.costs import ProtocolCost
@@ -30,12 +31,14 @@ from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
 from halox.paths.scatter_gather.keys import Keys
 from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel, make_mlx5_channel
+from halox.paths.scatter_gather.mlx5_gpu import GpuArrays, why_not_registered
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.node_channel import NodeChannel, make_node_channel
 from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.runtime import mlx5
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
+from halox.runtime.device_arena import DeviceArena
 from halox.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -62,6 +65,21 @@ class Survey(NamedTuple):
     adapters: mlx5.Adapters | None
 
 
+class GpuMemory(NamedTuple):
+    """Description of a message's arrays on a GPU.
+
+    Attributes
+    ----------
+    is_mapped : bool
+        Whether they are in memory that peers can map.
+    why_not_registered : str or None
+        Why the rank's network adapter cannot reach them, None if it can; "" without one.
+    """
+
+    is_mapped: bool
+    why_not_registered: str | None
+
+
 def _surveyed(context: Context) -> Survey:
     found: Survey = context.world.ranks.kept[ScatterGatherPath.name]
     return found
@@ -77,6 +95,18 @@ def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
         raise AssertionError("a message between adapters on a rank without one")
     engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
     return Keys(engine), Mail(engine)
+
+
+def _gpu_arrays(context: Context) -> GpuArrays | None:
+    return None if context.device_arena is None else GpuArrays(context.device_arena)
+
+
+def _why_not_registered(context: Context) -> str | None:
+    """Return why the adapter of this rank does not reach its GPU's memory, None if it does, "" without one; local."""
+    adapters = _surveyed(context).adapters
+    if adapters is None or adapters.own is None or context.device is None:
+        return ""
+    return why_not_registered(adapters.own, context.device)
 
 
 def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
@@ -116,17 +146,25 @@ class ScatterGatherPath(Path):
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
-    ) -> bool | None:
-        """Say that the message's arrays are in memory of this rank's GPU that peers can map."""
+    ) -> GpuMemory | None:
+        """Say whether peers can map the message's arrays, and the adapter reach them."""
         arena = context.device_arena
-        if arena is None or floats:
+        if arena is None or arrays[message.parts[0].array].device is None:
             return None
+        return GpuMemory(
+            not floats and self._is_mapped(message, arrays, arena),
+            context.once(_why_not_registered),
+        )
+
+    @staticmethod
+    def _is_mapped(message: Message, arrays: Sequence[Described], arena: DeviceArena) -> bool:
+        """Whether a message's arrays are in memory of this rank's GPU that peers can map."""
         for part in message.parts:
             array, (first, end) = arrays[part.array], part.datatype.reach(part.count)
             if array.device is None:
-                return None
+                return False
             if arena.locate(array.pointer + first, array.pointer + end) is None:
-                return None
+                return False
         return True
 
     def candidates(
@@ -135,6 +173,8 @@ class ScatterGatherPath(Path):
         """Offer the engines that reach both ends."""
         if selection.operation == "add":
             return "accumulate needs a copy"
+        if sender.node != receiver.node:
+            return self._between_nodes(sender, receiver, selection.surveys.get(self.name))
         if "gpu" in (sender.memory, receiver.memory):
             return self._on_gpus(sender, receiver, selection)
         return self._on_hosts(sender, receiver, selection)
@@ -142,12 +182,10 @@ class ScatterGatherPath(Path):
     def _on_hosts(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
-        """Offer the kernel on a node, and prefer it for long blocks; between nodes the adapters."""
+        """Offer the kernel, and prefer it for long blocks."""
         found: Survey | None = selection.surveys.get(self.name)
         if found is None:
             return "it is not known whether the kernel copies between the ranks"
-        if sender.node != receiver.node:
-            return self._between_nodes(sender.rank, receiver.rank, found.adapters)
         why = found.attachments.why_not(sender.rank, receiver.rank)
         if why is not None:
             return why
@@ -164,21 +202,30 @@ class ScatterGatherPath(Path):
         return [self.offer(ProcessVm.name, said, preferred=is_long)]
 
     def _between_nodes(
-        self, sender: int, receiver: int, adapters: mlx5.Adapters | None
+        self, sender: EndpointInfo, receiver: EndpointInfo, found: Survey | None
     ) -> Sequence[Candidate] | str:
-        """Offer the adapters."""
-        why = "they are not known" if adapters is None else adapters.why_not(sender, receiver)
+        """Offer the adapters, of GPUs those that reach their memory."""
+        adapters = None if found is None else found.adapters
+        a, b = sender.rank, receiver.rank
+        why = "their adapters are not known" if adapters is None else adapters.why_not(a, b)
+        for end in (sender, receiver):
+            memory: GpuMemory | None = end.paths.get(self.name)
+            if why is None and memory is not None and memory.why_not_registered is not None:
+                why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
         if why is not None:
-            return f"ranks {sender} and {receiver} are on different nodes, and {why}"
+            return f"ranks {a} and {b} are on different nodes, and {why}"
         return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
 
     def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
         """Say where each engine works."""
-        if protocol == Mlx5Umr.name:
-            if "gpu" in (sender.memory, receiver.memory):
-                return "mlx5_umr moves NumPy arrays"
-            if sender.node == receiver.node:
-                return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
+        if protocol == Mlx5Umr.name and sender.node == receiver.node:
+            return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
+        if protocol != Mlx5Umr.name and sender.node != receiver.node:
+            return f"{protocol} is for one node, and ranks {sender.rank} and {receiver.rank} are on different ones"
+        if protocol == CopyEngine.name:
+            return numpy_ends(sender, receiver)
+        if protocol == ProcessVm.name and "gpu" in (sender.memory, receiver.memory):
+            return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
 
     def _on_gpus(
@@ -189,9 +236,10 @@ class ScatterGatherPath(Path):
         if why is not None:
             return why
         block = min(sender.block_bytes, receiver.block_bytes)
-        if self.name in receiver.paths:
+        theirs, ours = receiver.paths.get(self.name), sender.paths.get(self.name)
+        if theirs is not None and theirs.is_mapped:
             said = "copied by the driver into the receiver's array, no kernel"
-        elif self.name in sender.paths:
+        elif ours is not None and ours.is_mapped:
             said = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
@@ -217,18 +265,20 @@ class ScatterGatherPath(Path):
         if (self.name, Mlx5Umr.name) in build.protocols_used:
             job = build.job(self, Mlx5Umr.name)
             far = make_mlx5_channel(
-                build.world, job, lambda: context.once(_mlx5_keys) if job.messages else None
+                build.world,
+                job,
+                lambda: (*context.once(_mlx5_keys), _gpu_arrays(context)) if job.messages else None,
             )
         return on_host, on_gpu, far
 
     def _direction(self, build: Build, message: Message) -> Direction:
         """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
-        receiver = (
+        receiver: GpuMemory | None = (
             build.peer_info(self, message)
             if message.direction == "send"
             else self.describe(message, build.whole.arrays, build.context, floats=False)
         )
-        return "put" if receiver else "get"
+        return "put" if receiver is not None and receiver.is_mapped else "get"
 
     def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Return the channels that were agreed on."""

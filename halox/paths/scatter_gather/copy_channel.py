@@ -15,6 +15,9 @@ what the current one held at the start, so that they go on beside the work in be
 An event is recorded again only when all who wait for it have been seen to: "ready" in the next exchange, after this
 one has ended with the flags of those that reach this rank's arrays, and "moved" after the next flags of those whose
 arrays it reaches, which they raise when they have ended this one. So one event of each kind is enough.
+
+Interprocess events cannot be captured in CUDA graphs. An exchange that is captured waits for flags in device memory
+instead (`halox.paths.scatter_gather.graph_flags`), where the driver captures that; the host takes no part in a replay.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from halox.errors import StateError
 from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
@@ -36,12 +40,14 @@ from halox.paths.scatter_gather.agreement import (
 )
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
+from halox.paths.scatter_gather.graph_flags import GraphFlags
 from halox.paths.scatter_gather.keys import Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import Described, span
-from halox.runtime.device_arena import Allocation
+from halox.runtime.device_arena import Allocation, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
+from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams
 from halox.runtime.world import World
 
@@ -60,6 +66,8 @@ class CopyRecord:
         Numbers of this rank's events.
     events : dict
         Their handles.
+    flags : DevicePlace or str
+        Words that the peer sets in captured exchanges; or the reason why there can be none.
     """
 
     offers: Offers
@@ -67,12 +75,13 @@ class CopyRecord:
     ready: int
     moved: int
     events: dict[int, bytes]
+    flags: DevicePlace | str
 
 
 class CopyChannel(AgreeingChannel, InPlaceChannel):
     """Moves arrays between GPUs by copies of the driver; see the module.
 
-    Local. Streams wait for the peers'; the host waits for the peers' hosts alone. Cannot be captured.
+    Local. Streams wait for the peers'; the host waits for the peers' hosts alone, and in a capture for nobody.
     """
 
     def __init__(
@@ -98,10 +107,12 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
         self._side = SIDE_STREAMS.take(engine.device)
-        self._is_aside = False
+        self._is_aside = self._is_captured = False
         self._transfers: list[Transfer] = []
         self._wait_ready: list[int] = []
         self._wait_moved: list[int] = []
+        self._why_not_captured = why_not_captured(engine.device)
+        self._flags = GraphFlags(engine.arena, self._touched, self._touching)
 
     def _memory(self, blocks: MessageBlocks) -> list[Memory]:
         found = []
@@ -117,14 +128,16 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         self._agreement.map(theirs)
         offers = self._agreement.offers(self._moved_by_peer)
         ready, moved = self._numbers
+        why, flags_memory = self._why_not_captured, self._flags.handles()
         found = {}
         for peer in sorted({m.peer for m in self.messages}):
-            segments: dict[Allocation, bytes] = {}
+            segments = dict(flags_memory)
             for _, offer in offers.get(peer, {}).values():
                 for key in offer.keys or ():  # of keys that it knows it has opened the memory
                     segments |= self._engine.handles(key)
             handles = self._events.handles(self._numbers)
-            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles)
+            flags = self._flags.place(peer) if why is None else why
+            found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles, flags)
         return found
 
     def open(self, theirs: Mapping[int, CopyRecord]) -> None:
@@ -140,6 +153,14 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._touched]
         self._wait_moved = [opened(peer, theirs[peer].moved) for peer in self._touching]
         self._ready_event, self._moved_event = map(self._events.own, self._numbers)
+        flags = {}
+        for peer, record in theirs.items():
+            if isinstance(record.flags, str):
+                self._why_not_captured = self._why_not_captured or f"on rank {peer} {record.flags}"
+            else:
+                flags[peer] = record.flags
+        if self._why_not_captured is None:
+            self._flags.open(flags)
         for m in self._moving:
             _, offer = theirs[m.peer].offers[opposite(m)]
             remote = self._keys.take(m.peer, offer)
@@ -149,21 +170,35 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
             ]
 
     def check(self) -> None:
-        """Refuse a stream that is being captured, and one behind a last one that is."""
-        self._streams.check()
+        """Refuse a capture where the driver does, one of half an exchange, and calls behind a stream in one."""
+        is_captured = self._why_not_captured is None and self._streams.is_captured
+        if self._is_aside and is_captured != self._is_captured:
+            raise StateError(
+                "start() and finish() of an exchange must both be captured in one CUDA graph, or neither; "
+                f"call finish() {'in' if self._is_captured else 'after'} the capture"
+            )
+        if not is_captured:
+            self._streams.check(self._why_not_captured or "another stream is captured")
+        self._is_captured = is_captured
 
     def start(self) -> None:
         """Let the peers reach this rank's arrays, behind what the stream holds; copies will not wait for more."""
-        before = self._side.before.ptr
-        self._record(before, self._streams.enter())
+        before, current = self._side.before.ptr, self._streams.enter()
+        self._record(before, current)
         self._wait(self._side.stream.ptr, before)
         self._stream, self._is_aside = self._side.stream.ptr, True
-        super().start()
+        if self._is_captured:
+            self._flags.signal_ready(current)
+        else:
+            super().start()
 
     def run(self) -> None:
         """Let the peers reach this rank's arrays, behind what the stream holds."""
         if not self._is_aside:
             self._stream = self._streams.enter()
+        if self._is_captured:
+            self._flags.signal_ready(self._stream)
+            return
         if self._touching:
             self._record(self._ready_event, self._stream)
         super().run()
@@ -172,9 +207,15 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         """Put the copies on their stream, and let the current one wait for them and for the peers'."""
         if not self._is_aside:
             self._stream = self._streams.enter()
-        super().finish()
-        for event in self._wait_moved:
-            self._wait(self._stream, event)
+        if self._is_captured:
+            self._flags.take_ready(self._stream)
+            for transfer in self._transfers:
+                transfer.post(stream=self._stream)
+            self._flags.end(self._stream)
+        else:
+            super().finish()
+            for event in self._wait_moved:
+                self._wait(self._stream, event)
         if self._is_aside:
             self._is_aside = False
             after = self._side.after.ptr
@@ -211,6 +252,7 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
     def free(self) -> None:
         """Release the events and the flags."""
         super().free()
+        self._flags.free()
         self._events.release(self._numbers)
         self._numbers = []
         if self.has_ended:

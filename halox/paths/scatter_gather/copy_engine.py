@@ -21,16 +21,18 @@ class CopyEngine(Engine):
     """Mover of windows between GPUs of a node, or within one that ranks share; ``arena`` is that of this rank's GPU."""
 
     name = "copy_engine"
-    limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, pool=0)
+    limits = Limits(entries=MOST_RUNS, key_bytes=1 << 50, keys=1 << 30, pool=0)
     needs_registration = False
 
     def __init__(self, arena: DeviceArena) -> None:
-        self._arena = arena
+        self.arena = arena
         self.device = arena.device
 
-    def register(self, address: int, nbytes: int, generation: int) -> Region:
+    def register(
+        self, address: int, nbytes: int, generation: int, device: int | None = None
+    ) -> Region:
         """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
-        place = self._arena.locate(address, address + nbytes)
+        place = self.arena.locate(address, address + nbytes)
         return Region(address, nbytes, 0, handle=None if place is None else place.segment)
 
     def make_key(self) -> Key:
@@ -53,7 +55,7 @@ class CopyEngine(Engine):
             mine = window.array_of == array
             low = int(window.addresses[mine].min())
             high = int((window.addresses[mine] + window.lengths[mine]).max())
-            place = self._arena.locate(low, high)
+            place = self.arena.locate(low, high)
             assert place is not None, "keys of memory that no peer can map are not exported"
             if place.segment not in segments:
                 segments[place.segment] = len(places)
@@ -65,11 +67,11 @@ class CopyEngine(Engine):
 
     def handles(self, remote: RemoteKey) -> dict[Allocation, bytes]:
         """Return the handles of the segments of an exported key of this rank."""
-        return self._arena.handles(remote.blocks[0])
+        return self.arena.handles(remote.blocks[0])
 
     def open(self, handles: dict[Allocation, bytes]) -> None:
         """Map a peer's segments."""
-        self._arena.open(handles)
+        self.arena.open(handles)
 
     def transfer(
         self, direction: Direction, key: Key, remote: RemoteKey, peer: int
@@ -78,11 +80,11 @@ class CopyEngine(Engine):
         window = key.window
         assert window is not None
         places, offsets, lengths, index = remote.blocks
-        pointers = np.array([self._arena.pointer(place) for place in places], np.int64)
+        pointers = np.array([self.arena.pointer(place) for place in places], np.int64)
         own = window.addresses, window.lengths, window.array_of
         theirs = offsets + pointers[index], lengths, index
         ends = (own, theirs) if direction == "put" else (theirs, own)
-        return CopyTransfer(PreparedCopies(common_blocks(*ends), self._arena.device))
+        return CopyTransfer(PreparedCopies(common_blocks(*ends), self.arena.device))
 
     def complete(self) -> None:
         """Return at once: copies are ordered by their stream."""

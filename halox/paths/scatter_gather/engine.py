@@ -154,8 +154,10 @@ class Engine(ABC):
     def connect(self, peers: Mapping[int, Any]) -> None:  # noqa: B027 - most need nothing
         """Prepare transfers with peers, from each one's `address`; those known already are left as they are."""
 
-    def register(self, address: int, nbytes: int, generation: int) -> Region:
-        """Register memory of this rank."""
+    def register(
+        self, address: int, nbytes: int, generation: int, device: int | None = None
+    ) -> Region:
+        """Register memory of this rank, of the host or of a GPU."""
         return Region(address, nbytes, generation)
 
     def deregister(self, region: Region) -> None:  # noqa: B027 - most keep nothing

@@ -95,14 +95,14 @@ class Registrations:
         self._engine, self._generations = engine, count(1)
         self._known: dict[tuple[int, int], _Registration] = {}
 
-    def find(self, address: int, nbytes: int, owner: object) -> Region:
-        """Return the region of memory that an object owns."""
+    def find(self, address: int, nbytes: int, owner: object, device: int | None = None) -> Region:
+        """Return the region of memory that an object owns, of the host or of a GPU."""
         found = self._known.get((address, nbytes))
         if found is not None and found.owner is not None and found.owner() is owner:
             return found.region
         if found is not None:
             self._engine.deregister(found.region)
-        region = self._engine.register(address, nbytes, next(self._generations))
+        region = self._engine.register(address, nbytes, next(self._generations), device)
         ref: weakref.ref[object] | None = None
         with suppress(
             TypeError
@@ -175,12 +175,15 @@ class Memory(NamedTuple):
         The memory of the array of which it is a view, to be registered as a whole.
     owner : object
         The object with whose life that memory ends.
+    device : int or None
+        The GPU on which it is, None for memory of the host.
     """
 
     base: int
     address: int
     nbytes: int
     owner: object
+    device: int | None = None
 
 
 class Offer(NamedTuple):
@@ -233,8 +236,9 @@ class Keys:
 
     def _region(self, one: Memory) -> Region:
         if self.engine.needs_registration:
-            return self.registrations.find(one.address, one.nbytes, one.owner)
-        return Region(one.address, one.nbytes, 0)
+            return self.registrations.find(one.address, one.nbytes, one.owner, one.device)
+        # Costs nothing, and tells the engine's own kinds of memory apart, such as segments.
+        return self.engine.register(one.address, one.nbytes, 0, one.device)
 
     def _mapped(
         self, key: LayoutKey, windows: list[Window], regions: tuple[Region, ...]

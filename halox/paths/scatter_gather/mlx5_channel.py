@@ -1,4 +1,4 @@
-"""The channel of the ``mlx5_umr`` engine: arrays on the host of ranks on different nodes, by RDMA writes.
+"""The channel of the ``mlx5_umr`` engine: arrays of ranks on different nodes, by RDMA writes.
 
 The receiver says that its halo is free, the sender writes every window from its array into the receiver's and hands
 over a number behind the last; adapters deliver in order, so that all of them are in place by then. In rounds, if there
@@ -28,6 +28,7 @@ from halox.paths.scatter_gather.agreement import (
     opposite,
 )
 from halox.paths.scatter_gather.keys import Keys, Memory
+from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks
@@ -109,9 +110,11 @@ class _End:
 
 
 class Mlx5Channel(AgreeingChannel, Channel):
-    """Moves arrays between nodes without packing; see the module."""
+    """Moves arrays between nodes without packing; see the module. ``gpu`` is there for arrays on this rank's GPU."""
 
-    def __init__(self, world: World, job: Job, keys: Keys, mail: Mail) -> None:
+    def __init__(
+        self, world: World, job: Job, keys: Keys, mail: Mail, gpu: GpuArrays | None = None
+    ) -> None:
         self.messages = job.messages
         self._world, self._arrays, self._keys, self._mail = world, job.arrays, keys, mail
         self._waiter = world.waiter()
@@ -119,11 +122,15 @@ class Mlx5Channel(AgreeingChannel, Channel):
         self._numbers: dict[Key, int] = {m.key: mail.new() for m in job.messages}
         self._peers = job.peers
         self._ends: list[_End] = []
+        self._gpu, self._is_begun = gpu, False
 
     def _memory(self, blocks: MessageBlocks) -> list[Memory]:
         found = []
         for number in blocks.arrays:
             array = self._arrays[number]
+            if self._gpu is not None:
+                found.append(self._gpu.memory(array))
+                continue
             address, nbytes = array.pointer - array.origin, len(array.memory)
             found.append(Memory(array.pointer, address, nbytes, array.owner()))
         return found
@@ -157,21 +164,39 @@ class Mlx5Channel(AgreeingChannel, Channel):
             number = numbers[opposite(m)]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
 
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        if self._gpu is not None:
+            self._gpu.check()
+
     def start(self) -> None:
         """Let the peers write."""
         self.run()
         UNDER_WAY[self] = None
 
     def run(self) -> None:
-        """Let the peers write; nobody waits for anything else before `finish`."""
+        """Let the peers write, on a GPU once the stream has come here; nobody waits before `finish`."""
+        self._is_begun = False
+        if self._gpu is not None:
+            self._gpu.begin()
+            return
         with self._mail.lock:
+            self._begin()
+
+    def _begin(self) -> bool:
+        """Let the peers write if the stream has come so far; return whether it has."""
+        if not self._is_begun and (self._gpu is None or self._gpu.has_come):
+            self._is_begun = True
             for end in self._ends:
                 end.start()
+        return self._is_begun
 
     def finish(self) -> None:
         """Write to those that let this rank, and wait until all has been written and has arrived."""
         UNDER_WAY.pop(self, None)
         self._waiter.until(self._step, self._what, self._missing)
+        if self._gpu is not None:
+            self._gpu.end()
 
     def help(self) -> None:
         """Write what can be written, for peers that wait."""
@@ -183,6 +208,8 @@ class Mlx5Channel(AgreeingChannel, Channel):
             return False
         try:
             self._mail.collect()
+            if not self._begin():
+                return False
             for end in self._ends:
                 end.step()
             return all(end.is_done for end in self._ends)
@@ -190,9 +217,13 @@ class Mlx5Channel(AgreeingChannel, Channel):
             self._mail.lock.release()
 
     def _missing(self) -> list[int]:
+        if not self._is_begun:
+            return []
         return sorted({end.message.peer for end in self._ends if not end.is_done})
 
     def _what(self) -> str:
+        if not self._is_begun:
+            return f"rank {self._world.rank} has waited for its own stream to come to the exchange"
         end = next((end for end in self._ends if not end.is_done), self._ends[0])
         peer = end.message.peer
         doing = "write its cells" if end.message.direction == "receive" else "take cells"
@@ -217,7 +248,7 @@ class Mlx5Channel(AgreeingChannel, Channel):
 
 
 def make_mlx5_channel(
-    world: World, job: Job, engine: Callable[[], tuple[Keys, Mail] | None]
+    world: World, job: Job, engine: Callable[[], tuple[Keys, Mail, GpuArrays | None] | None]
 ) -> Mlx5Channel | None:
     """Make the channel of this rank's messages together with its peers; collective over the world.
 

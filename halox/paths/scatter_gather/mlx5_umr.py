@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from halox.errors import PathError
+from halox.errors import DeviceError, PathError
 from halox.paths.scatter_gather.engine import (
     IMMEDIATE_BITS,
     Direction,
@@ -161,23 +161,37 @@ class Mlx5Umr(Engine):
 
     # Memory and keys
 
-    def register(self, address: int, nbytes: int, generation: int) -> Region:
-        """Register memory of the host."""
+    def register(
+        self, address: int, nbytes: int, generation: int, device: int | None = None
+    ) -> Region:
+        """Register memory of the host, or of a GPU by a dmabuf."""
+        if device is not None:
+            return self._register_dmabuf(address, nbytes, generation, device)
         mr = self._guarded(
             lambda: self._adapter.register(address, nbytes),
             f"to register {nbytes} bytes (`ulimit -l` limits what may be locked)",
         )
         return self._region(Region(address, nbytes, generation, mr.lkey, mr.rkey, mr), 0)
 
-    def register_dmabuf(
-        self, address: int, nbytes: int, generation: int, descriptor: int
-    ) -> Region:
-        """Register memory of a GPU at an address, by a dmabuf that begins there."""
-        mr = self._guarded(
-            lambda: self._adapter.register_dmabuf(descriptor, nbytes),
-            f"to register {nbytes} bytes of a GPU",
-        )
-        return self._region(Region(address, nbytes, generation, mr.lkey, mr.rkey, mr), address)
+    def _register_dmabuf(self, address: int, nbytes: int, generation: int, device: int) -> Region:
+        """Register memory of a GPU; keys count its addresses from the page in which it begins."""
+        from halox.runtime.gpu.dmabuf import exported
+
+        try:
+            with exported(address, nbytes, device) as found:
+                mr = self._guarded(
+                    lambda: self._adapter.register_dmabuf(
+                        found.descriptor, nbytes, address - found.address
+                    ),
+                    f"to register {nbytes} bytes of GPU {device} by dmabuf",
+                )
+        except DeviceError as error:
+            raise PathError(
+                f"rank {self._rank}: {nbytes} bytes of GPU {device} cannot be exported as a dmabuf: {error}; "
+                "allocate the field by the grid, or leave the choice of the path to halox"
+            ) from error
+        region = Region(address, nbytes, generation, mr.lkey, mr.rkey, mr)
+        return self._region(region, found.address)
 
     def _region(self, region: Region, origin: int) -> Region:
         self._regions[region.lkey] = region.handle, origin

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import driver
+from halox.runtime.gpu.streams import LEGACY_STREAMS
 
 MAX_PITCH = 2**31 - 1
 """Most bytes from one row to the next that the driver takes."""
 
-_LEGACY_STREAMS = (0, 1)  # the null stream, and CU_STREAM_LEGACY
 _BATCH_SINCE = 12080  # the CUDA version whose form of the batched copy all later drivers keep
 
 
@@ -140,7 +140,7 @@ class PreparedBatch:
         """Copy between two addresses, as work of a stream; as :meth:`PreparedMemcpy.launch`."""
         if not self.nbytes:
             return
-        if self._batch is None or stream in _LEGACY_STREAMS or self._captured(stream):
+        if self._batch is None or stream in LEGACY_STREAMS or self._captured(stream):
             columns = (a.tolist() for a in (*self._offsets, self._sizes))
             for to, at, size in zip(*columns, strict=True):
                 driver.call(

@@ -9,6 +9,9 @@ from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
 
+LEGACY_STREAMS = (0, 1)
+"""The null stream and CU_STREAM_LEGACY, which cannot be captured."""
+
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
@@ -27,13 +30,23 @@ def is_capturing(stream: Stream | int | None = None) -> bool:
         raise
 
 
-def refuse_capture(stream: Stream | int, path: str) -> None:
-    """Raise `StateError` if a stream is being captured, before anything is put on it."""
+def refuse_capture(stream: Stream | int, path: str, why: str | None = None) -> None:
+    """Raise `StateError` if a stream is being captured, before anything is put on it.
+
+    The reason, a clause, is that the path needs the host, or another one.
+    """
     if is_capturing(stream):
+        reason = "needs the host in every exchange and cannot be captured in a CUDA graph"
+        others = "scatter_gather/copy_engine where ranks share one, or nccl between nodes"
+        if why is not None:
+            reason, others = (
+                f"cannot be captured in a CUDA graph here: {why}",
+                "or nccl between nodes",
+            )
         raise StateError(
-            f"the {path} path needs the host in every exchange and cannot be captured in a CUDA graph; capture only "
+            f"the {path} path {reason}; capture only "
             "the work around the exchange, or use the peer path, which can be captured, where every rank has a GPU of "
-            'its own (path="peer" or HALOX_PATH=peer), or nccl between nodes'
+            f'its own (path="peer" or HALOX_PATH=peer), {others}'
         )
 
 
@@ -62,7 +75,7 @@ class Stream(Protocol):
 
 
 class CallStreams:
-    """Streams of the calls of a plan on a path that cannot be captured: each is ordered behind the last one."""
+    """Streams of the calls of a plan: each is ordered behind the last one, but those that are captured."""
 
     def __init__(self, path: str) -> None:
         self._path, self._order = path, StreamOrder()
@@ -75,19 +88,25 @@ class CallStreams:
             self._order.follow(stream)
         return int(stream.ptr)
 
-    def check(self) -> None:
-        """Refuse a stream that is being captured, and one behind a last one that is."""
-        refuse_capture(self._current(), self._path)
+    @property
+    def is_captured(self) -> bool:
+        """Whether work on the current stream joins a CUDA graph, and does not break the capture of another stream."""
+        pointer = int(self._current().ptr)
+        return pointer not in LEGACY_STREAMS and is_capturing(pointer)
+
+    def check(self, why: str | None = None) -> None:
+        """Refuse a stream that is being captured, and one behind a last one that is; see `refuse_capture`."""
+        refuse_capture(self._current(), self._path, why)
         if self._order.last is not None:
-            refuse_capture(self._order.last, self._path)
+            refuse_capture(self._order.last, self._path, why)
 
     def end(self, waiter: Waiter, *others: Stream) -> bool:
-        """Wait until the stream of the last call, and others, have ended; False if not within ``HALOX_TIMEOUT``.
+        """Wait until the streams of the last call and capture, and others, have ended; False if not in time.
 
-        A stream that does not end in time, as when a kernel of the caller's runs on, has not ended later either.
+        A stream that does not end within ``HALOX_TIMEOUT``, as when a kernel of the caller's runs on, has not ended
+        later either.
         """
-        last = self._order.last
-        for stream in others if last is None else (last, *others):
+        for stream in (*self._order.streams, *others):
             try:
                 waiter.until(lambda: bool(stream.done), lambda: "closing has waited for the stream")  # noqa: B023
             except ExchangeTimeoutError:
@@ -121,9 +140,14 @@ class StreamOrder:
         event.record(last)
         stream.wait_event(event)
 
+    @property
+    def streams(self) -> list[Stream]:
+        """Streams of the last call and of the last capture."""
+        return [stream for stream in (self.last, self._captured) if stream is not None]
+
     def synchronize(self) -> None:
         """Wait for all calls; of replays, for those on the stream of the capture."""
-        streams = [stream for stream in (self.last, self._captured) if stream is not None]
+        streams = self.streams
         self.last = self._captured = None
         for stream in streams:
             stream.synchronize()

@@ -16,6 +16,7 @@ NCCL = [Way("nccl"), Way("nccl", node="rank")]
 BY_HOST = [Way("ipc"), Way("staged"), Way("staged", node="rank"), Way("cuda_aware")]
 CAPTURED = PEER + NCCL
 WAYS = CAPTURED + BY_HOST
+COPIES = [Way("scatter_gather/copy_engine")]
 
 _known: dict[Way, str | None] = {}
 
@@ -39,7 +40,7 @@ def possible_paths(
 def why_not(way: Way, comm: MPI.Intracomm) -> str | None:
     """Why a way cannot be had between the ranks as they are; HALOX_NODE must be set for it."""
     if way not in _known:
-        wanted = [w for w in WAYS if w.node == way.node]
+        wanted = [w for w in (*WAYS, *COPIES) if w.node == way.node]
         shape, procs = (8 * comm.size, 8, 8), (comm.size, 1, 1)
         with halox.Grid(shape, periodic=True, proc_shape=procs, comm=comm, device="gpu") as grid:
             found = possible_paths(grid, comm, [w.path for w in wanted])

@@ -1,4 +1,4 @@
-"""Exchanges in CUDA graphs: captured on the peer path and by NCCL, and replayed; refused on the others in time."""
+"""Exchanges in CUDA graphs: captured and replayed on paths that need no host; refused on the others in time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from halox.errors import StateError
-from tests.gpu.ranks.paths import BY_HOST, CAPTURED, along
+from tests.gpu.ranks.paths import BY_HOST, CAPTURED, COPIES, along
 from tests.mpi.conftest import agree
 from tests.mpi.ways import Way
 from tests.support import require
@@ -23,7 +23,7 @@ REPLAYS = 1000
 
 
 @pytest.mark.parametrize("form", ["alone", "with kernels", "start and finish"])
-@along(CAPTURED)
+@along([*CAPTURED, *COPIES])
 def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
     """Values change in each replay; normal calls of the same plan come before, in between and after."""
     with way.box(comm) as grid:
@@ -79,7 +79,7 @@ def test_captured(way: Way, form: str, comm: MPI.Intracomm) -> None:
             assert int(other[0]) == REPLAYS + 10
 
 
-@along(CAPTURED)
+@along([*CAPTURED, *COPIES])
 def test_two_plans_in_one_graph(way: Way, comm: MPI.Intracomm) -> None:
     """One after the other on a stream, and both under way at once."""
     with way.box(comm) as grid:

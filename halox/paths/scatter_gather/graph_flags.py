@@ -1,0 +1,84 @@
+"""Flags of the copy engine's channel in device memory, by which exchanges in CUDA graphs wait for one another.
+
+A graph repeats what was captured, so that nothing in it can count exchanges. Each flag is a word that one rank sets to
+1 and the rank that waits for it sets to 0 again; a rank's words are in memory of its own GPU, a pair for each peer::
+
+    owner of an array   ready=1 . . . . . . . . . . . . . . . . . . . . . . . . . wait for moved==1 | moved=0
+    rank that moves     . . . . wait for ready==1 | ready=0 | copies | moved=1
+
+No flag is set twice before it is taken. The owner sets "ready" again only behind its wait for "moved", which the other
+rank sets behind its ``ready=0``; and that rank sets "moved" again only behind its wait for the next "ready", which the
+owner sets behind its ``moved=0``. So both are 0 whenever an exchange ends on a stream, whether it was replayed or not,
+and exchanges that use events instead may come in between.
+
+A rank sets its own "ready" before it waits for anything, and waits for "moved" when all its copies are done: ranks
+that replay the same exchanges in the same order cannot block one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.stream_words import PreparedWords, WordStep
+
+_LINE_BYTES = 128
+_READY, _MOVED = 0, 4  # offsets of a peer's pair of words
+
+
+class GraphFlags:
+    """Flags of one channel; all are 0 at first.
+
+    Parameters
+    ----------
+    arena : DeviceArena
+    touched : sequence of int
+        Ranks whose arrays this rank reaches.
+    touching : sequence of int
+        Ranks that reach this rank's arrays.
+    """
+
+    def __init__(self, arena: DeviceArena, touched: Sequence[int], touching: Sequence[int]) -> None:
+        self._arena, self._touched, self._touching = arena, touched, touching
+        peers = sorted({*touched, *touching})
+        nbytes = _LINE_BYTES * len(peers)
+        self._block = arena.allocate(nbytes)
+        self._at = {peer: _LINE_BYTES * number for number, peer in enumerate(peers)}
+        with cupy().cuda.Device(arena.device):
+            cupy().cuda.runtime.memset(self._block.pointer, 0, nbytes)
+            cupy().cuda.runtime.deviceSynchronize()
+
+    def place(self, peer: int) -> DevicePlace:
+        """Return the place of the words that a peer sets."""
+        return self._block.place.at(self._at[peer])
+
+    def handles(self) -> dict[Allocation, bytes]:
+        """Return the handle of their memory, for peers to open."""
+        return self._arena.handles([self._block.place])
+
+    def open(self, places: Mapping[int, DevicePlace]) -> None:
+        """Prepare the operations, from the places of the peers' words, whose memory is open."""
+        there = {peer: self._arena.pointer(place) for peer, place in places.items()}
+        here = {peer: self._block.pointer + at for peer, at in self._at.items()}
+
+        def signal(peers: Sequence[int], word: int) -> list[WordStep]:
+            return [WordStep("write", there[peer] + word, 1) for peer in peers]
+
+        def take(peers: Sequence[int], word: int) -> list[WordStep]:
+            return [
+                step
+                for at in (here[peer] + word for peer in peers)
+                for step in (WordStep("wait", at, 1), WordStep("write", at, 0))
+            ]
+
+        def prepared(*steps: WordStep) -> PreparedWords:
+            return PreparedWords(steps, self._arena.device)
+
+        self.signal_ready = prepared(*signal(self._touching, _READY)).launch
+        self.take_ready = prepared(*take(self._touched, _READY)).launch
+        self.end = prepared(*signal(self._touched, _MOVED), *take(self._touching, _MOVED)).launch
+
+    def free(self) -> None:
+        """Release the memory, when no rank uses it any more."""
+        self._arena.release(self._block)

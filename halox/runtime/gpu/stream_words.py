@@ -1,0 +1,80 @@
+"""Words of device memory that streams write and wait for, by the driver's stream memory operations.
+
+No kernel runs and no host takes part, and unlike interprocess events they can be captured in CUDA graphs. The driver
+knows nothing of the order that they make: whoever waits must know that the word is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from halox.errors import DeviceError
+from halox.runtime.gpu import driver
+from halox.runtime.gpu.cuda import cupy
+
+_MOST = 255  # operations of a batch
+
+
+class WordStep(NamedTuple):
+    """One operation: wait until the 32-bit word at an address is a value, or write it, behind all writes before it."""
+
+    kind: Literal["wait", "write"]
+    address: int
+    value: int
+
+
+class PreparedWords:
+    """Operations in the given order, prepared once; raises `DeviceError` if there is no driver."""
+
+    def __init__(self, steps: Sequence[WordStep], device: int) -> None:
+        cu = driver.bindings()
+        self._call, self._device = cu.cuStreamBatchMemOp, device
+        found = [_parameters(cu, step) for step in steps]
+        self._batches = [found[at : at + _MOST] for at in range(0, len(found), _MOST)]
+
+    def launch(self, stream: int) -> None:
+        """Put them on a stream, which may be captured; does not block. Raises `DeviceError` if the driver refuses."""
+        for batch in self._batches:
+            driver.call(self._call, stream, len(batch), batch, 0, device=self._device)
+
+
+def _parameters(cu: Any, step: WordStep) -> Any:
+    found = cu.CUstreamBatchMemOpParams()
+    kinds = cu.CUstreamBatchMemOpType
+    if step.kind == "wait":
+        one, found.operation = found.waitValue, kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
+        one.flags = int(cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+    else:
+        one, found.operation = found.writeValue, kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        one.flags = int(cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT)
+    one.operation, one.address, one.value = found.operation, step.address, step.value
+    return found
+
+
+@cache
+def why_not_captured(device: int) -> str | None:
+    """Return why graphs of a GPU cannot hold operations on words, None if they can.
+
+    Captures both kinds on a stream of its own, and drops the graph. Asked once a GPU; not for use while a stream is
+    captured.
+    """
+    cuda = cupy().cuda
+    with cuda.Device(device):
+        memory, stream = cuda.Memory(4), cuda.Stream(non_blocking=True)
+        at = int(memory.ptr)
+        words = PreparedWords([WordStep("write", at, 0), WordStep("wait", at, 0)], device)
+        stream.begin_capture(cuda.runtime.streamCaptureModeThreadLocal)
+        try:
+            words.launch(stream.ptr)
+        except DeviceError as error:
+            with suppress(RuntimeError):  # the capture may have been broken
+                stream.end_capture()
+            return f"the driver captures no stream memory operations ({error})"
+        try:
+            stream.end_capture()
+        except RuntimeError as error:
+            return f"the driver makes no graph of stream memory operations ({error})"
+    return None
