@@ -68,10 +68,18 @@ MADE_BY_HALOX = {
 
 
 def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, str] | None:
-    """Leave out the arguments of the constructors that are not for users."""
-    return ("", "") if name in MADE_BY_HALOX else None
+    """Leave out the arguments that are not for users."""
+    if name in MADE_BY_HALOX:
+        return "", ""
+    return ("()", "") if name == "halox.Plan.__call__" else None
+
+
+def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
+    """Leave out what halox itself calls."""
+    return getattr(found, "__qualname__", "") in ("Plan.hold", "Plan.views") or None
 
 
 def setup(app: Any) -> None:
     """Register what is ours."""
     app.connect("autodoc-process-signature", without_arguments)
+    app.connect("autodoc-skip-member", not_for_users)

@@ -66,7 +66,7 @@ def number(value: float) -> str:
 
 def time(decade: int) -> str:
     """Format a power of ten of microseconds."""
-    return f"{10**decade} us" if decade < 3 else f"{10 ** (decade - 3)} ms"
+    return f"{10 ** (decade % 3)} {('us', 'ms', 's')[decade // 3]}"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", extra: str = "") -> str:

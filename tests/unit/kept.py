@@ -44,11 +44,11 @@ def _drop_old(place: Path) -> None:
     for item in place.iterdir():
         with suppress(OSError):
             if item.stat().st_mtime < time.time() - _KEPT_DAYS * 86400:
-                item.unlink()
+                rmtree(item) if item.is_dir() else item.unlink()
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Where a file of a name lies, which is made at the path given if there is none yet."""
+    """Where a file or folder of a name lies, which is made at the path given if there is none yet."""
     found, part = folder() / name, folder() / f"part-{name}"
     with (folder() / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
