@@ -21,6 +21,10 @@ PATIENCE = 300
 Answer = dict[str, Any]
 
 
+class BrowserError(RuntimeError):
+    """The browser has ended, does not answer, or refuses."""
+
+
 def find() -> str | None:
     """Return the path of a Chromium, or None."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -49,7 +53,8 @@ class Page:
         os.write(self._writing, json.dumps(message).encode() + b"\0")
         while (answer := self._next(method)).get("id") != number:
             self.events.append(answer)
-        assert "error" not in answer, f"{method}: {answer['error']}"
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']}")
         result: Answer = answer["result"]
         return result
 
@@ -61,9 +66,11 @@ class Page:
     def _next(self, expected: str) -> Answer:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._reading], [], [], PATIENCE)
-            assert ready, f"no answer of the browser to {expected} within {PATIENCE} s"
+            if not ready:
+                raise BrowserError(f"no answer to {expected} within {PATIENCE} s")
             more = os.read(self._reading, 1 << 16)
-            assert more, f"the browser has ended before {expected}"
+            if not more:
+                raise BrowserError(f"ended before {expected}")
             self._rest += more
         message, _, self._rest = self._rest.partition(b"\0")
         answer: Answer = json.loads(message)
@@ -83,7 +90,8 @@ class Page:
         """Load a page, and drop the events before."""
         self.events.clear()
         failed = self.call("Page.navigate", url=address).get("errorText")
-        assert not failed, f"{address}: {failed}"
+        if failed:
+            raise BrowserError(f"{address}: {failed}")
         self.wait("Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
@@ -91,7 +99,8 @@ class Page:
         answer = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        if "exceptionDetails" in answer:
+            raise BrowserError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
     def complaints(self) -> list[str]:
@@ -148,7 +157,7 @@ def page(program: str) -> Iterator[Page]:
         os.close(to_write)
         try:
             yield Page(reading, writing)
-        except (AssertionError, BrokenPipeError) as error:
+        except (BrowserError, BrokenPipeError) as error:
             error.add_note(f"the browser wrote: {log.read_text(errors='replace')[-2000:]}")
             raise
         finally:

@@ -250,7 +250,7 @@ class Measured(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the plot as HTML."""
-        for path in FOLDER.glob("gpu-check*.json"):
+        for path in [Path(__file__), *FOLDER.glob("gpu-check*.json")]:
             self.state.document.settings.env.note_dependency(str(path))
         return [nodes.raw("", html(self.arguments[0]), format="html")]
 

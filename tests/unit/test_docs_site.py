@@ -259,7 +259,8 @@ def test_the_search_finds_pages(site: Path) -> None:
         page.open((site / "search.html").as_uri() + "?q=checkpoint")
         found = page.value(
             "new Promise((done) => { const look = () => {"
-            " const all = Array.from(document.querySelectorAll('#search-results li a'), (a) => a.href);"
-            " all.length ? done(all) : setTimeout(look, 100); }; look(); })"
+            " const all = document.querySelector('#search-results');"
+            " if (!all.innerText.includes('Search finished')) return setTimeout(look, 100);"
+            " done(Array.from(all.querySelectorAll('li a'), (a) => a.href)); }; look(); })"
         )
         assert any("checkpoints.html" in one for one in found)
