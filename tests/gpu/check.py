@@ -43,12 +43,14 @@ FAILURES = f"{FOLDER}/test_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
-AT_ONCE, RANKS_AT_ONCE = 8, 3
+AT_ONCE, RANKS_AT_ONCE = 12, 3
 """Suites on a GPU: of one process, and of ranks, which take turns on it; five of these took eight times as long."""
 ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
-    f"{FOLDER}/test_{name}_gpu.py" for name in ("nas_mg", "workunits", "nas_ft", "fft", "bench")
+    f"{FOLDER}/test_{name}_gpu.py"
+    for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
 )
+LONGEST_OF_RANKS = ("allreduce", "paths", "milc", "fft_ranks", "checkerboards")
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 200
 DUMPING_S = 2
@@ -112,19 +114,19 @@ def run(
 
 
 def suite(
-    folder: str,
+    path: str,
     ranks: int | None,
     scratch: Path,
-    *,
+    *others: str,
     options: tuple[str, ...] = (),
     shard: str = "",
 ) -> list[dict[str, Any]]:
-    """Run the tests in a folder or file and return the outcome of each."""
-    report = scratch / f"{folder.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
+    """Run the tests of one file or of several, and return the outcome of each."""
+    report = scratch / f"{path.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     # After a few failures it ends, and tells of them before its time is up.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
-    command += ["-p", "tests.gpu.junit", folder]
+    command += ["-p", "tests.gpu.junit", path, *others]
     began = time.monotonic()
     status, said = run(
         [*command, *options],
@@ -132,7 +134,7 @@ def suite(
         HALOX_JUNIT=str(report),
         HALOX_RANDOM_SHARD=shard,
     )
-    where = f"{ranks or 1} rank(s)"
+    where = f"{path}{f' and {len(others)} more' if others else ''} on {ranks or 1} rank(s)"
     outcomes: list[dict[str, Any]] = []
     if report.exists():
         for case in ElementTree.parse(report).iter("testcase"):
@@ -141,6 +143,7 @@ def suite(
                 "test": f"{case.get('classname')}::{case.get('name')}",
                 "ranks": ranks or 1,
                 "outcome": OUTCOMES[bad[0].tag] if bad else "passed",
+                "seconds": float(case.get("time", 0)),
             }
             if bad and bad[0].tag == "skipped":
                 outcome["reason"] = bad[0].get("message") or ""
@@ -148,7 +151,7 @@ def suite(
     if status != 0 or not outcomes:
         outcomes.append(
             {
-                "test": f"{folder} on {where}",
+                "test": where,
                 "ranks": ranks or 1,
                 "outcome": f"exit status {status}",
             }
@@ -156,7 +159,7 @@ def suite(
         print(said[-6000:])
     passed = sum(one["outcome"] == "passed" for one in outcomes)
     seconds = time.monotonic() - began
-    print(f"{folder} on {where}: {passed} of {len(outcomes)} passed in {seconds:.0f} s")
+    print(f"{where}: {passed} of {len(outcomes)} passed in {seconds:.0f} s")
     return outcomes
 
 
@@ -164,31 +167,49 @@ Job = Callable[[Path], list[dict[str, Any]]]
 """A test suite; its argument is a folder for its files."""
 
 
-def one_process() -> list[Job]:
-    """Return the suites of one process, those that take longest first."""
+def rank_files() -> list[str]:
+    """Return the files of tests for ranks."""
+    return sorted(
+        file.relative_to(ROOT).as_posix() for file in (ROOT / RANKS_FOLDER).glob("test_*.py")
+    )
+
+
+def one_process(gpus: int) -> list[Job]:
+    """Return the suites of one process, those that take longest first.
+
+    Among them those for ranks, on one rank, and on a shared GPU that of failures, whose ranks mostly wait.
+    """
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = files - {RANDOM_TYPES, FAILURES, *LONGEST}
+    of_ranks = rank_files()
+    on_one_rank = [
+        lambda scratch, files=of_ranks[k::SHARDS]: suite(files[0], 1, scratch, *files[1:])
+        for k in range(SHARDS)
+    ]
     shards = [
         partial(suite, RANDOM_TYPES, None, options=("-s",), shard=f"{k}/{SHARDS}")
         for k in range(SHARDS)
     ]
+    failures = (FAILURES,) if gpus == 1 else ()
     longest, rest = (
-        [partial(suite, path, None) for path in some] for some in (LONGEST, sorted(others))
+        [partial(suite, path, None) for path in some]
+        for some in ((*failures, *LONGEST), sorted(others))
     )
-    return [*longest, *shards, *rest]
+    return [*on_one_rank, *longest, *shards, *rest]
 
 
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
-    """Return the suites of one rank and of several, and those that start ranks themselves; and which must run alone.
+    """Return the suites of several ranks, longest first, and those of them that run alone.
 
-    On several GPUs these are all: kernels that wait for one another need their GPUs for themselves. On a shared GPU
-    there are none; what looks at its free memory, or at times, still runs alone.
+    On several GPUs these are all, with that of failures: kernels that wait for one another need their GPUs for
+    themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs alone.
     """
-    files = sorted((ROOT / RANKS_FOLDER).glob("test_*.py"))
-    suites: list[tuple[str, int | None]] = [(RANKS_FOLDER, 1), (FAILURES, None)]
-    suites += [(file.relative_to(ROOT).as_posix(), 2) for file in files]
+    suites: list[tuple[str, int | None]] = [(file, 2) for file in rank_files()]
+    if gpus > 1:
+        suites.append((FAILURES, None))
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
+    suites.sort(key=lambda one: not any(name in one[0] for name in LONGEST_OF_RANKS))
     together, alone = [], []
     for path, ranks in suites:
         is_alone = gpus > 1 or any(name in path for name in ALONE)
@@ -261,18 +282,16 @@ def app(name: str, ranks: int, *options: str) -> dict[str, Any]:
 
 
 def apps(gpus: int) -> list[dict[str, Any]]:
-    """Run the mini-apps on one and two ranks, which share a GPU where there is one."""
+    """Run the mini-apps on one rank and, where each has a GPU, on two; tests run them on ranks that share one."""
     stencil = ("--size", "2", "--num-iters", "200", "--passes", "3", "--precision", "double")
-    found = [app("stencil2d", ranks, *stencil) for ranks in (1, 2)]
-    for ranks in (1, 2):
-        # Ranks that share a GPU have no exchange that a graph can hold.
-        graph = ("--graph",) if ranks <= gpus else ()
-        found.append(app("nas_mg", ranks, "--class", MG_CLASS, *graph))
-        classes = FT_CLASSES if ranks <= gpus else FT_CLASSES[:1]
+    found = []
+    for ranks in range(1, min(gpus, 2) + 1):
+        found.append(app("stencil2d", ranks, *stencil))
+        found.append(app("nas_mg", ranks, "--class", MG_CLASS, "--graph"))
         found += [
-            app("nas_ft", ranks, "--class", name, "--passes", "3", *graph) for name in classes
+            app("nas_ft", ranks, "--class", name, "--passes", "3", "--graph") for name in FT_CLASSES
         ]
-        found.append(app("milc", ranks, *MILC_LATTICE, "--gauge", "random", *graph))
+        found.append(app("milc", ranks, *MILC_LATTICE, "--gauge", "random", "--graph"))
     found.append(app("milc", 1, *MILC_LATTICE, "--gauge", "unit", "--precision", "mixed"))
     return found
 
@@ -459,7 +478,7 @@ def main(arguments: list[str]) -> int:
         on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
         on_each(seen, [*map(tested, alone)], 1)
         if "--several" not in arguments:
-            on_each(seen, [*map(tested, one_process())], AT_ONCE)
+            on_each(seen, [*map(tested, one_process(gpus))], AT_ONCE)
 
         def of_one() -> None:
             for name in ("strided", "nas_ft"):

@@ -10,7 +10,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "performance"
 PAGE = FOLDER / "figures.md"
 RUNS = (
     "gpu-check.json",
-    "gpu-check-figures.json",
     "gpu-check-two-gpus.json",
     "gpu-check-two-h100.json",
     "gpu-check-four-gpus.json",

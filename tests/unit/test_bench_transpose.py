@@ -342,7 +342,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 class TestTargets:
     def test_one_gpu(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures()
-        assert len(found) == 2 * (3 + 2 * 5)
+        assert len(found) == 2 * (3 + 5 + 2)
         assert all(one["value"] == 0.9 and one["baseline"] == 9.0 for one in found.values())
         wanted = {"f4": 0.80, "f8": 0.85, "c16": 0.90}
         for shape, dtype in targets.MATRICES:
