@@ -32,12 +32,16 @@ templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"halox {release}"
 html_static_path = ["_static"]
+html_favicon = html_logo = "_static/halox.svg"
 html_css_files = ["site.css"]
 
-# Names in docstrings become links where they are documented. All of halox's must be.
+# Names in docstrings become links, all of halox's; those of arguments and attributes and of other packages do not.
 default_role = "py:obj"
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!halox\b).*")]
+nitpick_ignore_regex = [
+    ("py:obj", r"[a-z_]+|(cupy|mpi4py|numpy|xarray|zarr)\..*"),
+    ("py:(?!obj).*", r"(?!halox\b).*"),  # types in words
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"

@@ -214,8 +214,9 @@ def packing(checks: Runs) -> Plot:
         for match, one in found
     }
     ratios = [values[0] / values[1] for values in groups.values()]
+    lengths = ", ".join(match[1] for match, _ in found)
     caption = (
-        f"64 MiB in blocks of {', '.join(groups)}, a block apart; GB of payload a second. "
+        f"64 MiB in blocks of {lengths} bytes, a block apart; GB of payload a second. "
         f"halox.pack is {min(ratios):.1f} to {max(ratios):.0f} times as fast as cudaMemcpy2D. "
         f"One H200, {date}."
     )

@@ -28,13 +28,14 @@ MOST = 4
 
 
 def named(text: str, objects: Any) -> str | None:
-    """Return the documented object that code such as ``grid.save(path, u=u)`` names."""
-    match = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)+)(?:\(.*\))?", text, re.DOTALL)
+    """Return the documented object that code names: ``grid.save(path, u=u)``, ``Grid.save``, ``FieldError``."""
+    match = re.fullmatch(r"((?:[A-Za-z_]\w*\.)+\w+|[A-Z]\w+)(?:\(.*\))?", text, re.DOTALL)
     if match is None:
         return None
-    first, _, rest = match[1].partition(".")
-    full = f"{OWNERS.get(first, first)}.{rest}"
-    return full if full in objects else None
+    first, dot, rest = match[1].partition(".")
+    full = f"{OWNERS.get(first, first)}{dot}{rest}"
+    names = (full, f"halox.{full}", f"halox.errors.{full}")
+    return next((name for name in names if name in objects), None)
 
 
 def _literals(document: nodes.document) -> list[nodes.literal]:
@@ -56,12 +57,24 @@ def collect(app: Sphinx, env: BuildEnvironment) -> None:
     objects = env.domains.python_domain.objects
     guides: dict[str, Counter[str]] = {}
     for page in env.found_docs:
-        if page.startswith((REFERENCE, "api", "index", "performance/", "errors")):
+        if page.startswith((REFERENCE, "api", "changes", "index", "performance/")):
             continue
         for literal in _literals(env.get_doctree(page)):
             if name := named(literal.astext(), objects):
                 guides.setdefault(name, Counter())[page] += 1
     env.halox_guides = guides  # type: ignore[attr-defined]
+
+
+def resolve(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, content: nodes.TextElement
+) -> nodes.reference | None:
+    """Resolve a short name such as ``Grid.save`` in the docstring of another module."""
+    objects = env.domains.python_domain.objects
+    name = named(node["reftarget"], objects) if node.get("refdomain") == "py" else None
+    if name is None:
+        return None
+    entry = objects[name]
+    return make_refnode(app.builder, env.docname, entry.docname, entry.node_id, content, name)
 
 
 class Mentions(SphinxPostTransform):
@@ -107,5 +120,6 @@ class Mentions(SphinxPostTransform):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the transform."""
     app.connect("env-check-consistency", collect)
+    app.connect("missing-reference", resolve)
     app.add_post_transform(Mentions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

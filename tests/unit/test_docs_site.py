@@ -172,6 +172,13 @@ def test_every_public_name_has_one_page(site: Path) -> None:
     assert {name for name in entries if name.count(".") == 1} - {"halox.xarray"} <= set(names)
 
 
+def test_guides_and_reference_are_linked_both_ways(site: Path) -> None:
+    guide, entry = site / "checkpoints.html", site / "reference" / "halox.Grid.html"
+    assert "reference/halox.Grid.html#halox.Grid.save" in Links(guide).links
+    assert "../checkpoints.html" in Links(entry).links
+    assert "halox.errors.StateError.html#halox.errors.StateError" in Links(entry).links
+
+
 INTERNAL = {("halox.Plan", "hold"), ("halox.Plan", "views")}
 
 
