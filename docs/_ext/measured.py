@@ -145,8 +145,8 @@ def exchange(checks: Runs) -> Plot:
     """Return the plot of exchanges between two GPUs."""
     names = {
         "halox": "selected",
-        "pack, NCCL, unpack": "pack + NCCL + unpack",
-        "zero-copy pack, mpi4py": "zero-copy + mpi4py",
+        "NCCL, by hand": "pack + NCCL + unpack",
+        "mpi4py, by hand": "zero-copy + mpi4py",
     }
     date, found = newest(
         checks, 2, r"both x-faces of (\d+)\^3 float64, 2 ranks, in a stream", least=4
@@ -160,12 +160,12 @@ def exchange(checks: Runs) -> Plot:
     cells = int(series["halox"][-1][0])
     caption = (
         f"Both x-faces of N³ float64 cells a GPU, blocks of 8 bytes; microseconds. At N = {cells} "
-        f"halox takes {number(last[0])} us, NCCL with CuPy kernels {number(last[1])}, "
-        f"mpi4py {number(last[2])}. Two H200, {date}."
+        f"halox takes {number(last[0])} us, CuPy kernels and NCCL {number(last[1])}, "
+        f"zero-copy kernels and mpi4py {number(last[2])}. Two H200, {date}."
     )
     ticks = {x: f"{x:.0f}³" for x, _ in series["halox"]}
     svg = lines(f"Exchange between two GPUs. {caption}", series, ticks, "cells a GPU")
-    return Plot("Halo exchange between two GPUs", tuple(names), svg, caption)
+    return Plot("Halo exchange, two GPUs", tuple(names), svg, caption)
 
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
@@ -193,7 +193,7 @@ def allreduce(checks: Runs) -> Plot:
     )
     ticks = {8.0: "8 B", 2.0**13: "8 KiB", 2.0**20: "1 MiB", 2.0**27: "128 MiB"}
     svg = lines(f"Allreduce of two GPUs. {caption}", series, ticks, "bytes a GPU")
-    return Plot("Allreduce of two GPUs", tuple(names), svg, caption)
+    return Plot("Allreduce, two GPUs", tuple(names), svg, caption)
 
 
 def packing(checks: Runs) -> Plot:
@@ -221,7 +221,7 @@ def packing(checks: Runs) -> Plot:
         f"One H200, {date}."
     )
     svg = bars(f"Packing on a GPU. {caption}", groups, "GB/s, by length of the blocks")
-    return Plot("Packing of strided blocks", ("halox.pack", "cudaMemcpy2D"), svg, caption)
+    return Plot("Packing, one GPU", ("halox.pack", "cudaMemcpy2D"), svg, caption)
 
 
 PLOTS: dict[str, Callable[[Runs], Plot]] = {

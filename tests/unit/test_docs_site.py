@@ -21,7 +21,7 @@ from tests import browser, support
 from tests.unit import kept
 
 ROOT = Path(__file__).resolve().parents[2]
-PHONE, DESKTOP = 360, 1400
+PHONE, TABLET, LAPTOP = 360, 800, 1280
 
 
 class Links(HTMLParser):
@@ -49,25 +49,12 @@ class Links(HTMLParser):
 
 def _inputs() -> list[Path]:
     """Return the files of which the site is made."""
-    named = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if named.returncode == 0:
-        files = [ROOT / name for name in named.stdout.split("\0") if name]
-    else:  # a copy without a repository
-        files = [path for path in ROOT.rglob("*") if "_build" not in path.parts]
-    made = ROOT / "docs" / "reference"
+    made = {ROOT / "docs" / "_build", ROOT / "docs" / "reference"}
+    files = [path for folder in ("docs", "halox") for path in (ROOT / folder).rglob("*")]
     return sorted(
         path
-        for path in files
-        if path.is_file()
-        and path.relative_to(ROOT).parts[0] in ("docs", "halox", "CHANGELOG.md", "CONTRIBUTING.md")
-        and "__pycache__" not in path.parts
-        and made not in path.parents
+        for path in [*files, *ROOT.glob("*.md")]
+        if path.is_file() and "__pycache__" not in path.parts and not made & set(path.parents)
     )
 
 
@@ -218,7 +205,7 @@ PICTURES = """Promise.all(Array.from(document.images, async (one) => {
 
 
 def test_pages_in_a_browser(site: Path) -> None:
-    """At the widths of a phone and of a desktop, with the console empty."""
+    """At the widths of a phone, a tablet and a laptop, with the console empty."""
     support.require("browser")
     program, bad, pictures = browser.find(), [], 0
     assert program is not None
@@ -229,7 +216,7 @@ def test_pages_in_a_browser(site: Path) -> None:
             found = page.value(PICTURES)
             pictures += found["number"]
             bad += [f"{path.name}: no picture {one}" for one in found["missing"]]
-            for width in (PHONE, DESKTOP):
+            for width in (PHONE, TABLET, LAPTOP):
                 page.resize(width)
                 assert page.value("innerWidth") == width
                 bad += [f"{path.name} at {width}: {one}" for one in page.value(WIDTHS)]
