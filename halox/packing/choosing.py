@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     """Name of the packer."""
 
     reason: str
-    """Why it was chosen."""
+    """Reason for the choice."""
 
     def __str__(self) -> str:
         """Return ``method: reason``."""

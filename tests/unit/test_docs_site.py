@@ -95,7 +95,8 @@ def pages(site: Path) -> list[Path]:
     return sorted(site.rglob("*.html"))
 
 
-def test_links_and_anchors_lead_somewhere(site: Path) -> None:
+def broken_links(site: Path) -> tuple[list[str], int, int]:
+    """Return the links of all pages that lead nowhere, and the numbers of links and of anchors that were followed."""
     found = {page.resolve(): Links(page) for page in pages(site)}
     broken, followed, anchors = [], 0, 0
     for page, links in found.items():
@@ -113,8 +114,24 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
                 anchors += 1
                 if unquote(parts.fragment) not in found[there].ids:
                     broken.append(f"{page.name}: {target}")
-    assert not broken, "\n".join(sorted(set(broken)))
+    return sorted(set(broken)), followed, anchors
+
+
+def test_links_and_anchors_lead_somewhere(site: Path) -> None:
+    broken, followed, anchors = broken_links(site)
+    assert not broken, "\n".join(broken)
     assert followed > 1000 and anchors > 300
+
+
+def test_broken_links_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<p id="here"></p><a href="#here"><a href="#gone"><a href="b.html#there"><a href="b.html#gone">'
+        '<a href="c.html"><a href="../outside.html"><img src="none.png"><a href="https://example.org/none">'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there"></h1><a href="a.html">')
+    (tmp_path.parent / "outside.html").touch()
+    gone = ["#gone", "../outside.html", "b.html#gone", "c.html", "none.png"]
+    assert broken_links(tmp_path) == ([f"a.html: {target}" for target in gone], 8, 4)
 
 
 def test_ids_are_unique_and_pictures_have_a_text(site: Path) -> None:
