@@ -22,6 +22,8 @@ from tests.unit import kept
 
 ROOT = Path(__file__).resolve().parents[2]
 PHONE, TABLET, LAPTOP = 360, 800, 1280
+SAMPLE = {"halox.Grid", "halox.Plan", "halox.datatypes", "halox.errors", "halox.pack"}
+"""Pages of the reference that are opened by default; the whole matrix opens all."""
 
 
 class Links(HTMLParser):
@@ -43,6 +45,8 @@ class Links(HTMLParser):
             self.links.append(str(given["href"]))
         if tag in ("img", "script") and given.get("src"):
             self.sources.append(str(given["src"]))
+        if tag == "link" and given.get("rel") == "stylesheet":
+            self.sources.append(str(given["href"]))
         if tag == "img" and not given.get("alt"):
             self.without_text.append(str(given.get("src")))
 
@@ -134,12 +138,15 @@ def test_broken_links_are_noticed(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ([f"a.html: {target}" for target in gone], 8, 4)
 
 
-def test_ids_are_unique_and_pictures_have_a_text(site: Path) -> None:
+def test_pages_are_whole(site: Path) -> None:
+    """Ids are unique, pictures have a text, and nothing is loaded from elsewhere."""
     for page in pages(site):
         links = Links(page)
         twice = [name for name, times in Counter(links.ids).items() if times > 1]
         assert not twice, f"{page.name}: {twice}"
         assert not links.without_text, f"{page.name}: {links.without_text}"
+        elsewhere = [source for source in links.sources if urlsplit(source).netloc]
+        assert not elsewhere, f"{page.name}: {elsewhere}"
 
 
 def _entries(site: Path) -> dict[str, str]:
@@ -226,8 +233,11 @@ def test_pages_in_a_browser(site: Path) -> None:
     support.require("browser")
     program, bad, pictures = browser.find(), [], 0
     assert program is not None
+    every = bool(os.environ.get(support.FULL))
+    opened = [p for p in pages(site) if every or p.parent.name != "reference" or p.stem in SAMPLE]
+    assert len(opened) >= 35
     with browser.page(program) as page:
-        for path in pages(site):
+        for path in opened:
             page.resize(PHONE)
             page.open(path.as_uri())
             found = page.value(PICTURES)
