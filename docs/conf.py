@@ -66,6 +66,7 @@ MADE_BY_HALOX = {
     "halox.datatypes.Layout",
     "halox.datatypes.Signature",
     "halox.datatypes.StridedBlocks",
+    "halox.exchange.report.Row",
     "halox.xarray.DatasetFields",
 }
 """Classes that users hold but do not construct: their constructors' arguments are left out."""
@@ -80,7 +81,7 @@ def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, s
 
 def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
     """Leave out what halox itself calls."""
-    return getattr(found, "__qualname__", "") in ("Plan.hold", "Plan.views") or None
+    return getattr(found, "__qualname__", "") in ("Plan.hold", "Plan.views", "Row.of") or None
 
 
 def setup(app: Any) -> None:
