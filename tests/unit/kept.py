@@ -48,7 +48,7 @@ def _drop_old(place: Path) -> None:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Where a file or folder of a name lies, which is made at the path given if there is none yet."""
+    """Where a file of a name lies, which is made at the path given if there is none yet."""
     found, part = folder() / name, folder() / f"part-{name}"
     with (folder() / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)
