@@ -17,6 +17,7 @@ types:
 	$(PYTHON) -m mypy
 
 docs:
+	rm -rf docs/reference
 	$(PYTHON) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 gpu-check:

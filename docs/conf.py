@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from sphinx.domains.python import PyObject
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
 
 from halox._version import __version__  # noqa: E402
 
@@ -15,15 +18,73 @@ author = "the halox developers"
 copyright = "2026, the halox developers"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "measured",
+    "mentions",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+]
 exclude_patterns = ["_build"]
+templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"halox {release}"
+html_static_path = ["_static"]
+html_favicon = html_logo = "_static/halox.svg"
+html_css_files = ["site.css"]
+
+# Names in docstrings become links, all of halox's; those of arguments and attributes and of other packages do not.
+default_role = "py:obj"
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:obj", r"[a-z_]+|(cupy|mpi4py|numpy|xarray|zarr)\..*"),
+    ("py:(?!obj).*", r"(?!halox\b).*"),  # types in words
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autosummary_ignore_module_all = False
+autosummary_context = {"builtins": sorted({*dir(dict), *dir(tuple), *dir(Exception)})}
+maximum_signature_line_length = 80
 napoleon_google_docstring = False
 napoleon_use_ivar = True
-default_role = "code"
+for field in PyObject.doc_field_types:
+    if field.name == "variable":
+        field.label = "Attributes"
 
+myst_enable_extensions = ["attrs_block", "colon_fence"]
 myst_heading_anchors = 3
+
+MADE_BY_HALOX = {
+    "halox.Plan",
+    "halox.Report",
+    "halox.checkpoint.loading.Loaded",
+    "halox.datatypes.BlockList",
+    "halox.datatypes.Datatype",
+    "halox.datatypes.Layout",
+    "halox.datatypes.Signature",
+    "halox.datatypes.StridedBlocks",
+    "halox.exchange.report.Row",
+    "halox.xarray.DatasetFields",
+}
+"""Classes that users hold but do not construct: their constructors' arguments are left out."""
+
+
+def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, str] | None:
+    """Leave out the arguments that are not for users."""
+    if name in MADE_BY_HALOX:
+        return "", ""
+    return ("()", "") if name == "halox.Plan.__call__" else None
+
+
+def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
+    """Leave out what halox itself calls."""
+    return getattr(found, "__qualname__", "") in ("Plan.hold", "Plan.views", "Row.of") or None
+
+
+def setup(app: Any) -> None:
+    """Register what is ours."""
+    app.connect("autodoc-process-signature", without_arguments)
+    app.connect("autodoc-skip-member", not_for_users)

@@ -75,20 +75,30 @@ class Grid(GridAllocation, GridReductions, GridData):
 
     Attributes
     ----------
-    rank, size : int
-        This rank and how many there are.
+    rank : int
+        Number of this rank.
+    size : int
+        Number of ranks.
     comm : mpi4py.MPI.Intracomm
         The private duplicate.
-    grid_shape, rank_shape, padded_shape : tuple of int
-        Cells of the whole grid; owned by this rank; with halo.
-    proc_shape, coords : tuple of int
-        Ranks per axis, and this rank's place among them.
+    grid_shape : tuple of int
+        Cells of the whole grid per axis.
+    rank_shape : tuple of int
+        Cells that this rank owns.
+    padded_shape : tuple of int
+        The same with the halo: the shape of a field on this rank.
+    proc_shape : tuple of int
+        Ranks per axis.
+    coords : tuple of int
+        Place of this rank in the process grid.
     halo : tuple of (int, int)
         Low and high width per axis.
     periodic : tuple of bool
+        Per axis, whether the last cell's upper neighbour is the first cell.
     owned : tuple of slice
         Global indices of this rank's cells.
     device : {"cpu", "gpu"}
+        Memory of the fields.
     device_id : int or None
         Number of this rank's GPU.
     xp : module

@@ -52,6 +52,15 @@ def _missing(need: str) -> str | None:
         found = importlib.metadata.version("setuptools") if _has("setuptools") else "none"
         fits = found != "none" and tuple(map(int, found.split(".")[:2])) >= (77, 0)
         return None if fits else f"setuptools 77 or newer is needed to build a wheel, found {found}"
+    if need == "sphinx":
+        missing = [
+            name for name in ("sphinx", "myst_parser", "furo", "sphinx_design") if not _has(name)
+        ]
+        return f"{', '.join(missing)} not installed; pip install --group docs" if missing else None
+    if need == "browser":
+        from tests.browser import NAMES, find
+
+        return None if find() else f"no browser on the PATH: none of {', '.join(NAMES)}"
     if need == "netns":
         from tests.netns import why_none
 

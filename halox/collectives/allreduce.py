@@ -54,9 +54,15 @@ class Allreduce:
     Attributes
     ----------
     shape : tuple of int
+        Shape of the arrays.
     dtype : numpy.dtype
-    op, algorithm : str
+        Type of their elements.
+    op : str
+        Operation.
+    algorithm : str
+        Algorithm given or chosen.
     device : {"cpu", "gpu"}
+        Memory of the arrays.
     device_id : int or None
         Number of this rank's GPU.
     captures : bool

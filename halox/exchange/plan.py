@@ -51,15 +51,17 @@ class _Life:
 
 
 class Plan:
-    """An exchange ready to run: ``plan()``, or ``plan.start()`` ... ``plan.finish()`` around other work.
+    """An exchange ready to run: ``plan()``, or ``plan.start()`` and ``plan.finish()`` around other work.
 
     Made by `Grid.plan`, `Transpose.plan` and `Exchange`. Between `start` and `finish` the cells that are sent must not
     be written and the halos must not be touched.
 
     Attributes
     ----------
-    bytes_sent, messages_sent : int
-        What this rank sends to other ranks in one exchange.
+    bytes_sent : int
+        Payload that this rank sends to other ranks in one exchange.
+    messages_sent : int
+        Number of its messages to other ranks.
 
     Notes
     -----

@@ -25,12 +25,21 @@ class Row:
     peer : int
         The other rank.
     direction : {"send", "receive"}
+        Direction, seen from this rank.
     nbytes : int
         Payload in bytes.
-    parts, blocks, block_bytes : int
-        Datatypes in the message, contiguous blocks in all of them, mean bytes of a block.
-    path, protocol, reason : str
-        The path and protocol taken, and why.
+    parts : int
+        Datatypes in the message.
+    blocks : int
+        Contiguous blocks in all of them.
+    block_bytes : int
+        Mean length of a block.
+    path : str
+        Path taken.
+    protocol : str
+        Its protocol.
+    reason : str
+        Reason for the choice.
     tag : int
         Tells several messages with one peer apart.
     predicted_us : float or None
@@ -81,7 +90,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All messages of one rank's plan; ``print`` it, or take ``rows`` or ``as_dict()``."""
+    """All messages of one rank's plan; ``print`` it, or take ``rows`` or ``as_dict()``.
+
+    Attributes
+    ----------
+    rank : int
+        Number of the rank.
+    operation : {"exchange", "accumulation"}
+        Operation of the plan.
+    arrays : tuple of str
+        Descriptions of the arrays.
+    rows : tuple of Row
+        One for each message.
+    """
 
     rank: int
     operation: str

@@ -54,8 +54,13 @@ class FFT:
         Its division is the last of the transform; two transforms of one grid that differ in ``norm`` and ``dealias``
         alone have the same, and may exchange spectra.
     axes : tuple of int
-    real, dealias : bool
+        Axes of the transform.
+    real : bool
+        Whether the physical fields are real.
+    dealias : bool
+        Whether the physical fields have 3/2 as many points along each axis.
     norm : str
+        Direction that divides by the number of points.
 
     Raises
     ------

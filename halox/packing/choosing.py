@@ -26,16 +26,13 @@ DMA_BYTES = 1 << 20
 
 
 class Choice(NamedTuple):
-    """A packer's name and why it was chosen; ``print`` shows both.
-
-    Attributes
-    ----------
-    method : str
-    reason : str
-    """
+    """A packer's name and why it was chosen; ``print`` shows both."""
 
     method: str
+    """Name of the packer."""
+
     reason: str
+    """Reason for the choice."""
 
     def __str__(self) -> str:
         """Return ``method: reason``."""

@@ -32,14 +32,13 @@ Move = Callable[[int, int, int], None]
 
 
 class _Bottom:
-    """The type of BOTTOM."""
+    """In place of an array, for datatypes whose displacements are addresses, as MPI_BOTTOM is."""
 
     def __repr__(self) -> str:
         return "BOTTOM"
 
 
 BOTTOM = _Bottom()
-"""In place of an array, for datatypes whose displacements are addresses, as MPI_BOTTOM is."""
 
 KEPT_CALLS = 256
 """Most datatypes, with count and method, whose packers are kept; the oldest go first."""

@@ -44,7 +44,7 @@ def _drop_old(place: Path) -> None:
     for item in place.iterdir():
         with suppress(OSError):
             if item.stat().st_mtime < time.time() - _KEPT_DAYS * 86400:
-                item.unlink()
+                rmtree(item) if item.is_dir() else item.unlink()
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

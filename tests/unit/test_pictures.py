@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from itertools import product
+import re
+import sys
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import support
 
-IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, IMAGES / f"{name}.py")
+def script(name: str, folder: str = "images") -> Any:
+    spec = importlib.util.spec_from_file_location(name, DOCS / folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
+    found = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
 
@@ -33,3 +37,52 @@ def test_a_checkerboarded_face() -> None:
         for there in ((y + d, x), (y, x + d))
     }
     assert halo == read - block
+
+
+def _check(made: str, gpus: int, times: dict[int, float]) -> dict[str, Any]:
+    others = {"pack + NCCL + unpack": 1000.0, "zero-copy + mpi4py": 1000.0}
+    return {
+        "made": made,
+        "machine": {"gpus": ["NVIDIA H200"] * gpus},
+        "benchmarks": [
+            {
+                "name": f"both x-faces of {cells}^3 float64, 2 ranks, in a stream",
+                "others": {"selected": us, **others},
+            }
+            for cells, us in times.items()
+        ],
+    }
+
+
+def test_a_plot_shows_the_newest_check_of_its_machine() -> None:
+    """Both axes are logarithmic: equal factors are equal distances."""
+    support.require("sphinx")
+    measured = script("measured", "_ext")
+    times = {16: 1.0, 32: 10.0, 64: 100.0, 128: 1000.0}
+    old = _check("2026-01-01T00", 2, dict.fromkeys(times, 5.0))
+    short = _check("2026-03-01T00", 2, {16: 7.0})
+    other = _check("2026-04-01T00", 1, dict.fromkeys(times, 7.0))
+    plot = measured.exchange([other, short, _check("2026-02-01T00", 2, times), old])
+    assert "2026-02-01" in plot.caption and "halox takes 1,000 us" in plot.caption
+    marks = re.findall(r'class="mark s0" cx="([0-9.]+)" cy="([0-9.]+)"', plot.svg)
+    assert len(marks) == 4
+    for place in range(2):
+        steps = [float(b[place]) - float(a[place]) for a, b in pairwise(marks)]
+        assert steps == pytest.approx([steps[0]] * 3, abs=0.2) and steps[0] != 0
+    with pytest.raises(LookupError, match="no check"):
+        measured.exchange([other, short])
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    support.require("sphinx")
+    drawn = script("measured", "_ext").bars("", {"a": [1000.0, 250.0], "b": [500.0, 125.0]}, "")
+    widths = [float(width) for width in re.findall(r'width="([0-9.]+)"', drawn)]
+    assert [width / widths[0] for width in widths] == pytest.approx([1, 0.25, 0.5, 0.125], abs=0.01)
+
+
+def test_the_plots_are_of_the_committed_files() -> None:
+    support.require("sphinx")
+    measured = script("measured", "_ext")
+    for name, points in (("exchange", 18), ("allreduce", 30), ("packing", 6)):
+        drawn = measured.html(name)
+        assert len(re.findall(r"<circle|<rect", drawn)) >= points, name
