@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import Event
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
@@ -53,7 +56,7 @@ class Stream(Protocol):
     def synchronize(self) -> None:
         """Wait for all its work."""
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         """Order later work after an event."""
 
     @property
