@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 from halox.runtime.dlpack import Array, DType
 
@@ -155,13 +155,13 @@ class CupyArray(Protocol):
     def view(self, dtype: object) -> CupyArray:
         """View the same bytes as another dtype."""
 
-    def transpose(self, *axes: Any) -> CupyArray:
+    def transpose(self, *axes: object) -> CupyArray:
         """View with the axes in another order."""
 
-    def __getitem__(self, key: Any, /) -> CupyArray:
+    def __getitem__(self, key: object, /) -> CupyArray:
         """View, or take elements."""
 
-    def __setitem__(self, key: Any, value: object, /) -> None:
+    def __setitem__(self, key: object, value: object, /) -> None:
         """Set elements."""
 
 
@@ -182,3 +182,15 @@ class CudaInterface(TypedDict, total=False):
     strides: tuple[int, ...] | None
     descr: list[tuple[str, str]]
     stream: int | None
+
+
+class Function(Protocol):
+    """`cupy.cuda.Function`."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the function, a CUfunction."""
+
+
+Field: TypeAlias = Array | CupyArray
+"""Array of a grid's own kind: NumPy's on the host, CuPy's on a GPU."""

@@ -76,7 +76,9 @@ class HostFieldReduction:
         as_ndarray(out)[...] = result
         return out
 
-    def bind(self, cells: Sequence[Cells], out: object, again: Callable[..., object]) -> Launch | None:
+    def bind(
+        self, cells: Sequence[Cells], out: object, again: Callable[..., object]
+    ) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
         fields = [one.field for one in cells]
         if not all(type(array) is np.ndarray for array in fields):

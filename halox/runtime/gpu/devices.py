@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from halox.runtime.gpu import cuda
 from halox.values import shown
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import CupyArray
+    from halox.runtime.array_types import CupyArray, Field
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
@@ -46,12 +46,17 @@ def array_module(device: int | None) -> ModuleType:
     return cuda.cupy()
 
 
-def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Any:
+@overload
+def allocate(shape: tuple[int, ...], dtype: DType, device: None) -> Array: ...
+@overload
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field: ...
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
     """Return an array with undefined contents on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
     with cuda.cupy().cuda.Device(device):
-        return cuda.cupy().empty(shape, dtype)
+        found: CupyArray = cuda.cupy().empty(shape, dtype)
+        return found
 
 
 def as_device_array(array: object) -> CupyArray:
@@ -110,7 +115,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     return found
 
 
-def fill(array: Array | CupyArray, value: Array | None) -> None:
+def fill(array: Field, value: Array | None) -> None:
     """Set all elements of a contiguous array to a value of its dtype; None for bytes of zero, padding included."""
     if isinstance(array, np.ndarray):
         if value is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
@@ -52,6 +52,12 @@ class Stream(Protocol):
     @property
     def ptr(self) -> int:
         """Address of the stream."""
+
+    def __enter__(self) -> Self:
+        """Make it CuPy's current stream."""
+
+    def __exit__(self, *error: object) -> None:
+        """Make the stream before it current again."""
 
     def synchronize(self) -> None:
         """Wait for all its work."""
