@@ -18,7 +18,7 @@ from halox.window import opaque
 Index: TypeAlias = tuple[slice | int, ...]
 
 
-def owned_cells(field: Any, layout: FieldLayout) -> Any:
+def owned_cells(field: object, layout: FieldLayout) -> Any:
     """Return a view of the cells that this rank owns, as an array of NumPy or CuPy."""
     array = as_device_array(field) if is_device_array(field) else as_ndarray(field)
     return array[layout.interior]

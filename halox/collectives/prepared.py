@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 
 from halox.runtime.recurring import RecurringArrays
 
@@ -125,7 +125,7 @@ class PreparedReductions(Generic[R]):
         self.reductions.clear()
 
 
-def weak_call(method: Callable[[Unpack[Given]], object]) -> Callable[[Unpack[Given]], object]:
+def weak_call(method: Callable[[*Given], object]) -> Callable[[*Given], object]:
     """Return a call of a method that does not keep its object alive."""
     find = weakref.WeakMethod(method)
 
