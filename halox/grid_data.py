@@ -284,7 +284,7 @@ class GridData:
         names : str or sequence of str, optional
             Fields for which new arrays are made. By default all, or none if there are fields to be filled.
         progress : callable, optional
-            As of `save`.
+            The same as for `save`.
         **named
             Further fields to be filled.
 

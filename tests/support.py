@@ -1,4 +1,4 @@
-"""What the tests need from their surroundings, and what happens when it is missing."""
+"""Requirements of the tests on the machine, and skips or failures where one is not met."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL = "HALOX_TEST_FULL"
 
 
 def trials(number: int) -> int:
-    """How many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
+    """Return how many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
 
 

@@ -170,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def looked(folder: Path, arguments: list[str], given: str) -> list[object]:
-    """What the script sees on a rank."""
+    """Return the list that the script must print on a rank."""
     script = str(folder / "look.py")
     helper = str(folder / "helper.py")
     return ["__main__", script, str(folder), arguments, [], helper, len(given)]
