@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from halox.decomposition.normalise import HaloLike
 
-Given = TypeVar("Given")
+Declared = TypeVar("Declared")
 
 
 class Grid(GridAllocation, GridReductions, GridData):
@@ -188,7 +188,7 @@ class Grid(GridAllocation, GridReductions, GridData):
 
     # Fields
 
-    def declare(self, array: Given, **layout: Unpack[FieldOptions]) -> Given:
+    def declare(self, array: Declared, **layout: Unpack[FieldOptions]) -> Declared:
         """Tell how the axes of an array that you allocated are to be read.
 
         Needed where its shape alone leaves that open, where it is staggered or of one parity, or where its halo is not

@@ -44,7 +44,7 @@ class Reduction(Protocol):
 
 
 R = TypeVar("R", bound=Reduction)
-Given = TypeVarTuple("Given")
+Arguments = TypeVarTuple("Arguments")
 
 
 class PreparedReductions(Generic[R]):
@@ -125,11 +125,11 @@ class PreparedReductions(Generic[R]):
         self.reductions.clear()
 
 
-def weak_call(method: Callable[[*Given], object]) -> Callable[[*Given], object]:
+def weak_call(method: Callable[[*Arguments], object]) -> Callable[[*Arguments], object]:
     """Return a call of a method that does not keep its object alive."""
     find = weakref.WeakMethod(method)
 
-    def call(*given: *Given) -> object:
+    def call(*given: *Arguments) -> object:
         found: Any = find()
         return found(*given)
 

@@ -40,7 +40,7 @@ class XArray(Protocol):
         """Set elements."""
 
 
-class Allocation(Protocol):
+class CupyMemory(Protocol):
     """Memory that CuPy has allocated."""
 
     @property
@@ -52,7 +52,7 @@ class Allocation(Protocol):
         """Number of bytes."""
 
 
-class DevicePointer(Protocol):
+class CupyPointer(Protocol):
     """`cupy.cuda.MemoryPointer`: an address within an allocation."""
 
     @property
@@ -60,21 +60,21 @@ class DevicePointer(Protocol):
         """Address."""
 
     @property
-    def mem(self) -> Allocation:
-        """Allocation that it points into."""
+    def mem(self) -> CupyMemory:
+        """Memory that it points into."""
 
     @property
     def device_id(self) -> int:
         """Number of the GPU."""
 
-    def copy_from_device_async(self, source: DevicePointer, nbytes: int, /) -> None:
+    def copy_from_device_async(self, source: CupyPointer, nbytes: int, /) -> None:
         """Copy bytes of a GPU to here, on the current stream."""
 
     def memset_async(self, value: int, nbytes: int, /) -> None:
         """Set bytes on the current stream."""
 
 
-class Flags(Protocol):
+class CupyFlags(Protocol):
     """Flags of an array of CuPy."""
 
     @property
@@ -86,7 +86,7 @@ class Flags(Protocol):
         """Whether the elements are one run in C or Fortran order."""
 
 
-class Device(Protocol):
+class CupyDevice(Protocol):
     """`cupy.cuda.Device`."""
 
     @property
@@ -126,15 +126,15 @@ class CupyArray(Protocol):
         """Type of an element."""
 
     @property
-    def flags(self) -> Flags:
+    def flags(self) -> CupyFlags:
         """Flags of the layout."""
 
     @property
-    def data(self) -> DevicePointer:
+    def data(self) -> CupyPointer:
         """Address of element [0, ..., 0]."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> CupyDevice:
         """GPU."""
 
     def get(self) -> Array:
@@ -146,14 +146,11 @@ class CupyArray(Protocol):
     def copy(self, order: str = "C") -> CupyArray:
         """Copy on the GPU."""
 
-    def astype(self, dtype: object, *, copy: bool = True) -> CupyArray:
+    def astype(self, dtype: object) -> CupyArray:
         """Convert to another dtype."""
 
     def reshape(self, *shape: object) -> CupyArray:
         """View, or copy, in another shape."""
-
-    def view(self, dtype: object) -> CupyArray:
-        """View the same bytes as another dtype."""
 
     def transpose(self, *axes: object) -> CupyArray:
         """View with the axes in another order."""
@@ -165,7 +162,7 @@ class CupyArray(Protocol):
         """Set elements."""
 
 
-class Event(Protocol):
+class CupyEvent(Protocol):
     """`cupy.cuda.Event`."""
 
     @property
@@ -184,7 +181,7 @@ class CudaInterface(TypedDict, total=False):
     stream: int | None
 
 
-class Function(Protocol):
+class CupyFunction(Protocol):
     """`cupy.cuda.Function`."""
 
     @property

@@ -21,8 +21,7 @@ from halox.runtime.place import Place
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Allocation as Memory
-    from halox.runtime.array_types import CupyArray
+    from halox.runtime.array_types import CupyArray, CupyMemory
 
 _GRANULE = 512
 _SEGMENT_BYTES = 32 << 20
@@ -46,7 +45,7 @@ class DeviceBlock:
 
 
 class _Segment:
-    def __init__(self, memory: Memory, nbytes: int) -> None:
+    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
         self.memory, self.nbytes, self.pointer = memory, nbytes, int(memory.ptr)
         self.free = FreeList(nbytes)
         self.handle: bytes | None = None
@@ -175,5 +174,5 @@ def _rounded(nbytes: int) -> int:
 class _Root:
     """Owner of an array's memory: keeps the segment's memory, and is watched for its end."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CupyMemory) -> None:
         self.memory = memory

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from halox.runtime.array_types import Allocation
+    from halox.runtime.array_types import CupyMemory
 
 YES = "halox: this MPI takes device pointers"
 
@@ -37,9 +37,9 @@ class DeviceMemory:
         self._cupy = cupy()
         self._cupy.cuda.Device(device).use()
 
-    def allocate(self, nbytes: int) -> Allocation:
+    def allocate(self, nbytes: int) -> CupyMemory:
         """Return memory with an attribute ``ptr``."""
-        found: Allocation = self._cupy.cuda.Memory(nbytes)
+        found: CupyMemory = self._cupy.cuda.Memory(nbytes)
         return found
 
     def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:

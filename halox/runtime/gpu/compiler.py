@@ -15,7 +15,7 @@ from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import cupy
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Function
+    from halox.runtime.array_types import CupyFunction
 
 OPTIONS = ("-std=c++17",)
 
@@ -56,7 +56,7 @@ def preamble(defines: tuple[tuple[str, str], ...]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in defines)
 
 
-def _without_files(load: Callable[[], Function], error: OSError) -> Function:
+def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunction:
     """Compile without CuPy's cache on the disk, which cannot be read or written."""
     warnings.warn(
         f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
@@ -70,7 +70,7 @@ def _without_files(load: Callable[[], Function], error: OSError) -> Function:
 @cache
 def kernel(
     name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()
-) -> Function:
+) -> CupyFunction:
     """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are the lines of its preamble.
 
     Returns CuPy's function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
@@ -79,10 +79,10 @@ def kernel(
     """
     cp = cupy()
 
-    def load() -> Function:
+    def load() -> CupyFunction:
         with cp.cuda.Device(device):
             module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
-            found: Function = module.module.get_function(function)
+            found: CupyFunction = module.module.get_function(function)
             return found
 
     try:

@@ -20,7 +20,7 @@ from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Function
+    from halox.runtime.array_types import CupyFunction
 
 Parameter: TypeAlias = (
     "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[ctypes.c_char]"
@@ -45,7 +45,7 @@ class PreparedLaunch:
 
     def __init__(
         self,
-        function: Function,
+        function: CupyFunction,
         grid: int | tuple[int, ...],
         block: int | tuple[int, ...],
         args: Sequence[Parameter],

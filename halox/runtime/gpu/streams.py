@@ -10,7 +10,7 @@ from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
 
 if TYPE_CHECKING:
-    from halox.runtime.array_types import Event
+    from halox.runtime.array_types import CupyEvent
 
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
@@ -62,7 +62,7 @@ class Stream(Protocol):
     def synchronize(self) -> None:
         """Wait for all its work."""
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: CupyEvent) -> None:
         """Order later work after an event."""
 
     @property
