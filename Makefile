@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: test test-all lint types docs gpu-check gpu-check-several figures bench
+.PHONY: test test-all lint types docs gpu-check gpu-check-several gpu-check-figures figures bench
 
 test:
 	$(PYTHON) -m pytest
@@ -25,6 +25,10 @@ gpu-check:
 # What several GPUs add to a check on one.
 gpu-check-several:
 	$(PYTHON) -m tests.gpu.check --several
+
+# The figures among that: on 2, 4 and 8 ranks, as far as there are GPUs.
+gpu-check-figures:
+	$(PYTHON) -m tests.gpu.check --figures
 
 # The page of figures, from the files that the checks wrote.
 figures:

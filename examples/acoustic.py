@@ -77,10 +77,9 @@ def main(arguments: Sequence[str] = ()) -> float:
         if options.bang:
             largest = abs(float((grid.sum(room.p) - mean) / mean))
         else:
-            angles = (
-                waves * math.pi / (2 * n) for waves, n in zip(WAVES, options.cells, strict=True)
-            )
-            turn = 2 * math.asin(COURANT * math.hypot(*map(math.sin, angles)))  # a step
+            waves = zip(WAVES, options.cells, strict=True)
+            sines = (math.sin(math.pi * m / (2 * n)) for m, n in waves)
+            turn = 2 * math.asin(COURANT * math.hypot(*sines))  # a step
             grid.interior(error)[...] = p - math.cos(turn * options.steps) * wave
             largest = float(grid.max(abs(error)))
         whole = grid.gather(room.p) if options.png else None
@@ -110,9 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, nargs=2, default=(90, 60), metavar="N")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument(
-        "--bang", action="store_true", help="start with a bang instead of a standing wave"
-    )
+    parser.add_argument("--bang", action="store_true", help="begin with a bang, no standing wave")
     parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     return parser.parse_args(arguments)

@@ -116,7 +116,10 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
     try:
         found: DType = np.dtype(dtype)
     except Exception as error:  # NumPy's of several kinds, and what an object raises
-        raise FieldError(f"dtype: {shown(dtype)} is not a dtype that NumPy knows") from error
+        hint = "; a field has the grid's shape, and the dtype comes first, as in grid.zeros('f8')"
+        raise FieldError(
+            f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"
+        ) from error
     if found.hasobject or found.itemsize == 0:
         raise FieldError(
             f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"

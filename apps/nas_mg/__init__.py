@@ -12,9 +12,10 @@ from typing import Any
 from ..common import Progress
 from .options import add_arguments
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["PICTURE", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "NAS MG: multigrid V-cycles in a periodic cube, classes S to D, officially verified"
+PICTURE = "the solution in the middle plane and the blocks of the ranks"
 
 
 def run(args: argparse.Namespace, comm: Any, progress: Progress) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from ..common import Progress, Timer
 from ..device import run_stream
 from ..nas_benchmark import means, settings_shown, time_table
 from . import cycle
-from .classes import FIRST_NORMS, TOLERANCE
+from .classes import FIRST_NORMS, TOLERANCE, ProblemClass
 from .device_kernels import DeviceKernels
 from .hierarchy import Hierarchy, finest_grid
 from .host_kernels import HostKernels
@@ -99,6 +99,11 @@ class Solver:
         r = self._hierarchy.levels[-1].r
         return max(float(self._grid.max(r)), -float(self._grid.min(r)))
 
+    @property
+    def solution(self) -> Any:
+        """The finest level's u."""
+        return self._hierarchy.levels[-1].u
+
     def wait(self) -> None:
         """Wait for the GPU to complete all work; local."""
         if self._stream is not None:
@@ -133,6 +138,7 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
             seconds, norm = _timed(solver, grid, problem.iterations)
             times.append(seconds)
         largest = solver.largest()
+        shown = {"picture": _picture(solver, grid, problem)} if settings.picture else {}
         progress(f"class {problem.name}: timing the steps", settings.passes, settings.passes)
         stepwise = _stepwise(solver, grid, min(_STEPWISE_ITERATIONS, problem.iterations))
         bytes_sent = sum(grid.comm.allgather(solver.bytes_sent))
@@ -156,8 +162,28 @@ def run_benchmark(settings: Settings, comm: Any, progress: Progress) -> dict[str
                 "means over ranks, of iterations timed step by step, never as a graph",
                 "exchange and gather: with the wait for slower ranks; the norm is computed at the end",
             ],
+            **shown,
             "verified": bool(checks.pop("verified")),
         }
+
+
+def _picture(solver: Solver, grid: halox.Grid, problem: ProblemClass) -> dict[str, Any] | None:
+    """Return the solution in the middle plane along z, on rank 0; collective."""
+    middle = problem.points // 2
+    whole = grid.gather(solver.solution)
+    blocks = grid.comm.allgather((grid.coords, grid.rank, grid.owned))
+    if whole is None:
+        return None
+    there = {(i, j): r for (_, j, i), r, (z, *_) in blocks if z.start <= middle < z.stop}
+    sizes = [{at[axis]: cut[axis] for at, _, cut in blocks} for axis in (2, 1)]
+    return {
+        "values": whole[middle].T,
+        "what": f"u at z = {middle}",
+        "where": f"NAS MG, class {problem.name}, {grid.size} rank(s)",
+        "dims": ("x", "y"),
+        "blocks": [[cut.stop - cut.start for _, cut in sorted(cuts.items())] for cuts in sizes],
+        "ranks": there,
+    }
 
 
 def _timed(solver: Solver, grid: halox.Grid, iterations: int) -> tuple[float, float]:

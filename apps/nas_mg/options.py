@@ -30,6 +30,7 @@ class Settings:
     graph: bool
     device: Literal["auto", "cpu", "gpu"]
     check: str
+    picture: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +80,7 @@ def settings(args: argparse.Namespace, ranks: int) -> Settings:
         graph=args.graph,
         device=args.device,
         check=args.check,
+        picture=getattr(args, "png", None) is not None,
     )
 
 

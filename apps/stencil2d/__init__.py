@@ -12,9 +12,10 @@ from typing import Any
 from ..common import Progress
 from .options import add_arguments
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = ["PICTURE", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "SHOC Stencil2D: nine-point stencil, float32 and float64, weak or strong scaling"
+PICTURE = "the last field and the blocks of the ranks"
 
 
 def run(args: argparse.Namespace, comm: Any, progress: Progress) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import halox
@@ -33,7 +32,6 @@ class Settings:
     exact_weights: bool
     device: Literal["auto", "cpu", "gpu"]
     check: str
-    png: Path | None
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -113,9 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "auto (default): all, without the one-rank run if that would take long; none leaves the "
         "result unverified, which the exit status shows",
     )
-    parser.add_argument(
-        "--png", type=Path, metavar="FILE", help="draw the last field and its blocks into FILE"
-    )
 
 
 def settings(args: argparse.Namespace, ranks: int) -> Settings:
@@ -146,5 +141,4 @@ def settings(args: argparse.Namespace, ranks: int) -> Settings:
         exact_weights=args.exact_weights,
         device=args.device,
         check=args.check,
-        png=args.png,
     )

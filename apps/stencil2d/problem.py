@@ -15,7 +15,6 @@ independent of the number of ranks::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -118,11 +117,6 @@ class Problem:
         for axis in self.axes:
             points *= sum(axis.tiles) + len(axis.tiles) * 2 * axis.margin
         return points * FLOPS_PER_POINT
-
-    def borders(self) -> tuple[list[int], list[int]]:
-        """Return the first rows and columns of the blocks, with the plane's end."""
-        rows, cols = ([0, *accumulate(axis.blocks)] for axis in self.axes)
-        return rows, cols
 
 
 def computed(start: int, stop: int, points: int, stored: int, halo: int) -> tuple[int, int]:

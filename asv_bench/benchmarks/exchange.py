@@ -15,6 +15,7 @@ MPI_TYPES = "mpi4py types, Isend/Irecv"
 PINGPONG_TYPES = "mpi4py types"
 MPI_PACK = "MPI_Pack + mpi4py"
 HALOX_PACK = "halox.pack + mpi4py"
+BY_HAND = "pack by hand + mpi4py"
 
 
 def measured(kind: str, *words: str, limit_s: float) -> list[dict[str, Any]]:
@@ -168,3 +169,53 @@ class DdtBench:
         return float(rows[HALOX_PACK]["pack_us"] / rows[MPI_PACK]["pack_us"])
 
     track_packing_over_mpi_pack.unit = "ratio"  # type: ignore[attr-defined]
+
+
+class ScatterGather:
+    """Strided messages there and back between two ranks, beside packing by hand; half a round trip."""
+
+    params = (
+        [
+            "vector-1KiB/64",
+            "vector-4KiB/64",
+            "stencil-y/128^3",
+            "MILC_su3_zd/16x32x32x32",
+            "NAS_MG_y/1024x66x66",
+            "SPECFEM3D_mt/1024x2x64",
+        ],
+    )
+    param_names = ("pattern",)
+    timeout = 600
+    number = 1
+    batches = 21
+
+    @classmethod
+    def small(cls) -> ScatterGather:
+        tiny = cls()
+        tiny.params = (["vector-1KiB/16", "SPECFEM3D_mt/1024x2x32"],)
+        tiny.batches = 1
+        return tiny
+
+    def setup_cache(self) -> dict[str, dict[str, dict[str, Any]]]:
+        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
+        words += ["--patterns", ",".join(self.params[0])]
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in measured("scatter_gather", *words, limit_s=self.timeout):
+            found.setdefault(row["case"], {})[row["name"]] = row
+        return found
+
+    def track_half_trip(self, measured: Any, pattern: str) -> float:
+        return float(measured[pattern][SELECTED]["half_us"])
+
+    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+
+    def track_time_over_packing_by_hand(self, measured: Any, pattern: str) -> float:
+        rows = measured[pattern]
+        return float(rows[SELECTED]["half_us"] / rows[BY_HAND]["half_us"])
+
+    track_time_over_packing_by_hand.unit = "ratio"  # type: ignore[attr-defined]
+
+    def track_keys_of_an_adapter(self, measured: Any, pattern: str) -> int:
+        return int(measured[pattern][SELECTED]["adapter_keys"])
+
+    track_keys_of_an_adapter.unit = "keys"  # type: ignore[attr-defined]

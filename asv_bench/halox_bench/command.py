@@ -12,6 +12,7 @@ from halox_bench.exchange import command as exchange
 from halox_bench.milc import command as milc
 from halox_bench.pack import command as pack
 from halox_bench.pingpong import command as pingpong
+from halox_bench.scatter_gather import command as scatter_gather
 from halox_bench.transpose import command as transpose
 
 KINDS = {
@@ -21,6 +22,7 @@ KINDS = {
     "allreduce": allreduce,
     "transpose": transpose,
     "ddtbench": ddtbench,
+    "scatter_gather": scatter_gather,
     "milc": milc,
     "checkpoint": checkpoint,
 }

@@ -59,7 +59,8 @@ def fields_of(
         fields = {}
     if not isinstance(fields, Mapping):
         raise FieldError(
-            f"fields: expected a mapping of names to fields, got {shown(fields)}; or write u=u"
+            "fields: expected a mapping of names to fields, got "
+            f"{'an array' if hasattr(fields, 'shape') else shown(fields)}; write u=u for a field called u"
         )
     both = sorted(set(fields) & set(named), key=str)
     if both:

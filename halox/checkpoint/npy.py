@@ -88,9 +88,13 @@ def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
         raise CheckpointError(
             f"{path} is no .npy file, or its header is damaged: {error}"
         ) from error
-    if is_fortran or dtype.hasobject:
+    if is_fortran:
         raise CheckpointError(
-            f"{path}: expected plain elements in C order; write it by np.save again"
+            f"{path}: expected an array in C order, found Fortran order; write it by np.save of np.ascontiguousarray"
+        )
+    if dtype.hasobject:
+        raise CheckpointError(
+            f"{path}: expected elements of fixed size, found Python objects; convert them, as in u.astype('f8')"
         )
     expected = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if end != expected:

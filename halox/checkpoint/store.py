@@ -168,6 +168,10 @@ def read(path: Path, name: Path) -> Contents:
         group = zarr.open_group(str(path), mode="r")
         attributes = dict(group.attrs)
     except Exception as error:  # of many kinds
+        if type(error).__name__ == "ContainsArrayError":
+            raise CheckpointError(
+                f"{name} is one field of a checkpoint; give the path of the whole, {name.parent}, and the field's name"
+            ) from error
         raise CheckpointError(
             f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: {error}); give the path of "
             "a checkpoint that grid.save has written"

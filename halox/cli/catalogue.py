@@ -37,6 +37,8 @@ class App:
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, MPI.Intracomm, Progress], Mapping[str, object] | None]
+    picture: str | None = None
+    """Contents of the picture that it can return, None if it has none."""
 
 
 def checkout() -> Path | None:
@@ -86,4 +88,5 @@ def names() -> list[str]:
 def load(name: str) -> App:
     """Import one app of `names`."""
     module = importlib.import_module(f"{package(PACKAGE).__name__}.{name}")
-    return App(name, module.SUMMARY, module.add_arguments, module.run)
+    picture = getattr(module, "PICTURE", None)
+    return App(name, module.SUMMARY, module.add_arguments, module.run, picture)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from halox._version import __version__
@@ -57,9 +58,12 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     apps = running.add_subparsers(dest="app", metavar="NAME")
     for name in catalogue.names():
         app = catalogue.load(name)
-        app.add_arguments(
-            apps.add_parser(name, parents=[common], help=app.summary, description=app.summary)
-        )
+        options = apps.add_parser(name, parents=[common], help=app.summary, description=app.summary)
+        app.add_arguments(options)
+        if app.picture is not None:
+            options.add_argument(
+                "--png", type=Path, metavar="FILE", help=f"draw {app.picture} into FILE"
+            )
 
     about = commands.add_parser(
         "info", parents=[common], help="show versions, the MPI library, GPUs and possible paths"

@@ -14,8 +14,8 @@ from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.image import AxesImage
-    from matplotlib.lines import Line2D
 
 _DOTS_PER_INCH = 100
 _FRAMES_PER_SECOND = 5
@@ -24,6 +24,12 @@ _WIDTH, _HEIGHT = 7.2, 6.0
 
 _MOST_STRETCHED = 4
 """Largest ratio of sides at which cells are drawn as squares."""
+
+_MOST_POINTS = {1: 100_000, 2: 1000}
+"""Points along an axis of a line and of an image: every n-th of more is drawn."""
+
+_DECADES = 4
+"""Powers of ten that logarithmic colours show, unless a range is given."""
 
 _FEW_POINTS = 50
 """Lines of fewer points show each of them: of a single one there would be nothing to see."""
@@ -45,6 +51,8 @@ class Frame:
         Distance of the values along each axis, in points of the field.
     borders : tuple of tuple of int
         Points of each axis before which a line is drawn.
+    labels : tuple of (int, int, str)
+        Texts beside points of an image.
     """
 
     values: Array
@@ -53,15 +61,21 @@ class Frame:
     dims: tuple[str, ...]
     steps: tuple[int, ...]
     borders: tuple[tuple[int, ...], ...]
+    labels: tuple[tuple[int, int, str], ...] = ()
 
 
-def check(cmap: str) -> None:
+def steps_of(extents: Sequence[int]) -> tuple[int, ...]:
+    """Return the distance of the points to draw along each axis of a line or an image."""
+    return tuple(-(-extent // _MOST_POINTS[len(extents)]) for extent in extents)
+
+
+def check(cmap: str, name: str = "halox view") -> None:
     """Raise `MissingPackageError` without Matplotlib, and HaloxError if there is no such colour map."""
     try:
         from matplotlib import animation, colormaps, figure
     except ImportError as error:
         raise MissingPackageError(
-            f"halox view needs Matplotlib, which cannot be imported ({error}): pip install matplotlib"
+            f"{name} needs Matplotlib, which cannot be imported ({error}): pip install matplotlib"
         ) from error
     del animation, figure
     if cmap not in colormaps:
@@ -71,23 +85,46 @@ def check(cmap: str) -> None:
         )
 
 
-def limits_of(frames: Sequence[Frame]) -> tuple[float, float]:
-    """Return the least and largest finite value of all frames; 0 and 1 if none is finite."""
+def check_name(path: Path, suffix: str) -> None:
+    """Raise HaloxError unless a file's name ends as its format demands."""
+    if path.suffix != suffix:
+        raise HaloxError(
+            f"--{suffix[1:]}: expected the name of a file that ends in {suffix}, got {path}"
+        )
+
+
+def limits_of(frames: Sequence[Frame], *, log: bool = False) -> tuple[float, float]:
+    """Return the least and largest finite value of all frames; 0 and 1 if none is finite.
+
+    With ``log`` the largest one and that many powers of ten below it, or the least one if that is more.
+    """
     finite = [frame.values[np.isfinite(frame.values)] for frame in frames]
     found = [(float(values.min()), float(values.max())) for values in finite if values.size]
-    if not found:
-        return 0.0, 1.0
-    return min(low for low, _ in found), max(high for _, high in found)
+    low, high = (min(low for low, _ in found), max(high for _, high in found)) if found else (0, 1)
+    if log:
+        if high <= 0:
+            raise HaloxError(
+                f"--log: no value of {frames[0].what} is above 0, the largest is {high:g}; leave out --log"
+            )
+        low = max(low, high / 10**_DECADES)
+    return low, high
 
 
-def draw(frames: Sequence[Frame], path: Path, cmap: str, limits: tuple[float, float]) -> None:
-    """Write a PNG file of one frame, or a GIF file of all of them.
+def draw(
+    frames: Sequence[Frame],
+    path: Path,
+    cmap: str,
+    limits: tuple[float, float],
+    *,
+    log: bool = False,
+) -> None:
+    """Write a PNG file of one frame, or a GIF file of all of them, with linear or logarithmic colours.
 
     Raises `HaloxError` if the file cannot be written.
     """
     from matplotlib.animation import PillowWriter
 
-    picture = _Picture(frames[0], cmap, limits)
+    picture = _Picture(frames[0], cmap, limits, log)
     try:
         if path.suffix == ".png":
             with path.open("wb") as file:
@@ -110,7 +147,8 @@ class _Picture:
     ``figure`` is separate from pyplot's: it needs no display, and leaves its state alone.
     """
 
-    def __init__(self, first: Frame, cmap: str, limits: tuple[float, float]) -> None:
+    def __init__(self, first: Frame, cmap: str, limits: tuple[float, float], log: bool) -> None:
+        from matplotlib.colors import LogNorm, Normalize
         from matplotlib.figure import Figure
 
         # Cell n reaches from n - 1/2 to n + 1/2, so that a tick stands at its middle.
@@ -122,7 +160,7 @@ class _Picture:
         height = _HEIGHT if is_stretched else min(_HEIGHT, 5.6 * ends[-1] / ends[0] + 1.2)
         self.figure = Figure(figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, layout="compressed")
         self._axes = self.figure.add_subplot()
-        self._borders: list[Line2D] = []
+        self._borders: list[Artist] = []
         self._image: AxesImage | None = None
         self._line: Any = None
         if first.values.ndim == 2:
@@ -132,8 +170,7 @@ class _Picture:
                 extent=(-0.5, ends[0], -0.5, ends[1]),
                 aspect="auto" if is_stretched else "equal",
                 cmap=cmap,
-                vmin=limits[0],
-                vmax=limits[1],
+                norm=(LogNorm if log else Normalize)(*limits, clip=log),
                 interpolation="nearest",
             )
             self._axes.set(xlabel=first.dims[0], ylabel=first.dims[1])
@@ -146,7 +183,8 @@ class _Picture:
             self._axes.set(
                 xlabel=first.dims[0],
                 xlim=(-0.5, ends[0]),
-                ylim=(limits[0] - margin, limits[1] + margin),
+                yscale="log" if log else "linear",
+                ylim=(limits[0] / 1.5 if log else limits[0] - margin, limits[1] + margin),
             )
         self.show(first)
 
@@ -159,16 +197,29 @@ class _Picture:
         else:
             self._line.set_ydata(frame.values)
         self._axes.set_title(f"{frame.what}\n{frame.where}", fontsize="medium")
-        for line in self._borders:
-            line.remove()
+        for drawn in self._borders:
+            drawn.remove()
+        outlined = [withStroke(linewidth=2.4, foreground="black")]
         draw_lines = (self._axes.axvline, self._axes.axhline)
         self._borders = [
             draw_line(
                 start - 0.5,
                 color="white",
                 linewidth=1.2,
-                path_effects=[withStroke(linewidth=2.4, foreground="black")],
+                path_effects=outlined,
             )
             for draw_line, starts in zip(draw_lines, frame.borders, strict=False)
             for start in starts
+        ]
+        self._borders += [
+            self._axes.annotate(
+                text,
+                (x - 0.5, y - 0.5),
+                xytext=(6, 6),
+                textcoords="offset points",
+                color="white",
+                fontweight="bold",
+                path_effects=outlined,
+            )
+            for x, y, text in frame.labels
         ]

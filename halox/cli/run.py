@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from halox.cli import catalogue, launcher, report, runner, script
+from halox.cli import catalogue, drawing, launcher, report, runner, script
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 from halox.runtime.world import load_mpi
@@ -16,6 +18,8 @@ from halox.tables import text_table
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+_CMAP = "viridis"
 
 
 def show_list(*, as_json: bool) -> None:
@@ -87,15 +91,62 @@ def _wrong_library(wanted: int, size: int) -> str:
 
 def _run_here(args: argparse.Namespace, comm: MPI.Intracomm) -> int:
     """Run the app on this rank; all ranks return the same status."""
+    path: Path | None = getattr(args, "png", None)
+    if path is not None:
+        _check_picture(path)
     progress = TerminalProgress(comm.rank)
-    figures = catalogue.load(args.app).run(args, comm, progress)
+    found = catalogue.load(args.app).run(args, comm, progress)
     progress.clear()
-    verified = comm.bcast(_show(figures, as_json=args.json) if comm.rank == 0 else None)
+    verified, failed = False, ""
+    if comm.rank == 0:
+        figures: dict[str, Any] = dict(found or {})
+        picture = figures.pop("picture", None)
+        if path is not None:
+            try:
+                draw(picture, path)
+                figures["picture"] = str(path)
+            except HaloxError as error:
+                failed = str(error)
+        verified = _show(figures, as_json=args.json)
+    verified, failed = comm.bcast((verified, failed))
+    if failed:
+        raise HaloxError(failed)
     return 0 if verified else 1
 
 
-def _show(figures: Mapping[str, object] | None, *, as_json: bool) -> bool:
-    if figures is None:
+def _check_picture(path: Path) -> None:
+    """Raise HaloxError, before the run, if its picture cannot be drawn; alike on the ranks of a node."""
+    drawing.check_name(path, ".png")
+    drawing.check(_CMAP, "--png")
+    if not path.absolute().parent.is_dir():
+        raise HaloxError(f"--png {path}: there is no such folder")
+
+
+def draw(picture: Mapping[str, Any], path: Path) -> None:
+    """Draw the picture that an app has returned, by the same code as ``halox view``.
+
+    ``picture`` has ``values``, an array of two axes, the first of which is drawn along x; their names ``dims``; the
+    sizes of the ``blocks`` along each; ``ranks``, the rank by the block's place along each; the names ``what`` and
+    ``where`` of values and run; and ``log`` where colours are logarithmic.
+    """
+    values, blocks = picture["values"], picture["blocks"]
+    starts = [[0, *accumulate(sizes[:-1])] for sizes in blocks]
+    steps = drawing.steps_of(values.shape)
+    frame = drawing.Frame(
+        values[tuple(slice(None, None, step) for step in steps)],
+        picture["what"],
+        picture["where"],
+        picture["dims"],
+        steps,
+        tuple(tuple(first[1:]) for first in starts),
+        tuple((starts[0][i], starts[1][j], f"rank {r}") for (i, j), r in picture["ranks"].items()),
+    )
+    log = bool(picture.get("log"))
+    drawing.draw([frame], path, _CMAP, drawing.limits_of([frame], log=log), log=log)
+
+
+def _show(figures: Mapping[str, object], *, as_json: bool) -> bool:
+    if not figures:
         raise HaloxError("the app returned no figures on rank 0")
     print(report.as_json(figures) if as_json else report.as_text(figures), flush=True)
     return bool(figures["verified"])

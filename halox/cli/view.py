@@ -16,9 +16,6 @@ from halox.cli import drawing, launcher
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError
 
-_MOST_POINTS = {1: 100_000, 2: 1000}
-"""Points along an axis of a line and of an image: every n-th of more is drawn."""
-
 _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 
 
@@ -77,6 +74,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     output.add_argument(
         "--gif", type=Path, metavar="FILE", help="animation (default of several: NAME.gif)"
     )
+    viewing.add_argument(
+        "--log", action="store_true", help="colours by powers of ten, of values above 0"
+    )
     viewing.add_argument("--cmap", default="viridis", metavar="NAME", help="Matplotlib colour map")
     viewing.add_argument(
         "--range",
@@ -93,12 +93,16 @@ def view(args: argparse.Namespace) -> int:
         raise HaloxError("halox view is one process; run it without a launcher")
     path = _output(args)
     drawing.check(args.cmap)
-    if args.range is not None and not -math.inf < args.range[0] < args.range[1] < math.inf:
-        low, high = args.range
-        raise HaloxError(f"--range: expected two finite numbers LOW < HIGH, got {low:g} {high:g}")
+    if args.range is not None:
+        (low, high), least = args.range, 0 if args.log else -math.inf
+        if not least < low < high < math.inf:
+            above = ", above 0 with --log" if args.log else ""
+            raise HaloxError(
+                f"--range: expected two finite numbers LOW < HIGH{above}, got {low:g} {high:g}"
+            )
     frames, others = _frames(args)
-    limits = drawing.limits_of(frames) if args.range is None else (args.range[0], args.range[1])
-    drawing.draw(frames, path, args.cmap, limits)
+    limits = args.range or drawing.limits_of(frames, log=args.log)
+    drawing.draw(frames, path, args.cmap, (limits[0], limits[1]), log=args.log)
     number = f"{len(frames)} frame(s), " if path.suffix == ".gif" else ""
     rest = f" (other fields: {', '.join(others)})" if others and args.field is None else ""
     print(f"{path}: {number}{frames[0].what}, from {limits[0]:g} to {limits[1]:g}{rest}")
@@ -148,10 +152,7 @@ def _output(args: argparse.Namespace) -> Path:
             first = first.resolve()
         plain = first.name.removesuffix(".zarr").removesuffix(".npy")
         path = first.with_name(f"{plain}{suffix}")
-    if path.suffix != suffix:
-        raise HaloxError(
-            f"--{suffix[1:]}: expected the name of a file that ends in {suffix}, got {path}"
-        )
+    drawing.check_name(path, suffix)
     return path
 
 
@@ -188,7 +189,7 @@ def _frame(
     for axis in shown[2:]:
         picks[axis.place] = axis.points // 2
     shown = shown[:2]
-    steps = tuple(-(-axis.points // _MOST_POINTS[len(shown)]) for axis in shown)
+    steps = drawing.steps_of([axis.points for axis in shown])
     for axis, step in zip(shown, steps, strict=True):
         picks[axis.place] = slice(0, None, step)
     borders = _borders(stored, field, axes, shown) if args.blocks else ((),) * len(shown)

@@ -55,9 +55,10 @@ def as_datatype(old: Any) -> Datatype:
     try:
         dtype = np.dtype(old)
     except Exception as error:  # NumPy's of several kinds, and an object's own
+        is_mpi = type(old).__module__.startswith("mpi4py")
         raise DatatypeError(
             f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} "
-            f"({shortened(str(error))})"
+            f"({'convert it by halox.datatypes.from_mpi' if is_mpi else shortened(str(error))})"
         ) from None
     return _from_dtype(dtype)
 

@@ -477,9 +477,15 @@ def infer_spec(
         return readings[0]
     expected = f"rank {rank} with halo={halo} has padded_shape={plain}"
     if not readings:
+        problem = f"array: shape {shape} does not fit the grid: {expected}, component axes in front or behind"
+        own = decomposition.rank_shape(rank)
+        if any(shape[n : n + len(own)] == own for n in range(len(shape))):
+            raise FieldError(
+                f"{problem}; these are the rank's cells without their halo: give the field itself, no slice of it and "
+                "not grid.interior(field), or tell with grid.declare(array, halo=0) if it has none"
+            )
         raise FieldError(
-            f"array: shape {shape} does not fit the grid: {expected}, component axes in front or "
-            "behind; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
+            f"{problem}; allocate with grid.zeros, or tell with grid.declare(array, components=..., "
             "staggered=..., halo=...) if it is staggered or has another halo"
         )
     choices = "; or ".join(_describe(reading) for reading in readings)

@@ -66,10 +66,10 @@ class Plan:
     Every rank that made the plan must call it. The plan keeps its arrays alive.
 
     Several plans may be under way at once; every rank may start and finish them in an order of its own (on the nccl
-    path all ranks must start them in the same order). But `finish`
-    may wait for the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says
-    "direct"): between `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such
-    as a reduction or a message of the caller's own.
+    path all ranks must start them in the same order, or a later call raises `MismatchError`). But `finish` may wait for
+    the neighbours' `finish` as well, where they read this rank's cells in place (``explain`` says "direct"): between
+    `start` and `finish` a rank must not wait for what a neighbour does only after its `finish`, such as a reduction or
+    a message of the caller's own.
 
     A plan that is closed or dropped between `start` and `finish`, or after an exchange has failed, ends on this rank
     alone: messages on their way come to memory that is kept for them, and neighbours can finish theirs.
@@ -203,8 +203,10 @@ class Plan:
         ClosedError
             If the plan, the grid or the exchange was closed.
         ExchangeTimeoutError
-            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds; on the peer path, if one did not come to
-            an earlier exchange. What was received in that and since is not valid.
+            If a neighbour does not come within ``HALOX_TIMEOUT`` seconds; on the peer and nccl paths, if one did not
+            come to an earlier exchange. What was received in that and since is not valid.
+        MismatchError
+            On the nccl path, if ranks have started plans in different orders before.
 
         Notes
         -----

@@ -209,8 +209,11 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
             name, given = f"{direction}s[{number}]", getattr(item, role)
             peer, tag = as_int(given), as_int(item.tag)
             if peer is None or not 0 <= peer < size:
+                hint = (
+                    "; leave messages to MPI.PROC_NULL out" if peer is not None and peer < 0 else ""
+                )
                 raise MismatchError(
-                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(given)}"
+                    f"{name}.{role} must be a rank, 0 to {size - 1}, got {shown(given)}{hint}"
                 )
             if tag is None:
                 raise MismatchError(f"{name}.tag must be an int, got {shown(item.tag)}")

@@ -53,12 +53,20 @@ class Launches:
             part.launch(pointer, source, target)
 
 
-def launch_pack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
+def launch_pack(
+    moves: Sequence[Move],
+    device: int,
+    mark: Mark | None = None,
+    pairs: Sequence[tuple[Endpoint, Endpoint]] = (),
+) -> Launches:
     """Return one launch that packs all strided endpoints, and one for the irregular ones.
 
-    The first leaves a ``mark`` as it starts.
+    The first leaves a ``mark`` as it starts, and copies from the first endpoint of each of some pairs to the second,
+    both strided as a whole.
     """
-    return _moving(moves, device, unpack=False, mark=mark)
+    between = [Copy(a, b) for one, other in pairs if (a := _whole(one)) and (b := _whole(other))]
+    assert len(between) == len(pairs)
+    return _moving(moves, device, unpack=False, mark=mark, between=between)
 
 
 def launch_unpack(moves: Sequence[Move], device: int, mark: Mark | None = None) -> Launches:
@@ -181,9 +189,14 @@ def check_bounds(array: object, datatype: Datatype, count: int) -> None:
 
 
 def _moving(
-    moves: Sequence[Move], device: int, *, unpack: bool, mark: Mark | None = None
+    moves: Sequence[Move],
+    device: int,
+    *,
+    unpack: bool,
+    mark: Mark | None = None,
+    between: Sequence[Copy] = (),
 ) -> Launches:
-    copies: list[Copy] = []
+    copies = [*between]
     irregular: list[_Irregular] = []
     for (found, datatype, count), packed in moves:
         pairs = paired(found.pointer, datatype, count, packed)

@@ -46,6 +46,8 @@ class MovableLaunches:
         Called for all items, and for those of one array; returns as many stages each time.
     reads, writes : bool
         Whether the addresses in the arrays are among those that the launches read, and write.
+    joint : Launchable, optional
+        Launch over the job's own arrays, in place of those that ``make`` would return.
 
     Attributes
     ----------
@@ -61,16 +63,21 @@ class MovableLaunches:
         *,
         reads: bool = False,
         writes: bool = False,
+        joint: Launchable | None = None,
     ) -> None:
         self._job, self._items, self._make = job, items, make
         self._reads, self._writes = reads, writes
         self._home = [array.pointer for array in job.arrays]
         self._numbers = sorted({part.array for part, *_ in items})
-        made = make([(job.endpoint(part), *others) for part, *others in items])
+        made: Sequence[Launchable] = (
+            [joint]
+            if joint is not None
+            else make([(job.endpoint(part), *others) for part, *others in items])
+        )
         self.stages: View = [[(_direct(launch), 0, 0)] for launch in made]
         self._joint, self._keep = self.stages, made
         self._made: dict[tuple[int, int], tuple[int, Sequence[Launchable]]] = {}
-        if len(self._numbers) == 1:
+        if len(self._numbers) == 1 and joint is None:
             (only,) = self._numbers
             self._made[only, self._home[only] % WORD] = self._home[only], made
 
@@ -81,6 +88,10 @@ class MovableLaunches:
         """
         if all(pointers[number] == self._home[number] for number in self._numbers):
             return self._joint
+        return self._moved(pointers)
+
+    def _moved(self, pointers: Sequence[int]) -> View:
+        """Return what to call array by array."""
         stages: list[list[Call]] = [[] for _ in self._joint]
         for number in self._numbers:
             pointer = pointers[number]
@@ -116,10 +127,59 @@ class MovableLaunches:
         return pointer, made
 
 
+class PackingWithCopies(MovableLaunches):
+    """One launch that packs parts, and copies others within the rank, from the first of each pair to the second.
+
+    For other arrays there are launches apart: their copies move at both ends, and what is packed at one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        items: Sequence[Item],
+        pairs: Sequence[tuple[Part, Part]],
+        device: int,
+        mark: Mark | None = None,
+    ) -> None:
+        from halox.packing.device import launch_pack
+
+        moves = [(job.endpoint(part), address) for part, address in items]
+        both = [(job.endpoint(source), job.endpoint(target)) for source, target in pairs]
+        joint = launch_pack(moves, device, mark, both)
+        super().__init__(
+            job, items, lambda some: [launch_pack(some, device, mark)], reads=True, joint=joint
+        )
+        self._pairs, self._device = pairs, device
+        self._copied = sorted({source.array for source, _ in pairs})
+        self._copies: MovableLaunches | None = None
+
+    def view(self, pointers: Sequence[int]) -> View:
+        """Return what to call for arrays at these addresses; see :meth:`MovableLaunches.view`."""
+        if all(pointers[number] == self._home[number] for number in self._copied):
+            found = super().view(pointers)
+            if found is self._joint:
+                return found
+        if self._copies is None:
+            check_no_capture()
+            self._copies, _ = copying(self._job, self._pairs, self._device)
+        return [[*self._moved(pointers)[0], *self._copies.view(pointers)[0]]]
+
+
 def _direct(launch: Launchable) -> Callable[[int, int, int], None]:
     """Return the call that launches on a stream given by its address, less the layers around it."""
     found: Callable[[int, int, int], None] = getattr(launch, "at", None) or launch.launch
     return found
+
+
+def repeated(call: Call, stream: int) -> Callable[[], object]:
+    """Return a call on a stream, which has been made before and since which nobody has launched with other shifts."""
+    from halox.runtime.gpu.launch import PreparedLaunch
+
+    launch, source, target = call
+    owner = getattr(launch, "__self__", None)
+    if isinstance(owner, PreparedLaunch):
+        return owner.ready(stream)  # its addresses are set
+    return partial(launch, stream, source, target)
 
 
 def check_no_capture() -> None:

@@ -140,6 +140,9 @@ class CupyArray(Protocol):
     def get(self) -> Array:
         """Copy to the host."""
 
+    def fill(self, value: object) -> None:
+        """Set all elements."""
+
     def set(self, values: Array, /) -> None:
         """Copy from an array of the host, of the same shape and dtype."""
 

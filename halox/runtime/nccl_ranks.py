@@ -10,16 +10,23 @@ raises::
 
     stream   ... | pack |  group of sends and receives  | unpack | ...
     word           1                                      2            a thread looks a few times a second
+
+NCCL matches what two ranks send and receive by order alone. So each plan and reduction has a name on its communicator,
+a number that is alike on all ranks, and its messages have that in front, or a message with it ahead. The kernels for
+unpacking compare: ranks that start their plans in different orders get an error, not another plan's bytes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from halox.errors import DeviceError
+import numpy as np
+
+from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark
@@ -35,6 +42,12 @@ _LOOKS = 8
 _MOST_PAUSE_S = 0.5
 _LOOK_S = 1e-3
 _SCRATCH_BYTES = 512
+
+AHEAD_BYTES = 128
+"""Bytes for a name ahead of what is sent with it, which begins at a line of the cache."""
+
+NAME_BYTES = 16
+"""Bytes of a name that is sent alone, in a message; the name is in the first four."""
 
 
 def why_no_nccl(context: Context) -> str | None:
@@ -93,6 +106,8 @@ class NcclRanks:
         Why it was aborted; empty while it has not been.
     """
 
+    _kind: type[HaloxError] = ExchangeTimeoutError
+
     def __init__(self, world: World, device: int) -> None:
         self.rank, self.size, self.device = world.rank, world.size, device
         self.failed = ""
@@ -100,6 +115,7 @@ class NcclRanks:
         self._watched: list[Watch] = []
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
+        self._names = 0
         first = world.gather_result(
             lambda: load_nccl().unique_id() if world.rank == 0 else b"", _MAKING
         )[0]
@@ -124,11 +140,12 @@ class NcclRanks:
         """
         return self._nccl.prepared(self._comm, ops)
 
-    def connect(self, world: World, targets: Collection[int], sources: Collection[int]) -> None:
+    def connect(self, world: World, targets: Collection[int], sources: Collection[int]) -> int:
         """Connect this rank with others, which NCCL would do in the first exchange and cannot while one is captured.
 
-        Collective over the world: what is a target here is a source there.
+        Collective over the world: what is a target here is a source there. Returns a new name for messages.
         """
+        self._names += 1
         wanted = {(True, peer) for peer in targets} | {(False, peer) for peer in sources}
         new = sorted(wanted - self._connected)
 
@@ -152,26 +169,28 @@ class NcclRanks:
             self.fail("ranks could not be connected")
             raise
         self._connected |= wanted
+        return self._names
 
-    def fail(self, why: str) -> None:
+    def error(self) -> HaloxError:
+        """Return the error that says why the communicator was aborted."""
+        return self._kind(self.failed)
+
+    def fail(self, why: str, kind: type[HaloxError] = ExchangeTimeoutError) -> None:
         """Abort the communicator; does not wait for that."""
-        if self.failed:
-            return
-        self.failed = why
+        with self._lock:
+            if self.failed:
+                return
+            self._kind, self.failed = kind, why
         # It waits for all graphs with sends of the communicator.
         threading.Thread(target=self._nccl.abort, args=(self._comm,), daemon=True).start()
 
-    def watch(self, peers: Sequence[int], limit_s: float) -> Watch | None:
-        """Return the watch of a plan's exchanges with some ranks; None without a limit."""
-        if not limit_s:
-            return None
-        made = Watch(self, peers, limit_s)
+    def watch(self, watch: Watch) -> None:
+        """Look at a plan's exchanges from now on."""
         with self._lock:
-            self._watched.append(made)
+            self._watched.append(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, daemon=True)
                 self._thread.start()
-        return made
 
     def forget(self, watch: Watch) -> None:
         """Watch a plan's exchanges no longer."""
@@ -187,49 +206,120 @@ class NcclRanks:
                     return
                 pause = min(watch.limit_s / _LOOKS for watch in self._watched)
                 whys = [watch.look() for watch in self._watched]
-            why = next(filter(None, whys), "") or self._nccl.failure(self._comm)
-            if why:
-                self.fail(why)
+            failure = next(filter(None, whys), None)
+            if failure is None and (text := self._nccl.failure(self._comm)):
+                failure = text, ExchangeTimeoutError
+            if failure is not None:
+                self.fail(*failure)
             time.sleep(min(pause, _MOST_PAUSE_S))
 
 
 class Watch:
-    """Watch of the exchanges of one plan, which leave ``begin`` and ``end`` on their stream.
+    """Watch of the calls of one plan, or reduction, which leave ``begin`` and ``end`` on their stream.
 
     The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
+
+    Parameters
+    ----------
+    peers : sequence of int
+    name : int
+        Name of the messages.
+    names : int
+        Address on the GPU of the addresses at which names are received.
+    sources : sequence of int
+        Ranks that these come from.
+    limit_s : float
+        0 for no limit.
+
+    Attributes
+    ----------
+    begin : Mark or None
+        None without a limit.
+    end : Mark
     """
 
-    def __init__(self, ranks: NcclRanks, peers: Sequence[int], limit_s: float) -> None:
+    def __init__(
+        self,
+        ranks: NcclRanks,
+        peers: Sequence[int],
+        name: int,
+        names: int,
+        sources: Sequence[int],
+        limit_s: float,
+    ) -> None:
         self.limit_s, self._ranks, self._peers = limit_s, ranks, peers
+        self._name, self._sources = name, sources
         self._buffer = pools.HOST_WORDS.take(ranks.device)
         self._buffer.array[:] = 0
         self._words: Any = self._buffer.array.data.cast("I")
         self._since: float | None = None
+        self._is_told = False
         pointer = int(self._buffer.device_pointer)
-        self.begin, self.end = Mark(pointer, is_end=False), Mark(pointer, is_end=True)
+        self.begin = Mark(pointer, is_end=False) if limit_s else None
+        self.end = Mark(pointer, is_end=True, names=names, messages=len(sources), name=name)
+        if limit_s:
+            ranks.watch(self)
 
-    def look(self) -> str:
-        """Return why an exchange counts as failed, or an empty text."""
+    def check(self) -> None:
+        """Raise if a call has failed: this plan's, or any over the communicator."""
+        ranks = self._ranks
+        if self._words[3]:
+            ranks.fail(*self._mismatch())
+            self._is_told = True
+        if ranks.failed:
+            raise ranks.error()
+
+    def look(self) -> tuple[str, type[HaloxError]] | None:
+        """Return why an exchange counts as failed, None if none does."""
         now = time.monotonic()
+        if self._words[3]:
+            return self._mismatch()
         if not self._words[0]:
             self._since = None
-            return ""
+            return None
         if self._words[1] or self._since is None:
             self._words[1], self._since = 0, now
-            return ""
+            return None
         if now - self._since < self.limit_s:
-            return ""
+            return None
         return (
             f"rank {self._ranks.rank} has waited for {ranks_text(self._peers)} in an exchange by NCCL for "
             f"{self.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not valid. "
             "A rank has failed, is far behind, or has made another sequence of calls"
-        )
+        ), ExchangeTimeoutError
 
-    def close(self) -> None:
-        """End the watch, when the last exchange has ended."""
-        self._ranks.forget(self)
+    def _mismatch(self) -> tuple[str, type[HaloxError]]:
+        found, number = self._words[2:4]
+        return (
+            f"rank {self._ranks.rank} has received from rank {self._sources[number - 1]} a message of plan {found} of "
+            f"NCCL's communicator in place of one of plan {self._name} (plans and reductions are counted from 1 as "
+            "they are made); what was received in it, and since, is not valid. Start the plans and reductions of the "
+            "nccl path, and replay graphs of them, in the same order on all ranks, and make a new grid to go on"
+        ), MismatchError
+
+    def close(self) -> bool:
+        """End the watch, when the last exchange has ended, and return whether one has failed.
+
+        Warns of a mismatch that was not raised.
+        """
+        if self.limit_s:
+            self._ranks.forget(self)
+        is_wrong = bool(self._words[3])
+        if is_wrong and not self._is_told:
+            warnings.warn(self._mismatch()[0], stacklevel=3)
         self._words.release()
         pools.HOST_WORDS.release(self._ranks.device, self._buffer)
+        return is_wrong or bool(self._ranks.failed)
+
+
+def write(device: int, values: Mapping[int, np.ndarray]) -> None:
+    """Write arrays to addresses on a GPU, and wait for that."""
+    side, runtime = pools.SIDE_STREAMS.take(device), cupy().cuda.runtime
+    for at, array in values.items():
+        source, kind = array.ctypes.data, runtime.memcpyHostToDevice
+        runtime.memcpyAsync(at, source, array.nbytes, kind, side.stream.ptr)
+    side.stream.synchronize()
+    pools.SIDE_STREAMS.release(device, side)
 
 
 def _within_limit(world: World, device: int, work: Callable[[], Any], waits: str) -> Any:

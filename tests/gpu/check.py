@@ -3,8 +3,9 @@
 ``python3 -m tests.gpu.check`` (``make gpu-check``) on a machine with at least one GPU, CuPy, mpi4py, NumPy and
 pytest, from the checkout. With one GPU its ranks share it. Exits with 1 if anything failed.
 
-``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks. ``--one``
-checks one GPU on a machine with several: each test suite and benchmark sees one of them, and others run beside it.
+``--several`` runs only what several GPUs add to a check on one: the tests and figures of several ranks; ``--figures``
+only the figures. They are of 2, 4 and 8 ranks, as far as there are GPUs. ``--one`` checks one GPU on a machine with
+several: each test suite and benchmark sees one of them, and others run beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from halox.cli import launcher
@@ -40,6 +42,7 @@ FOLDER = "tests/gpu"
 RANKS_FOLDER = f"{FOLDER}/ranks"
 RANDOM_TYPES = f"{FOLDER}/test_random_types_gpu.py"
 FAILURES = f"{FOLDER}/test_failures_gpu.py"
+NCCL_FAILURES = f"{FOLDER}/test_nccl_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
@@ -56,6 +59,13 @@ STEP_LIMIT_S = 200
 DUMPING_S = 2
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
+LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
+SOCKETS = {
+    **{"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+    **{"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"},
+}
+"""For NCCL as between nodes: without peer access, shared memory and InfiniBand."""
+BY_SOCKETS = ("nccl", "exchange", "graphs", "new_arrays")
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
 """The GPU that a test suite sees, of several."""
@@ -120,9 +130,12 @@ def suite(
     *others: str,
     options: tuple[str, ...] = (),
     shard: str = "",
+    how: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Run the tests of one file or of several, and return the outcome of each."""
-    report = scratch / f"{path.replace('/', '-')}-{ranks}-{shard.replace('/', '-')}.xml"
+    """Run the tests of one file or of several, and return the outcome of each; ``how`` is added to their names."""
+    parts = path, ranks, shard, how
+    report = scratch / f"{'-'.join(map(str, parts)).replace('/', '-').replace(' ', '-')}.xml"
     # The plugin tests.gpu.junit has rank 0 write the report, which HALOX_JUNIT names.
     # After a few failures it ends, and tells of them before its time is up.
     command = ["-m", "pytest", "-q", "--maxfail=4", "-p", "no:cacheprovider"]
@@ -133,14 +146,15 @@ def suite(
         ranks,
         HALOX_JUNIT=str(report),
         HALOX_RANDOM_SHARD=shard,
+        **variables,
     )
-    where = f"{path}{f' and {len(others)} more' if others else ''} on {ranks or 1} rank(s)"
+    where = f"{path}{f' and {len(others)} more' if others else ''} on {ranks or 1} rank(s){how}"
     outcomes: list[dict[str, Any]] = []
     if report.exists():
         for case in ElementTree.parse(report).iter("testcase"):
             bad = [child for child in case if child.tag in OUTCOMES]
             outcome = {
-                "test": f"{case.get('classname')}::{case.get('name')}",
+                "test": f"{case.get('classname')}::{case.get('name')}{how}",
                 "ranks": ranks or 1,
                 "outcome": OUTCOMES[bad[0].tag] if bad else "passed",
                 "seconds": float(case.get("time", 0)),
@@ -201,12 +215,12 @@ def one_process(gpus: int) -> list[Job]:
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     """Return the suites of several ranks, longest first, and those of them that run alone.
 
-    On several GPUs these are all, with that of failures: kernels that wait for one another need their GPUs for
+    On several GPUs these are all, with those of failures: kernels that wait for one another need their GPUs for
     themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs alone.
     """
     suites: list[tuple[str, int | None]] = [(file, 2) for file in rank_files()]
     if gpus > 1:
-        suites.append((FAILURES, None))
+        suites += [(FAILURES, None), (NCCL_FAILURES, None)]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
     suites.sort(key=lambda one: not any(name in one[0] for name in LONGEST_OF_RANKS))
@@ -214,6 +228,11 @@ def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     for path, ranks in suites:
         is_alone = gpus > 1 or any(name in path for name in ALONE)
         (alone if is_alone else together).append(partial(suite, path, ranks))
+    if gpus > 1:
+        for name in BY_SOCKETS:
+            path = f"{RANKS_FOLDER}/test_{name}_gpu.py"
+            how = {"options": ("-k", "nccl"), "how": ", by sockets", "variables": SOCKETS}
+            alone.append(partial(suite, path, 2, **how))
     return together, alone
 
 
@@ -255,9 +274,11 @@ def measure(name: str, words: list[str], ranks: int | None, scratch: Path) -> li
     return found
 
 
-def targets(kind: str, ranks: int | None, scratch: Path) -> list[dict[str, Any]]:
+def targets(
+    kind: str, ranks: int | None, scratch: Path, where: Sequence[str] = ("--device", "gpu")
+) -> list[dict[str, Any]]:
     """Measure the figures with targets of a kind of benchmark."""
-    words = ["halox", "bench", kind, "--device", "gpu", "--targets", "--json"]
+    words = ["halox", "bench", kind, *where, "--targets", "--json"]
     return measure(f"halox bench {kind}", words, ranks, scratch)
 
 
@@ -292,8 +313,22 @@ def apps(gpus: int) -> list[dict[str, Any]]:
             app("nas_ft", ranks, "--class", name, "--passes", "3", "--graph") for name in FT_CLASSES
         ]
         found.append(app("milc", ranks, *MILC_LATTICE, "--gauge", "random", "--graph"))
+    for ranks in measured_ranks(gpus)[1:]:
+        name = LARGE_MG_CLASS if ranks == LARGE_MG_RANKS else MG_CLASS
+        found.append(app("nas_mg", ranks, "--class", name, "--graph"))
     found.append(app("milc", 1, *MILC_LATTICE, "--gauge", "unit", "--precision", "mixed"))
     return found
+
+
+def measured_ranks(gpus: int) -> list[int]:
+    """Return the numbers of ranks that figures are of, which share a GPU where there is one.
+
+    Examples
+    --------
+    >>> measured_ranks(1), measured_ranks(5), measured_ranks(8)
+    ([2], [2, 4], [2, 4, 8])
+    """
+    return [ranks for ranks in (2, 4, 8) if ranks <= max(gpus, 2)]
 
 
 def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -303,18 +338,18 @@ def multigrid_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in found
         if one["app"] == "nas_mg" and not one["exit_status"]
     }
-    alone = ended.get(1, {}).get("mops")
+    alone = {one["class"]: one["mops"] for ranks, one in ended.items() if ranks == 1}
     return [
         {
             "name": f"NAS MG class {one['class']}, {ranks} ranks, {one['device']}",
             "value": round(one["mops"], 4),
             "unit": "Mop/s",
-            "baseline": alone and round(alone, 3),
+            "baseline": (mops := alone.get(one["class"])) and round(mops, 3),
             "baseline_name": "Mop/s on one rank",
             "target": None,
             "at_most": True,
             "met": None,
-            "speed_up": alone and round(one["mops"] / alone, 3),
+            "speed_up": mops and round(one["mops"] / mops, 3),
             "exchange_share": round(one["exchange_share"], 4),
             **{name: one[name] for name in ("verified", "relative_error", "time_s", "graph")},
         }
@@ -455,7 +490,12 @@ class Result:
         )
 
 
-PARTS = {(): "all", ("--several",): "those of several ranks", ("--one",): "all, of one GPU"}
+PARTS = {
+    (): "all",
+    ("--several",): "those of several ranks",
+    ("--figures",): "figures of several ranks",
+    ("--one",): "all, of one GPU",
+}
 """Descriptions of the parts that are checked, by command line."""
 
 
@@ -474,10 +514,12 @@ def main(arguments: list[str]) -> int:
         def tested(job: Job) -> Callable[[], None]:
             return lambda: result.add(tests=job(scratch))
 
-        together, alone = several_ranks(gpus)
-        on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
-        on_each(seen, [*map(tested, alone)], 1)
-        if "--several" not in arguments:
+        is_whole = arguments not in (["--several"], ["--figures"])
+        if "--figures" not in arguments:
+            together, alone = several_ranks(gpus)
+            on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
+            on_each(seen, [*map(tested, alone)], 1)
+        if is_whole:
             on_each(seen, [*map(tested, one_process(gpus))], AT_ONCE)
 
         def of_one() -> None:
@@ -490,7 +532,7 @@ def main(arguments: list[str]) -> int:
             result.apps += apps(gpus)
             for figures in (multigrid_figures, fourier_figures, milc_figures):
                 result.add(figures=figures(result.apps))
-            for ranks in sorted({2, 8 if gpus >= 8 else 4 if gpus >= 4 else 2}):
+            for ranks in measured_ranks(gpus):
                 kinds = (
                     "exchange",
                     "allreduce",
@@ -499,8 +541,10 @@ def main(arguments: list[str]) -> int:
                 )
                 for kind in kinds:
                     result.add(figures=targets(kind, ranks, scratch))
+            where = "--where", "1gpu" if gpus == 1 else "2gpus"
+            result.add(figures=targets("scatter_gather", 2, scratch, where))
 
-        on_each(seen, [of_several] if "--several" in arguments else [of_several, of_one], 1)
+        on_each(seen, [of_several, of_one] if is_whole else [of_several], 1)
     result.ended = True
     result.write()
     for reason, tests in Counter(test["reason"] for test in result.skipped).items():

@@ -1,29 +1,38 @@
-"""Exchanges by NCCL on two ranks, the second of which stops: ``python -m tests.gpu.nccl_failing FORM FAULT``."""
+"""Exchanges by NCCL on two ranks, the second of which stops; started by `tests.failing`."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
 
 import cupy
 from mpi4py import MPI
 
 import halox
 from halox.errors import ExchangeTimeoutError, PathError
+from tests.failing import tell
 
 
-def main(form: str, fault: str) -> None:
+def main(folder: Path, form: str, fault: str) -> None:
     comm = MPI.COMM_WORLD
+
+    def end(text: str) -> NoReturn:
+        tell(folder, f"said {comm.rank}", text)
+        tell(folder, f"done {comm.rank}", None)
+        os._exit(0)
+
     shape, procs = (8 * comm.size, 8, 8), (comm.size, 1, 1)
     grid = halox.Grid(shape, periodic=True, proc_shape=procs, device="gpu", path="nccl")
     try:
         plan = grid.plan(grid.zeros())
     except PathError as error:
-        print("NONE", error, flush=True)
-        return
+        end(f"none: {error}")
     with cupy.cuda.Stream(non_blocking=True) as stream:
         plan()
         call: Callable[[], object] = plan
@@ -52,11 +61,10 @@ def main(form: str, fault: str) -> None:
         waited = time.monotonic() - begun
         try:
             plan()
-            print("NO ERROR", flush=True)
+            end("no error")
         except ExchangeTimeoutError as error:
-            print(f"SAID after {waited:.1f} s: {error}", flush=True)
-        os._exit(0)
+            end(f"after {waited:.1f} s: {error}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]), *json.loads(sys.argv[2]))

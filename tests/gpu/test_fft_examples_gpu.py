@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import require
-from tests.unit.test_fft_examples import CASES, POISSON, TAYLOR_GREEN, on_ranks, printed
+from tests.unit.test_fft_examples import BOX, CASES, PLANE, PLANES, POISSON, on_ranks, printed
 
 pytestmark = pytest.mark.gpu
 require("gpu")
@@ -14,13 +14,22 @@ require("mpi")
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("options", CASES)
-def test_taylor_green(ranks: int, options: str) -> None:
-    """Energy and enstrophy; the example itself compares the velocity in 2D, and the series in 3D."""
-    ended = on_ranks(ranks, str(TAYLOR_GREEN), *options.split(), "--device", "gpu")
+def test_the_vortex_in_a_box(ranks: int, options: str) -> None:
+    """Energy and enstrophy; the example itself compares them with the series."""
+    ended = on_ranks(ranks, str(BOX), *options.split(), "--device", "gpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     device, _, energy, enstrophy = printed(ended.stdout)
     assert device == "gpu"
     assert (energy, enstrophy) == pytest.approx(CASES[options], abs=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("options", PLANES)
+def test_vortices_in_a_plane(ranks: int, options: str) -> None:
+    """The example compares the vorticity with the exact one everywhere."""
+    ended = on_ranks(ranks, str(PLANE), *options.split(), "--device", "gpu")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith(f"{ranks} rank(s), gpu: ")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

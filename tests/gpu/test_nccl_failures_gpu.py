@@ -5,10 +5,11 @@ tests/gpu/test_failures_gpu.py has ranks that are killed, on this path and other
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from halox.cli import launcher
-from tests.launching import ROOT, run
+from tests.failing import Job, run
 from tests.support import require
 
 require("gpu")
@@ -17,13 +18,16 @@ require("mpi")
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("form", ["stream", "graph", "ahead"])
-def test_a_rank_that_stops(form: str) -> None:
-    environment = launcher.environment(2) | {"PYTHONPATH": str(ROOT), "HALOX_TIMEOUT": "4"}
-    command = launcher.command(
-        launcher.find(), 2, ["-m", "tests.gpu.nccl_failing", form, "stalled"]
-    )
-    said = run(command, environment, quiet_s=120).said
-    if "NONE" in said:
-        pytest.skip(said.strip().splitlines()[-1])
-    assert "SAID after" in said and "waited for rank 1" in said and "HALOX_TIMEOUT" in said, said
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [("stream", "stalled"), ("graph", "stalled"), ("ahead", "stalled"), ("graph", "killed")],
+)
+def test_a_rank_that_stops(form: str, fault: str, tmp_path: Path) -> None:
+    limits = {"HALOX_TIMEOUT": "4"}
+    job = Job("tests.gpu.nccl_failing", [form, fault], limit_s=120, environment=limits)
+    ended = run(job, tmp_path)
+    said = ended.told.get("said 0", ended.said[-4000:])
+    if said.startswith("none"):
+        pytest.skip(said)
+    assert said.startswith("after"), said
+    assert "waited for rank 1" in said and "HALOX_TIMEOUT" in said, said

@@ -297,6 +297,26 @@ TABLE: Table = {
         FieldError,
         "padded_shape",
     ),
+    "the own cells of a field": (
+        with_field(lambda g: g.interior(g.zeros(components=3))),
+        FieldError,
+        "the rank's cells without their halo: give the field itself",
+    ),
+    "a shape in place of a dtype": (
+        with_field(lambda g: g.zeros(g.grid_shape)),
+        FieldError,
+        "a field has the grid's shape, and the dtype comes first",
+    ),
+    "a datatype of mpi4py": (
+        lambda comm: halox.Exchange([halox.Send(np.zeros(3), MPI.DOUBLE, 0)], [], comm=comm),
+        DatatypeError,
+        "convert it by halox.datatypes.from_mpi",
+    ),
+    "a send to nobody": (
+        lambda comm: halox.Exchange([halox.Send(np.zeros(3), "f8", MPI.PROC_NULL)], [], comm=comm),
+        MismatchError,
+        "leave messages to MPI.PROC_NULL out",
+    ),
     "an array of the wrong shape on one rank >1": (
         lambda c: with_field(lambda g: np.zeros(only_on(c, 1, (2, 2), g.padded_shape)))(c),
         FieldError,

@@ -11,6 +11,9 @@ from mpi4py import MPI
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {
+    "heat": ["--cells", "37", "24", "--steps", "60"],
+    "poisson": ["--cells", "21", "23", "18"],
+    "taylor_green": ["--cells", "17", "--steps", "20", "--dt", ".001"],
     "heat_walls": ["--cells", "37", "24", "--steps", "60"],
     "acoustic": ["--cells", "34", "21", "--steps", "80"],
     "acoustic --bang": ["--cells", "40", "36", "--steps", "50"],

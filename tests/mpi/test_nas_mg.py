@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from apps.nas_mg import options
-from apps.nas_mg.benchmark import Solver
+from apps.nas_mg.benchmark import Solver, run_benchmark
 from apps.nas_mg.classes import CLASSES, FIRST_NORMS
 from apps.nas_mg.hierarchy import Hierarchy, finest_grid
 from tests.mpi.conftest import agree
@@ -64,3 +64,20 @@ def test_same_result_however_divided(gather: int, levels: list[int], comm: MPI.I
     again, residual_again, _ = solved(comm, gather)
     assert again == norms
     assert agree(residual is None or np.array_equal(residual, residual_again), comm)
+
+
+def test_the_picture_shows_the_plane_and_the_ranks_that_have_it(comm: MPI.Intracomm) -> None:
+    words = Namespace(
+        problem="S", gather=4, passes=1, graph=False, device="cpu", check="none", png="a.png"
+    )
+    figures = run_benchmark(options.settings(words, comm.size), comm, lambda *_: None)
+    picture = comm.bcast(figures and figures["picture"])
+    procs = options.process_grid(comm.size)
+    assert [len(sizes) for sizes in picture["blocks"]] == [procs[2], procs[1]]
+    assert [sum(sizes) for sizes in picture["blocks"]] == [32, 32]
+    assert set(picture["ranks"]) == {(i, j) for i in range(procs[2]) for j in range(procs[1])}
+    first = comm.size // procs[0] * (procs[0] // 2)  # of the ranks of the upper half along z
+    assert min(picture["ranks"].values()) == first
+    # The solution has a peak at each charge in the plane.
+    assert picture["values"].shape == (32, 32)
+    assert picture["values"][4, 27] > 0.05 and picture["values"][17, 25] < -0.05

@@ -14,7 +14,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
-from halox.errors import ExchangeTimeoutError, PathError, StateError
+from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -186,11 +186,37 @@ def test_captured(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
 
 
 @apart
+def test_one_launch_ahead(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Packing and the copies within the rank together; apart for another array."""
+    launched: list[HostLaunch] = []
+
+    def counted(made: HostLaunch) -> HostLaunch:
+        launch = made.launch
+
+        def count(*given: Any) -> None:
+            launched.append(made)
+            launch(*given)
+
+        made.launch = count  # type: ignore[method-assign]
+        return made
+
+    with host_launches(counted), box(comm, halo=1, proc_shape=(comm.size, 1, 1)) as grid:
+        fields = [array(grid.padded_shape) for _ in range(2)]
+        for number in (0, 1, 0, 1):
+            wanted = fill(grid, fields[number], number)
+            del launched[:]
+            grid.exchange(fields[number])
+            assert agree(np.array_equal(fields[number].values, wanted), comm), number
+            assert len(launched) == (3 if number else 2)
+
+
+@apart
 @pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
 def test_contiguous_messages_are_not_packed(
     form: str, gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end by itself: launches happen where this rank's part is strided."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     _, nccl = gpu
     launched: list[str] = []
 
@@ -227,7 +253,45 @@ def test_contiguous_messages_are_not_packed(
         assert len(launched) == 2 * {"both": 0, "neither": 2}.get(form, 1)
         found = paths_of(exchange.explain())
         assert found == {"nccl/packed" if form == "neither" else "nccl/parts"}
-        assert len(nccl.groups[-1]) == 2
+        # The name of the exchange goes ahead of what is not packed.
+        assert len(nccl.groups[-1]) == (2 if form == "neither" else 4)
+
+
+@apart
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
+def test_plans_in_another_order(
+    path: str,
+    gpu: tuple[Machine, FakeNccl],
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL matches messages of one length, whatever plan they are of; the next call raises, on all ranks."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
+    planes: dict[str, Any] = {"halo": (1, 0, 0), "periodic": False, "proc_shape": (2, 1, 1)}
+    with pytest.warns(UserWarning, match="message of plan") as warned, box(comm, **planes) as grid:
+        fields = [array(grid.padded_shape) for _ in range(3)]
+        first, second, third = plans = [grid.plan(u, path=path) for u in fields]
+        for plan in (*plans, second, first):
+            plan()
+        assert paths_of(first.explain()) == {path}
+        for plan in (first, second) if comm.rank == 0 else (second, first):
+            plan()
+        for late, number in ((first, 2), (third, 2)):
+            with pytest.raises(MismatchError) as raised:
+                late()
+            said = f"received from rank {1 - comm.rank} a message of plan {number} of"
+            assert said in str(raised.value)
+            assert "in the same order on all ranks" in str(raised.value)
+        with pytest.raises(StateError, match="has failed"):
+            first()
+    assert len(warned) == 1  # of the second plan, which was not called again
+    with box(comm) as grid:
+        u = array(grid.padded_shape)
+        wanted = fill(grid, u, 5)
+        grid.exchange(u)
+        assert agree(np.array_equal(u.values, wanted), comm)
 
 
 @one_node
@@ -240,6 +304,7 @@ def test_not_looked_for_within_a_node(gpu: tuple[Machine, FakeNccl], comm: MPI.I
 
 WHYS = {
     "missing": "rank 1: no libnccl.so.2",
+    "too old": "rank 1: NCCL 2.9.6 is too old",
     "other version": "rank 0 has NCCL 2.29.7, rank 1 has 2.27.3; install the same version",
     "shared": "ranks 0 and 1 share a GPU, which NCCL refuses",
 }
@@ -259,7 +324,8 @@ def test_reasons(
     version = 22703 if what == "other version" and second else 22907
     with host_launches():
         _, nccl = machine_with_nccl(comm, monkeypatch, shared=what == "shared", version=version)
-        nccl.why_not = "no libnccl.so.2 can be loaded" if what == "missing" and second else ""
+        whys = {"missing": "no libnccl.so.2 can be loaded", "too old": "NCCL 2.9.6 is too old"}
+        nccl.why_not = whys.get(what, "") if second else ""
         with box(comm) as grid:
             u = array(grid.padded_shape)
             with pytest.raises(PathError, match=WHYS[what]) as raised:

@@ -57,15 +57,17 @@ def wanted(op: str, node: str, values: list[Any]) -> Any:
     return expected(op, [expected(op, group) for group in groups])
 
 
-@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("form", ["whole", "name apart", "cut"])
 def test_combined_in_the_order_of_the_nodes(
-    is_cut: bool,
+    form: str,
     node: str,
     gpu: tuple[Machine, FakeNccl],
     comm: MPI.Intracomm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if is_cut else 1 << 20)
+    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if form == "cut" else 1 << 20)
+    if form == "name apart":
+        monkeypatch.setattr(nccl_reduction, "_COPIED_BYTES", 0)
     for op, dtype, elements in (
         ("sum", "f8", 701),
         ("max", "f4", 37),
@@ -147,3 +149,30 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
                 with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
                     reduce(good)
             assert agree(bool((reduce(good).get() == comm.size).all()), comm)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("node", ["a node each"], indirect=True)
+def test_in_another_order(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL matches the values of two reductions; the next call raises, on all ranks."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "0")  # so that no thread looks in between
+    one, other = Array(np.full(3, comm.rank + 1.0)), Array(np.full(3, comm.rank + 1.0))
+    with (
+        pytest.warns(UserWarning, match="message of plan"),
+        halox.Grid((4 * comm.size, 4), comm=comm, device="gpu") as grid,
+    ):
+
+        def call(op: Any) -> float:
+            return float(grid.allreduce(one, op, out=other).get()[0])
+
+        found = [call(op) for op in ("sum", "max", "max", "sum")]
+        assert agree(found == [3, 2, 2, 3], comm)
+        for op in ("sum", "max") if comm.rank == 0 else ("max", "sum"):
+            call(op)
+        with pytest.raises(
+            MismatchError, match=r"a message of plan 2 of .* one of plan 1"
+        ) as raised:
+            call("sum")
+    assert "in the same order on all ranks" in str(raised.value)

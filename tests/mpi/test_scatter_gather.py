@@ -60,24 +60,30 @@ def check(comm: MPI.Intracomm, y: np.ndarray, step: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "count", "wanted"),
-    [(4096, 16, PATH), (4096, 15, "host/shared"), (2048, 64, "host/shared")],
-    ids=["long", "few", "short"],
+    ("block", "count", "wanted", "both_ways"),
+    [
+        (4096, 32, PATH, "host/shared"),
+        (4096, 31, "host/shared", "host/shared"),
+        (2048, 128, "host/shared", "host/shared"),
+        (16384, 64, PATH, PATH),
+        (16384, 63, PATH, "host/shared"),
+    ],
+    ids=["long", "few", "short", "longer", "fewer"],
 )
 def test_long_blocks_are_not_packed(
-    block: int, count: int, wanted: str, comm: MPI.Intracomm
+    block: int, count: int, wanted: str, both_ways: str, comm: MPI.Intracomm
 ) -> None:
-    """Of the user's own arrays, one way; of fewer bytes and shorter blocks, and both ways, the host packs."""
+    """Of the user's own arrays; of fewer bytes and shorter blocks, sooner if both ways, the host packs."""
     x, y = (np.zeros(2 * block * count, "u1") for _ in range(2))
     kind = dt.vector(count, block, 2 * block, "u1")
     with chain(comm, x, y, kind) as exchange:
         assert taken(exchange) == {wanted}
         why = exchange.explain().rows[0].reason
-        said = "copied by the kernel: blocks of 4096 B on average, half by each end"
+        said = f"copied by the kernel: blocks of {block} B on average, half by each end"
         assert (said if wanted == PATH else "packed") in why
     if comm.size == 2:
         with ring(comm, x, y, kind) as exchange:
-            assert taken(exchange) == {"host/shared"}
+            assert taken(exchange) == {both_ways}
 
 
 def test_fields_in_shared_memory_are_read_in_place(comm: MPI.Intracomm) -> None:

@@ -28,3 +28,9 @@ def test_equals_one_rank(scaling: str, every: int, comm: MPI.Intracomm) -> None:
     tiles = procs if scaling == "weak" else (1, 1)
     margin = 2 * (every - 1)
     assert figures["points"] == [41 * tiles[0] + margin, 54 * tiles[1] + margin]
+    picture = figures["picture"]
+    values = picture["values"]
+    assert list(values.shape) == figures["points"][::-1] and values.max() > 0
+    assert [sum(sizes) for sizes in picture["blocks"]] == list(values.shape)
+    assert [len(sizes) for sizes in picture["blocks"]] == list(procs[::-1])
+    assert sorted(picture["ranks"].values()) == list(range(comm.size))

@@ -16,6 +16,7 @@ import numpy as np
 
 from halox.packing.strided_plan import Plan
 from halox.runtime.gpu.compiler import preamble, source
+from halox.runtime.gpu.marks import Mark
 from tests.unit.kept import digest, folder, made_once
 
 HERE = Path(__file__).parent
@@ -89,7 +90,7 @@ def compiled(name: str, defines: tuple[tuple[str, str], ...] = (), extra: str = 
     if dict(defines).get("TILED"):
         launch = "char none[1]; launch_with_barriers(grid, block, backwards != 0, none, 1"
     marked = dict(defines).get("MARKED")
-    more, given = (", u64 mark_at, u32 is_end", ", mark_at, is_end") if marked else ("", "")
+    more, given = (", const Mark* mark", ", *mark") if marked else ("", "")
     text = f"""{preamble(defines)}
 #include "{SHIM}"
 {source(name)}
@@ -111,7 +112,7 @@ def run(
     source: int = 0,
     target: int = 0,
     backwards: bool = False,
-    mark: tuple[int, bool] | None = None,
+    mark: Mark | None = None,
 ) -> None:
     """Do on the CPU what a launch of a plan does on a GPU, from the same table."""
     if not planned.chunks:
@@ -127,7 +128,7 @@ def run(
         pointer = pointers.ctypes.data
     marked = () if mark is None else (("MARKED", "1"),)
     library = compiled(name, (*planned.defines, *defines, *marked))
-    more = () if mark is None else (ctypes.c_uint64(mark[0]), ctypes.c_uint(mark[1]))
+    more = () if mark is None else map(ctypes.byref, mark.arguments)
     call: Callable[..., None] = library.run
     call(
         ctypes.c_uint(planned.blocks),

@@ -17,10 +17,16 @@ from halox.runtime.gpu.marks import Mark
 
 def leave(mark: Mark) -> None:
     """Write a mark as a kernel does."""
-    words = (ctypes.c_uint32 * 2).from_address(mark.pointer)
+    words = (ctypes.c_uint32 * 4).from_address(mark.pointer)
     words[0] = not mark.is_end
     if mark.is_end:
         words[1] = 1
+    for number, at in enumerate(
+        (ctypes.c_uint64 * mark.messages).from_address(mark.names or mark.pointer), 1
+    ):
+        found = ctypes.c_uint32.from_address(at).value
+        if found != mark.name:
+            words[2:4] = found, number
 
 
 def touched(endpoint: Any) -> np.ndarray:
@@ -86,8 +92,9 @@ def _both(endpoint: Any, packed: int) -> tuple[np.ndarray, np.ndarray]:
     return array, packed + np.arange(len(array))
 
 
-def _pack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:
-    return HostLaunch([(*_both(*move), None) for move in moves], mark=mark)
+def _pack(moves: Any, device: int, mark: Mark | None = None, pairs: Any = ()) -> HostLaunch:
+    steps = [(*_both(*move), None) for move in moves]
+    return HostLaunch([*steps, *_between(pairs, "copy", device).steps], mark=mark)
 
 
 def _unpack(moves: Any, device: int, mark: Mark | None = None) -> HostLaunch:

@@ -383,6 +383,7 @@ def test_multigrid_figures() -> None:
     figures = {
         1: {**common, "mops": 100.0, "exchange_share": 0.0},
         2: {**common, "mops": 180.0, "exchange_share": 0.1},
+        8: {**common, "class": "D", "mops": 900.0, "exchange_share": 0.2},
     }
     runs = [
         {"app": "nas_mg", "ranks": n, "exit_status": 0, "figures": one}
@@ -390,8 +391,9 @@ def test_multigrid_figures() -> None:
     ]
     bad = {"app": "nas_mg", "ranks": 4, "exit_status": 1, "figures": {"output": "no"}}
     found = multigrid_figures([*runs, bad, {"app": "stencil2d", "exit_status": 0}])
-    assert [one["value"] for one in found] == [100.0, 180.0]
-    assert [one["speed_up"] for one in found] == [1.0, 1.8]
+    assert [one["value"] for one in found] == [100.0, 180.0, 900.0]
+    # That of another class is no baseline.
+    assert [one["speed_up"] for one in found] == [1.0, 1.8, None]
     assert found[1]["exchange_share"] == 0.1 and found[1]["baseline"] == 100.0
     assert multigrid_figures([bad]) == []
 

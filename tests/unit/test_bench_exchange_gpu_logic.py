@@ -31,6 +31,8 @@ TIMES = {
     ("selected", "graph"): 8.0,
     ("peer", "stream"): 10.0,
     ("peer", "graph"): 8.0,
+    ("nccl", "stream"): 25.0,
+    ("nccl", "graph"): 21.0,
     ("ipc", "stream"): 30.0,
     ("staged", "stream"): 40.0,
     (NCCL, "stream"): 25.0,
@@ -58,7 +60,7 @@ class FakeBench:
         self.seen.append(case.name)
         found = []
         for (name, mode), us in TIMES.items():
-            if self.shared_gpu and (name in ("peer", NCCL) or mode == "graph"):
+            if self.shared_gpu and (name in ("peer", "nccl", NCCL) or mode == "graph"):
                 continue
             kind = {"selected": "selected", NCCL: "baseline", ZERO_COPY: "baseline"}.get(
                 name, "path"
@@ -130,11 +132,28 @@ class TestTargets:
 
     def test_eight_gpus(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures(size=8)
-        six = {
-            n: found[f"six faces of {n}^3 float64, 8 ranks, in a stream"] for n in (64, 256, 512)
-        }
-        assert [one["target"] for one in six.values()] == [12.0, 22.0, 55.0]
+        six, graphs = (
+            [
+                found[f"six faces of {n}^3 float64, 8 ranks, in a {mode}"]
+                for n in (64, 128, 256, 512)
+            ]
+            for mode in ("stream", "graph")
+        )
+        assert [one["target"] for one in six] == [12.0, None, 22.0, 55.0]
+        assert [one["target"] for one in graphs] == [None] * 4
+        assert found["both z-faces of 512^3 float64, 8 ranks, in a stream"]["target"] is not None
         assert not any("x-faces" in name for name in found)  # those are for two
+
+    @pytest.mark.parametrize("size", [2, 4, 8])
+    def test_beside_the_same_steps_by_hand(
+        self, size: int, figures: Callable[..., dict[str, Any]]
+    ) -> None:
+        found = figures(size=size)
+        for n in (64, 128, 256, 512):
+            what = f"six faces of {n}^3 float64, {size} ranks, in a {{}}: nccl over {NCCL}"
+            stream, graph = (found[what.format(mode)] for mode in ("stream", "graph"))
+            assert (stream["value"], stream["target"], stream["met"]) == (1.0, 1.02, True)
+            assert (graph["value"], graph["met"]) == (1.05, False)
 
     def test_a_wrong_result_leaves_no_figures(self, figures: Callable[..., dict[str, Any]]) -> None:
         found = figures(failed="peer")

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import halox
-from halox.cli import catalogue, info, launcher, main, report, runner
+from halox.cli import catalogue, info, launcher, main, report, run, runner
 from halox.cli import script as scripts
 from halox.cli.progress import TerminalProgress
 from halox.errors import HaloxError, MissingPackageError
@@ -174,6 +175,8 @@ class TestCommand:
             (["run", "stencil2d", "--msize", "2,2"], "has 4 places, but this run has 1 ranks"),
             (["run", "stencil2d", "--num-iters", "2000"], "more than single precision holds"),
             (["run", "stencil2d", "--png", "/nowhere/at/all.png"], "no such folder"),
+            (["run", "stencil2d", "--png", "all.pdf"], "a file that ends in .png, got all.pdf"),
+            (["run", "nas_ft", "--png", "a.png"], "unrecognized arguments: --png a.png"),
             (["run", "stencil2d", "--custom-size", "x"], "ROWS,COLS"),
             (["walk"], "walk"),
             ([], "COMMAND"),
@@ -282,6 +285,43 @@ class TestCommand:
         assert [row["precision"] for row in figures["rows"]] == ["single", "double"]
         assert [row["bytes_exchanged"] for row in figures["rows"]] == [0, 0]
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_no_picture_without_matplotlib(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        assert main(["run", "stencil2d", "--device", "cpu", "--png", "a.png"]) == 2
+        said = capsys.readouterr()
+        assert "--png needs Matplotlib" in said.err and "pip install matplotlib" in said.err
+        assert not said.out  # noticed before the run
+
+    def test_the_picture_of_an_app_has_the_blocks_of_its_ranks(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        drawn: list[Any] = []
+        monkeypatch.setattr(run.drawing, "draw", lambda *given, log: drawn.append((*given, log)))
+        monkeypatch.setattr(run.drawing, "_MOST_POINTS", {2: 5})
+        values = np.arange(72.0).reshape(12, 6)
+        picture = {
+            "values": values,
+            "what": "u",
+            "where": "here",
+            "dims": ("x", "y"),
+            "blocks": ((5, 7), (2, 2, 2)),
+            "ranks": {(i, j): 3 * i + j for i in range(2) for j in range(3)},
+            "log": True,
+        }
+        run.draw(picture, Path("a.png"))
+        (((frame,), path, _, limits, log),) = drawn
+        assert (frame.values == values[::3, ::2]).all() and frame.steps == (3, 2)
+        assert frame.borders == ((5,), (2, 4))
+        assert frame.labels[:4] == (
+            (0, 0, "rank 0"),
+            (0, 2, "rank 1"),
+            (0, 4, "rank 2"),
+            (5, 0, "rank 3"),
+        )
+        assert (path, log, limits) == (Path("a.png"), True, (58e-4, 58))
 
     def test_a_wrong_result_is_a_failing_status(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

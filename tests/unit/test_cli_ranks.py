@@ -82,14 +82,39 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_an_error_of_one_rank_ends_all(tmp_path: Path) -> None:
-    # A folder where the picture should be written: seen by rank 0 alone, when the others are done.
+def test_a_picture_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path: Path) -> None:
+    """A folder of that name is noticed by rank 0 alone, when the others are done."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "a.png").mkdir()
     ended = halox_run(
         *("stencil2d", "-n", "2", "--custom-size", "9,9", "--num-iters", "1", "--passes", "1"),
-        *("--device", "cpu", "--png", str(tmp_path)),
+        *("--device", "cpu", "--png", str(tmp_path / "a.png")),
+    )
+    assert ended.returncode == 2
+    assert "verified: yes" in ended.stdout
+    assert ended.stderr.count("a.png failed: [Errno 21]") == 1 and "Traceback" not in ended.stderr
+
+
+def test_an_error_of_one_rank_ends_all(tmp_path: Path) -> None:
+    from halox.cli import launcher
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from mpi4py import MPI\n"
+        "from halox.cli.run import together\n"
+        "together(MPI.COMM_WORLD, lambda: 1 // MPI.COMM_WORLD.rank and MPI.COMM_WORLD.bcast(0))\n"
+    )
+    support.require("mpi")
+    ended = subprocess.run(
+        launcher.command(launcher.find(), 2, [str(program)]),
+        env=launcher.environment(2),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert ended.returncode not in (0, 2)
-    assert "IsADirectoryError" in ended.stderr and "rank 0 failed" in ended.stderr
+    assert "ZeroDivisionError" in ended.stderr and "rank 0 failed" in ended.stderr
 
 
 def test_inside_a_launcher_it_runs_on_the_ranks_that_are_there() -> None:

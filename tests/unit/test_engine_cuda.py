@@ -16,6 +16,7 @@ from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError, DeviceError, FieldError
 from halox.packing.device_arrays import DeviceArray
 from halox.packing.strided import addition_element
+from halox.paths.launches import repeated
 from halox.runtime.gpu import compiler, cuda, driver
 from halox.runtime.gpu import launch as launches
 from halox.runtime.gpu.launch import PreparedLaunch
@@ -211,6 +212,16 @@ class TestPreparedLaunch:
         run()
         other()
         assert [(call[5], call[6][1]) for call in self.calls] == [(1234, 7), (1234, 8), (5, 8)]
+
+    def test_a_repeated_call_keeps_its_addresses(self, prepare):
+        launch, others = prepare(), []
+        launch.launch_at(5, 70, 80)
+        calls = [(launch.launch_at, 70, 80), (lambda *given: others.append(given), 1, 2)]
+        steps = [repeated(call, 6) for call in calls]
+        for step in (*steps, *steps):
+            step()
+        assert [(call[5], call[6]) for call in self.calls] == [(5, (70, 80)), *[(6, (70, 80))] * 2]
+        assert others == [(6, 1, 2)] * 2
 
     @pytest.mark.parametrize("dependent", [True, False])
     @pytest.mark.parametrize("how", ["launch", "ready"])

@@ -411,6 +411,11 @@ def test_infer_spec_errors_say_what_fits_and_how_to_declare() -> None:
     for shape in [(9, 9), (7,), (), (5, 4), (7, 6, 0), (6, 7), (8, 6), (8, 7)]:
         with pytest.raises(FieldError, match=r"does not fit.*padded_shape=\(7, 6\).*declare\("):
             infer_spec(domain, 0, shape, halo)
+    for shape in [(5, 4), (3, 5, 4)]:
+        with pytest.raises(
+            FieldError, match=r"cells without their halo: .*declare\(array, halo=0\)"
+        ):
+            infer_spec(domain, 0, shape, halo)
     with pytest.raises(FieldError) as error:
         infer_spec(domain, 0, (7, 6, 7, 6), halo)
     assert str(error.value) == (

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from tests.gpu import check
 from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
 
 
@@ -59,3 +64,32 @@ def test_milc_figures() -> None:
     assert [(one["value"], one["baseline"]) for one in found] == [(800.0, 800.0), (600.0, 800.0)]
     assert found[1]["name"] == "MILC 16x16x16x32 improved double, 2 ranks, gpu"
     assert milc_figures(runs[2:]) == []
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, [2]), (2, [2]), (4, [2, 4]), (8, [2, 4, 8])])
+def test_one_command_measures_on_all_numbers_of_ranks(
+    gpus: int, ranks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[tuple[str, Any]] = []
+    apps: list[tuple[str, int]] = []
+    result = SimpleNamespace(gpus=gpus, apps=[], skipped=[], is_good=True)
+    result.add = lambda **found: None
+    result.write = lambda: None
+
+    def app(name: str, number: int, *options: str) -> dict[str, Any]:
+        apps.append((name, number))
+        return {"app": name, "ranks": number, "exit_status": 1}
+
+    def targets(kind: str, number: int | None, scratch: Path) -> list[dict[str, Any]]:
+        kinds.append((kind, number))
+        return []
+
+    monkeypatch.setattr(check, "Result", lambda parts: result)
+    monkeypatch.setattr(check, "app", app)
+    monkeypatch.setattr(check, "targets", targets)
+    monkeypatch.setattr(check, "suite", None)  # no tests
+    assert check.main(["--figures"]) == 0
+    for kind in ("exchange", "allreduce", "transpose"):
+        assert [number for name, number in kinds if name == kind] == ranks
+    wanted = sorted({1, *range(1, min(gpus, 2) + 1), *ranks[1:]})
+    assert sorted(number for name, number in apps if name == "nas_mg") == wanted

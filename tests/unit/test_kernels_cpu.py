@@ -16,6 +16,7 @@ from halox.packing.ordering import rounds
 from halox.packing.refine import Copy, Side, contiguous_side, paired
 from halox.packing.strided import _ELEMENTS, addition_element
 from halox.packing.strided_plan import LEVEL, MAX_LEVELS, plan, region_dtype
+from halox.runtime.gpu.marks import Mark
 from tests.support import require, trials
 from tests.unit.cpu_kernels import aligned, before_a_forbidden_page, compiled, run
 
@@ -172,11 +173,31 @@ class TestCopy:
             )
         ]
         planned = plan(copies, sms=SMS, max_blocks=3, max_word=8)
-        words = np.array([7, 7, 7, 7], "u4")
-        run("strided_copy", planned, mark=(words[1:].ctypes.data, is_end))
-        assert words.tolist() == ([7, 0, 1, 7] if is_end else [7, 1, 7, 7])
+        words = np.array([7] * 8, "u4")
+        run("strided_copy", planned, mark=Mark(words[2:].ctypes.data, is_end))
+        assert words.tolist() == [7, 7, *([0, 1] if is_end else [1, 7]), 7, 7, 7, 7]
         assert packed[32:-32].tobytes() == array[1:39, 1:, 6].tobytes()
         assert (packed[:32] == GUARD).all() and (packed[-32:] == GUARD).all()
+
+    @pytest.mark.parametrize("messages", [1, 3, 700])
+    def test_checks_the_names_of_messages(self, messages):
+        """The number of a message of another name, counted from 1, and that name; more of them than threads."""
+        array, packed = coded(field((40,), "f8")), field((40,), "f8")
+        both = (contiguous_side(x.ctypes.data, 320) for x in (array, packed))
+        planned = plan([Copy(*both)], sms=SMS)
+        names = np.full(2 * messages, 5, "u4")
+        names[1::2] = 9  # what follows a name does not count
+        places = names.ctypes.data + 8 * np.arange(messages, dtype="u8")
+        words = np.zeros(4, "u4")
+        mark = Mark(words.ctypes.data, True, places.ctypes.data, messages, 5)
+        run("strided_copy", planned, mark=mark)
+        assert words.tolist() == [0, 1, 0, 0]
+        assert packed.tobytes() == array.tobytes()
+        for wrong in {0, messages // 2, messages - 1}:
+            words[:], names[::2] = 0, 5
+            names[2 * wrong] = 6
+            run("strided_copy", planned, mark=mark)
+            assert words.tolist() == [0, 1, 6, wrong + 1]
 
     @pytest.mark.parametrize("max_blocks", [2, None])
     @pytest.mark.parametrize("run", [31, 32, 33, 63, 64, 255, 1023, 1024, 1025, 3001])

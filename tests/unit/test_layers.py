@@ -153,15 +153,15 @@ def test_apps_and_examples_use_public_names(path: Path) -> None:
         assert not name.startswith("cupy"), f"{path.relative_to(ROOT)}:{line}: use grid.xp"
 
 
-# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common. DDTBench joins two
-# kinds: the layouts of packing, and two ranks that send them to and fro.
+# The benchmarks stand outside, in floors of their own: each kind knows only what all have in common. DDTBench, with the
+# layouts of packing, and scatter_gather use the ranks of the ping-pong.
 BENCHMARKS = "halox_bench"
 BENCH_FLOORS = {
     "common": 0,
     "ranks": 1,
     **dict.fromkeys(("pack", "exchange", "allreduce", "pingpong", "transpose"), 2),
     **dict.fromkeys(("checkpoint", "milc"), 2),
-    "ddtbench": 3,
+    **dict.fromkeys(("ddtbench", "scatter_gather"), 3),
     "command": 4,
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halox import pack
 from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.errors import StateError
 from halox.exchange.halo import halo_draft
@@ -17,6 +18,7 @@ from halox.packing import device as packing
 from halox.packing.refine import Copy
 from halox.packing.strided_plan import plan
 from halox.paths.base import Job
+from halox.paths.launches import PackingWithCopies
 from halox.paths.local import LocalDeviceChannel
 from halox.runtime.arrays import describe
 from tests.support import require
@@ -53,13 +55,17 @@ HALO = ((1, 1), (2, 1), (1, 2))
 SHAPE = (6, 9, 5)
 
 
-def channel_of(arrays: Sequence[np.ndarray]) -> LocalDeviceChannel:
+def job_of(arrays: Sequence[np.ndarray]) -> Job:
     layout = FieldLayout(decompose(SHAPE, 1, periodic=True), 0, FieldSpec(HALO))
     found = [replace(describe(array), device=0) for array in arrays]
     draft = halo_draft(
         tuple(arrays), [(one, layout) for one in found], operation="copy", corners=True
     )
-    return LocalDeviceChannel(Job(found, draft.sends, draft.receives), 0)
+    return Job(found, draft.sends, draft.receives)
+
+
+def channel_of(arrays: Sequence[np.ndarray]) -> LocalDeviceChannel:
+    return LocalDeviceChannel(job_of(arrays), 0)
 
 
 def array_at(dtype: str, offset: int = 0) -> np.ndarray:
@@ -69,15 +75,18 @@ def array_at(dtype: str, offset: int = 0) -> np.ndarray:
     return aligned(nbytes, offset).view(dtype).reshape(shape)
 
 
+def filled(array: np.ndarray, *seed: int) -> np.ndarray:
+    """Fill the cells of an array, and return what it shall be."""
+    inner = tuple(slice(low, n + low) for n, (low, _) in zip(SHAPE, HALO, strict=True))
+    cells = np.random.default_rng(seed).integers(1, 200, SHAPE).astype(array.dtype)
+    array[...] = 0
+    array[inner] = cells
+    return np.pad(cells, HALO, mode="wrap")
+
+
 def check(channel: LocalDeviceChannel, arrays: Sequence[np.ndarray], seed: int) -> None:
     """Exchange arrays by the channel, and compare them with NumPy's."""
-    inner = tuple(slice(low, n + low) for n, (low, _) in zip(SHAPE, HALO, strict=True))
-    wanted = []
-    for number, array in enumerate(arrays):
-        cells = np.random.default_rng((seed, number)).integers(1, 200, SHAPE).astype(array.dtype)
-        array[...] = 0
-        array[inner] = cells
-        wanted.append(np.pad(cells, HALO, mode="wrap"))
+    wanted = [filled(array, seed, number) for number, array in enumerate(arrays)]
     channel.bind(channel.views([array.ctypes.data for array in arrays]))
     channel.start()
     assert all(map(np.array_equal, arrays, wanted))
@@ -127,3 +136,23 @@ def test_no_table_is_made_while_a_stream_is_captured(monkeypatch: pytest.MonkeyP
     with pytest.raises(StateError, match="before the capture"):
         channel.views([first.ctypes.data + 8])
     check(channel, [first], 1)
+
+
+def test_packing_with_copies_in_one_launch() -> None:
+    """Apart for another array: copies move at both ends, what is packed at one; and together again for the first."""
+    arrays = [array_at("f8", 16 * number) for number in range(2)]
+    job = job_of(arrays[:1])
+    (send, *_), pairs = job.sends[0].parts, [*job.pairs()]
+    packed = np.zeros(send.nbytes, np.uint8)
+    made = PackingWithCopies(job, [(send, packed.ctypes.data)], pairs, 0)
+    OnCpu.made = 0
+    for number in (0, 1, 0, 1):
+        array = arrays[number]
+        wanted = filled(array, number)
+        oracle = pack(array, send.datatype, send.count)
+        packed[:] = 0
+        made.bind(made.view([array.ctypes.data]))
+        made.launch(0)
+        assert np.array_equal(array, wanted) and packed.tobytes() == oracle.tobytes()
+        assert len(made.stages[0]) == number + 1
+    assert OnCpu.made == 2

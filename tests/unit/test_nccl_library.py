@@ -6,11 +6,13 @@ import ctypes
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from halox.errors import DeviceError
+from halox.errors import DeviceError, ExchangeTimeoutError, MismatchError
 from halox.runtime import nccl_ranks
 from halox.runtime.gpu import nccl, pools
+from halox.runtime.gpu.marks import WORDS_BYTES
 from halox.runtime.gpu.nccl import Nccl, NcclOp
 from tests.mpi.fake_cupy import pinned
 from tests.support import require
@@ -125,14 +127,25 @@ class TestWatch:
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(8)))
+        monkeypatch.setattr(pools, "HOST_WORDS", pools.Pool(lambda _: pinned(WORDS_BYTES)))
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(nccl_ranks, "time", clock)
         self.now = 0.0
-        ranks: Any = SimpleNamespace(rank=0, device=0)
-        self.made = nccl_ranks.Watch(ranks, [1, 3], 10.0)
+        self.ranks = ranks = SimpleNamespace(
+            rank=0,
+            device=0,
+            failed="",
+            watch=lambda watch: None,
+            forget=lambda watch: None,
+            fail=lambda why, kind: setattr(self.ranks, "failed", why),
+        )
+        self.name = np.array([7], "u4")
+        self.names = np.array([self.name.ctypes.data] * 2, "u8")
+        at = self.names.ctypes.data
+        self.made = nccl_ranks.Watch(ranks, [1, 3], 7, at, [3, 1], 10.0)
 
     def begin(self) -> None:
+        assert self.made.begin is not None
         leave(self.made.begin)
 
     def end(self) -> None:
@@ -146,7 +159,9 @@ class TestWatch:
         self.begin()
         assert not self.look(1) and not self.look(10.9)
         assert self.look(11.1)
-        assert "waited for ranks 1, 3" in self.made.look() and "for 10 s" in self.made.look()
+        text, kind = self.made.look() or ("", None)
+        assert "waited for ranks 1, 3" in text and "for 10 s" in text
+        assert kind is ExchangeTimeoutError
 
     def test_one_that_ends_late(self) -> None:
         self.begin()
@@ -173,3 +188,28 @@ class TestWatch:
         self.begin()
         assert not self.look(300) and not self.look(309)
         assert self.look(311)
+
+    def test_a_message_of_another_plan(self) -> None:
+        """An error for the next call, and for whoever looks; a warning in the end if nobody has been told."""
+        self.begin()
+        self.end()
+        self.made.check()
+        other = np.array([9], "u4")
+        self.names[1] = other.ctypes.data
+        self.begin()
+        self.end()
+        text, kind = self.made.look() or ("", None)
+        assert "received from rank 1 a message of plan 9" in text and kind is MismatchError
+        with pytest.warns(UserWarning, match="in place of one of plan 7"):
+            assert self.made.close()
+
+    def test_a_message_of_another_plan_without_a_limit(self) -> None:
+        self.made = nccl_ranks.Watch(self.made._ranks, [3], 8, self.names.ctypes.data, [3], 0.0)
+        assert self.made.begin is None
+        self.end()
+        self.ranks.error = lambda: MismatchError(self.ranks.failed)
+        with pytest.raises(
+            MismatchError, match=r"from rank 3 a message of plan 7 .* one of plan 8"
+        ):
+            self.made.check()
+        assert self.made.close()

@@ -10,6 +10,7 @@ import pytest
 from halox.collectives.operations import ELEMENTS, OPERATIONS, find_operation
 from halox.errors import FieldError
 from halox.runtime.gpu.compiler import preamble, source
+from halox.runtime.gpu.marks import Mark
 from tests.support import require
 from tests.unit.cpu_kernels import SHIM, shared_library
 from tests.unit.reduction_oracle import expected, same, sample
@@ -140,9 +141,9 @@ def test_arrays_of_nodes(op, dtype, own):
     require("cxx")
     run = """
 extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 value, u64 elements, u32 is_first,
-                    u64 mark_at, u32 is_end)
+                    const Mark* mark)
 {
-    launch_on_cpu(grid, block, true, combine_two, total, first, value, elements, is_first, mark_at, is_end);
+    launch_on_cpu(grid, block, true, combine_two, total, first, value, elements, is_first, *mark);
 }
 """
     defines = (("ELEMENT", element(dtype)), ("OP", OPERATIONS[op].kernel_name))
@@ -151,20 +152,46 @@ extern "C" void run(unsigned grid, unsigned block, u64 total, u64 first, u64 val
     values = sample(dtype, op, (4, 301))
     wanted = expected(op, values)
     scratch, result = np.zeros(301, dtype), np.zeros(302, dtype)
-    words = np.array([1, 0, 7], "u4")
+    words, found = np.array([1, 0, 0, 0], "u4"), np.array([8], "u4")
+    names = np.array([found.ctypes.data], "u8")
     arrays = [values[rank].copy() for rank in range(4)]
     target = result if own is None else arrays[own]
     total = arrays[0]
     for rank in range(1, 4):
         to = target if rank == 3 else scratch
         numbers = (to.ctypes.data, total.ctypes.data, arrays[rank].ctypes.data, 301)
-        mark = words.ctypes.data if rank == 1 else 0
+        mark = Mark(words.ctypes.data if rank == 1 else 0, True, names.ctypes.data, 1, 9)
         library.run(
             *(ctypes.c_uint(3), ctypes.c_uint(32), *map(ctypes.c_ulonglong, numbers)),
-            *(ctypes.c_uint(rank == 1), ctypes.c_ulonglong(mark), ctypes.c_uint(1)),
+            *(ctypes.c_uint(rank == 1), *map(ctypes.byref, mark.arguments)),
         )
         total = to
-    assert same(target[:301], wanted) and words.tolist() == [0, 1, 7]
+    assert same(target[:301], wanted) and words.tolist() == [0, 1, 8, 1]
+
+
+def test_a_copy_that_leaves_a_mark():
+    """copy_marked, of elements of any bytes."""
+    require("cxx")
+    run = """
+extern "C" void run(unsigned grid, unsigned block, u64 total, u64 value, u64 elements, const Mark* mark)
+{
+    launch_on_cpu(grid, block, true, copy_marked, total, value, elements, *mark);
+}
+"""
+    defines = (("ELEMENT", element("f8")), ("OP", OPERATIONS["sum"].kernel_name))
+    text = f'{preamble(defines)}#include "{SHIM}"\n{source("combine")}{run}'
+    library = shared_library(text, "-Wno-unused-function")
+    (values,) = sample("f8", "sum", (1, 301))
+    for pointer in (0, 1):
+        total, words = np.zeros(302), np.zeros(4, "u4")
+        mark = Mark(words.ctypes.data * pointer, False)
+        library.run(
+            *(ctypes.c_uint(3), ctypes.c_uint(32)),
+            *map(ctypes.c_ulonglong, (total.ctypes.data, values.ctypes.data, 301)),
+            *map(ctypes.byref, mark.arguments),
+        )
+        assert total[:301].tobytes() == values.tobytes() and total[301] == 0
+        assert words.tolist() == [pointer, 0, 0, 0]
 
 
 def test_samples_hold_what_they_should():

@@ -16,6 +16,7 @@ from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.engine import Limits, Region
 from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
@@ -78,6 +79,10 @@ class Pair:
         )
         assert (a.count, a.at_once, a.n_windows) == (b.count, b.at_once, b.n_windows)
         return a, b
+
+    def release(self, ends: tuple[Rounds, Rounds]) -> None:
+        for keys, end in zip(self.keys, ends, strict=True):
+            keys.release(end._own)
 
     @staticmethod
     def move(ends: tuple[Rounds, Rounds], direction: Any) -> None:
@@ -288,8 +293,7 @@ def test_a_layout_is_mapped_and_sent_once() -> None:
         assert (arrays[1].reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
         assert [e.mapped for e in pair.engines] == [4, 4], repeat
         assert [e.exported for e in pair.engines] == [4, 4], repeat
-        for end in linked:
-            end.close()
+        pair.release(linked)
     # Other memory, another chunk, another layout: new keys.
     other = np.zeros_like(arrays[1])
     pair.move(pair.link((blocks, blocks), (memory[0], [memory_of(other)])), "get")
@@ -318,8 +322,7 @@ def test_freed_memory_is_noticed() -> None:
         (region,) = pair.engines[1].regions.values()
         assert pair.keys[1].registrations.is_current(region)
         generations.append(region.generation)
-        for end in linked:
-            end.close()
+        pair.release(linked)
         del owner
         gc.collect()
         assert not pair.keys[1].registrations.is_current(region)
@@ -359,8 +362,7 @@ def test_unused_lists_give_way() -> None:
     first, second, third = (np.copy(arrays[0]) for _ in range(3))
     target = [memory_of(arrays[1])]
     for array in (first, second):
-        for end in pair.link((blocks, blocks), ([memory_of(array)], target)):
-            end.close()
+        pair.release(pair.link((blocks, blocks), ([memory_of(array)], target)))
     assert pair.engines[0].mapped == 8
     linked = pair.link((blocks, blocks), ([memory_of(third)], target))
     assert len(pair.keys[1]._remote) == 2, "the first one's keys are forgotten"
@@ -389,9 +391,25 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
 def test_everything_is_returned_at_the_end() -> None:
     pair, (blocks, arrays) = Pair({}, {}), face_pair()
     linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
-    for end in linked:
-        end.close()
+    pair.release(linked)
     for keys, engine in zip(pair.keys, pair.engines, strict=True):
         keys.close()
         assert not engine.regions and not engine.made
     assert not pair.engines[0].fabric.keys
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])
+@pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
+def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:
+    """Of messages of 16 KiB and more the first half of the windows has between two and three fifths of the bytes."""
+    lengths = np.full(count, 16384) + (0 if is_regular else np.arange(count) % 7 * 1000)
+    starts = np.cumsum(lengths + 4096) - lengths
+    blocks = MessageBlocks((0,), np.zeros(count, np.int64), starts, lengths)
+    own = propose(blocks, ProcessVm.limits)
+    chunk = agreed_chunk(own, own, blocks.nbytes)
+    assert chunk is not None
+    windows = blocks.windows(chunk, [Region(0, 0, 0)], [0])
+    first = sum(window.nbytes for window in windows[: len(windows) // 2])
+    few = count in (3, 5) and is_regular  # whole blocks
+    assert (0.3 if few else 0.4) <= first / blocks.nbytes <= 0.6
+    assert len(windows) <= (3 if is_regular else 16)

@@ -13,7 +13,7 @@ import pytest
 
 import halox
 from halox.checkpoint import chunks
-from halox.cli import drawing, main, view
+from halox.cli import drawing, main
 from tests import support
 
 pytest.importorskip("matplotlib")
@@ -57,7 +57,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Arguments of drawing, which writes nothing."""
     found: list[Any] = []
-    monkeypatch.setattr(drawing, "draw", lambda *given: found.append(given))
+    monkeypatch.setattr(drawing, "draw", lambda *given, log: found.append(given))
     return found
 
 
@@ -136,7 +136,7 @@ def test_only_chunks_of_the_slice_are_read(saved: Path, tmp_path: Path, drawn: l
 def test_large_fields_are_thinned(
     saved: Path, drawn: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "_MOST_POINTS", {1: 5, 2: 4})
+    monkeypatch.setattr(drawing, "_MOST_POINTS", {1: 5, 2: 4})
     for words in ("--slice x=3", "--slice x=3 --slice y=0", "--project x=max"):
         assert main(["view", str(saved), "--field", "u", *words.split()]) == 0
     frames = [frames[0] for (frames, *_) in drawn]
@@ -158,6 +158,23 @@ def test_values_that_are_not_finite_are_outside_of_the_range(
     finite = odd[np.isfinite(odd)]
     assert [limits for *_, limits in drawn][::2] == [(finite.min(), finite.max()), (0, 1)]
     assert np.isnan(drawn[1][0][0].values[0])
+
+
+def test_logarithmic_colours(saved: Path, tmp_path: Path) -> None:
+    """Each power of ten between the ends has the colour at its share of the map; what is below has the lowest."""
+    from matplotlib import colormaps, image
+
+    np.save(tmp_path / "u.npy", 10.0 ** np.array([[-9, -1, 0, 1], [-9, 2, 3, 3]]).repeat(9, 0))
+    for words, decades in (("", 4), ("--range 1e-3 1e3", 6)):
+        assert main(["view", str(tmp_path / "u.npy"), "--log", *words.split()]) == 0
+        pixels = image.imread(tmp_path / "u.png")[..., :3]
+        for power in (-9, -1, 0, 1, 2, 3):
+            share = max(0, 1 - (3 - power) / decades)
+            colour = np.array(colormaps["viridis"](share)[:3])
+            assert (abs(pixels - colour).max(-1) < 0.01).sum() > 1000, power
+    assert (
+        main(["view", str(saved), "--field", "u", "--slice", "x=0", "--slice", "y=0", "--log"]) == 0
+    )
 
 
 def test_blocks(saved: Path, tmp_path: Path, drawn: list[Any]) -> None:
@@ -229,12 +246,13 @@ def test_an_animation_has_a_frame_a_checkpoint_and_one_range(
     ((values, options),) = given
     assert values.shape == (10, 8) and options["origin"] == "lower"
     assert options["extent"] == (-0.5, 7.5, -0.5, 9.5)
-    assert (options["vmin"], options["vmax"]) == (2 * U[0].min(), 2 * U[0].max())
+    assert (options["norm"].vmin, options["norm"].vmax) == (2 * U[0].min(), 2 * U[0].max())
     # The range is that of the last one, so that the first one, which is zero, has a colour in the middle of the map.
     assert (
         main(["view", names[1], "--gif", str(tmp_path / "one.gif"), "--range", "-1e-3", ".5"]) == 0
     )
-    assert (given[-1][1]["vmin"], given[-1][1]["vmax"]) == (-1e-3, 0.5)
+    norm = given[-1][1]["norm"]
+    assert (norm.vmin, norm.vmax) == (-1e-3, 0.5)
     with Image.open(tmp_path / "one.gif") as found:
         assert found.n_frames == 1
 
@@ -256,10 +274,16 @@ def test_all_checkpoints_of_an_animation_show_the_field_of_the_first(
     [
         ("nothing.zarr", "there is no checkpoint"),
         ("nothing.npy", "there is no file"),
+        ("run.zarr/u", "run.zarr/u is one field of a checkpoint; give the path of the whole, "),
         ("text", "is a file, and a checkpoint is a folder"),
         ("empty", "is no Zarr group, or its metadata is damaged"),
         ("cut.npy", "cut.npy has 200 bytes, expected 3968: it was cut off"),
         ("text.npy", "text.npy is no .npy file"),
+        (
+            "fortran.npy",
+            "expected an array in C order, found Fortran order; write it by np.save of",
+        ),
+        ("objects.npy", "expected elements of fixed size, found Python objects; convert them"),
         ("none.npy", "has an array of shape (0, 3), without cells"),
         ("cut.zarr --field u --slice x=3", "u/c.3.0.0 has 10 bytes, expected 164: it was cut off"),
         ("run.zarr --field q", "run.zarr has no field q; it has c, even, face, pairs, u"),
@@ -277,6 +301,11 @@ def test_all_checkpoints_of_an_animation_show_the_field_of_the_first(
         ("u.npy --blocks", "a .npy file has no place for them"),
         ("old.zarr --blocks", "an earlier version of halox wrote it: save it again"),
         ("run.zarr --range 1 1", "expected two finite numbers LOW < HIGH, got 1 1"),
+        ("run.zarr --log --range 0 1", "LOW < HIGH, above 0 with --log, got 0 1"),
+        (
+            "negative.npy --log",
+            "no value of negative at z = 5 is above 0, the largest is -1; leave",
+        ),
         ("run.zarr --range 0 inf", "expected two finite numbers LOW < HIGH, got 0 inf"),
         ("run.zarr --cmap virdis", "Matplotlib has no colour map virdis; it has viridis,"),
         ("run.zarr --png a.gif", "--png: expected the name of a file that ends in .png, got a.gif"),
@@ -309,6 +338,9 @@ def test_mistakes(
     (tmp_path / "empty").mkdir()
     np.save("u.npy", U)
     np.save("none.npy", np.zeros((0, 3)))
+    np.save("fortran.npy", np.asfortranarray(U))
+    np.save("objects.npy", np.array([None]))
+    np.save("negative.npy", -1 - abs(U - U[0, 0, 5]))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "u.npy").read_bytes()[:200])
     for name in ("text", "text.npy"):
         (tmp_path / name).write_text("no checkpoint")

@@ -11,6 +11,8 @@
 //            Never waits for ever: the limit is the GPU's own clock's.
 // turns      Contract: each block does arithmetic for `each_ns`, unless *stop is not 0.
 //            Launch:   blocks of half a multiprocessor's threads, many more than fit at once.
+// work       Contract: each block does `rounds` of arithmetic, as many operations whoever else runs.
+//            Launch:   the same as of turns.
 
 #ifndef MULTIPLIER
 #define MULTIPLIER 0x9E3779B97F4A7C15ull
@@ -77,6 +79,15 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
         // One thread looks, so that the host link stays free.
         enough = threadIdx.x == 0 && (*stop != 0 || clock_ns() - begin > limit_ns);
     } while (!__syncthreads_or(enough));
+    if (a == -1.0f)
+        *sink = a;
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 2) work(float* sink, unsigned rounds)
+{
+    float a = threadIdx.x;
+    for (unsigned i = 0; i < rounds; ++i)
+        a = some_arithmetic(a);
     if (a == -1.0f)
         *sink = a;
 }

@@ -11,9 +11,10 @@ from halox.cli.progress import TerminalProgress
 from halox_bench.common import options
 from halox_bench.common.options import add_list
 from halox_bench.common.targets import shown
-from halox_bench.ddtbench import plots, targets
+from halox_bench.ddtbench import targets
 from halox_bench.ddtbench.cases import PATTERNS, DdtCase, select
 from halox_bench.ddtbench.run import DdtBench
+from halox_bench.pingpong import plots
 from halox_bench.pingpong.command import between_two, check_places, played
 from halox_bench.pingpong.run import PLACES
 from halox_bench.ranks import command
@@ -69,5 +70,8 @@ def _play(
         return any("failed" in one for one in figures)
     found = played(args, comm, places, result, cases, DdtBench)
     if comm.rank == 0:
-        options.draw(args.plot, partial(plots.draw, found))
+        drawn = partial(
+            plots.draw, found, kind="ddtbench", title="DDTBench", along=plots.OVER_BYTES
+        )
+        options.draw(args.plot, drawn)
     return any(row.failed for row in found)

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from halox_bench.common.tables import Table
+from halox_bench.pingpong.rows import TripRow
 from halox_bench.ranks import rows
-from halox_bench.ranks.rows import MethodRow
 
 PHASES = ("pack", "communicate", "unpack")
 
 
 @dataclass(frozen=True)
-class DdtRow(MethodRow):
-    """One method on one case; ``us`` is half a round trip, in JSON ``half_us``.
+class DdtRow(TripRow):
+    """One method on one case.
 
     Attributes
     ----------
-    pattern, size : str
-    nbytes : int
-        Payload of one direction.
+    size : str
     block_bytes : int
         Mean contiguous run of what is sent.
-    place : str
-        Memory of the slabs.
-    gb_per_s : float or None
-        Payload over half a round trip, 1e9 bytes a second.
     pack_us, communicate_us, unpack_us : float or None
         DDTBench's phases, each measured by itself: packing, half a round trip of packed bytes, unpacking; the slower
         rank's. None where MPI or halox does all at once.
     """
 
-    pattern: str
     size: str
-    nbytes: int
     block_bytes: int
-    place: str
-    gb_per_s: float | None = None
     pack_us: float | None = None
     communicate_us: float | None = None
     unpack_us: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        found = super().as_dict()
-        return {"half_us" if key == "us" else key: value for key, value in found.items()}
 
 
 _TABLE = Table(
@@ -66,4 +50,4 @@ def line(row: DdtRow, selected_us: float | None) -> str:
     cells = [row.place, row.pattern, row.size, f"{row.nbytes:,}", row.name, row.path, row.mode]
     phases = [row.pack_us, row.communicate_us, row.unpack_us]
     shown = ["" if us is None else f"{us:.2f}" for us in phases]
-    return rows.line(_TABLE, row, selected_us, cells, [f"{row.gb_per_s or 0:.2f}", *shown])
+    return rows.line(_TABLE, row, selected_us, cells, [row.speed, *shown])

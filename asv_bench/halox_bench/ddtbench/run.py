@@ -140,7 +140,7 @@ class DdtTrips(Methods[DdtRow]):
     def blank(self, kind: str, name: str) -> DdtRow:
         """Return a method's row without a figure."""
         case = self._case
-        what = case.pattern, case.size, case.nbytes, case.block_bytes, self.bench.place
+        what = case.pattern, case.nbytes, self.bench.place, case.size, case.block_bytes
         return DdtRow(*what, case=case.name, kind=kind, name=name)
 
     def measured(self, method: Method, mode: str, us: float) -> DdtRow:

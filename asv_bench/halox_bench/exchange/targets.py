@@ -42,18 +42,22 @@ from halox_bench.ranks.rows import (
     us_of,
 )
 
-BUDGET_S = 60.0
+BUDGET_S = 90.0
 TIMING = Timing(batches=7, batch_s=3e-3)
 
 X_FACES_US = {64: (7.0, 5.0), 128: (8.5, 7.0), 256: (11.0, 9.5), 512: (30.0, 28.0)}
 """Both x-faces of N^3 float64 a rank: at most so many microseconds in a stream, in a graph."""
 
-SIX_FACES_US = {64: 12.0, 256: 22.0, 512: 55.0}
+SIX_FACES_US = {64: 12.0, 128: None, 256: 22.0, 512: 55.0}
 """All six faces on 8 GPUs, in a stream."""
+
+OF_BY_HAND = 1.02
+"""Six faces by the path ``nccl``, beside the same steps by hand."""
 
 OF_NCCL = 0.5
 OF_ZERO_COPY_SHARED = 0.6
 OF_ZERO_COPY_STAGED = 0.7
+BY_NCCL = "nccl"
 LARGE_BYTES = 1 << 20
 HOP_US = 1.5
 OF_WIRE = 1.25
@@ -72,7 +76,8 @@ def measure(
 ) -> list[Figure]:
     """Measure all of them on the GPUs of the ranks at hand, collectively; see `measured`.
 
-    The figures with targets are for 2 ranks (six faces: 8), on a GPU each or, for the ``ipc`` path, on one.
+    Figures with targets are for 2 ranks, on a GPU each or, for the ``ipc`` path, on one; times of six faces are for 8.
+    What is beside NCCL by hand, the wire or one GPU has its target on any number.
     """
     options = Options("gpu", timing=TIMING, no_gpu_aware=why_not_gpu_aware(comm, "gpu"))
     bench = Targets(Bench(comm, options))
@@ -91,7 +96,8 @@ class Targets:
         found: dict[str, Callable[[], Iterator[Figure]]] = {}
         if self._comm.size > 2 and not self._bench.shared_gpu:
             return {
-                "six faces": self.six_faces,
+                **self._six_faces(),
+                "z-faces": self.z_faces,
                 "pencil transpose": self.transpose,
                 "weak scaling": self.weak_scaling,
             }
@@ -101,6 +107,7 @@ class Targets:
         if self._bench.shared_gpu:
             return found
         found["z-faces"] = self.z_faces
+        found |= self._six_faces()
         found["half the GPU busy"] = self.half_busy
         found["all neighbours"] = self.all_neighbours
         found["pencil transpose"] = self.transpose
@@ -179,20 +186,34 @@ class Targets:
             beside = others(four, mode)
             yield over(what, together, alone, FOUR_FIELDS, "us of one field", others=beside)
 
-    def six_faces(self) -> Iterator[Figure]:
-        for n, most in SIX_FACES_US.items():
-            rows = self._measured(ExchangeCase((n,) * 3, "faces"))
-            us = us_of(rows, SELECTED, STREAM)
-            if us is not None:
-                yield limited(
-                    f"six faces of {n}^3 float64, {self._comm.size} ranks, in a stream",
-                    us,
-                    "us",
-                    most if self._comm.size == 8 else None,
-                    us_of(rows, NCCL, STREAM),
-                    f"us of {NCCL}",
-                    others=others(rows, STREAM),
-                    path=_taken(rows, STREAM),
+    def _six_faces(self) -> dict[str, Callable[[], Iterator[Figure]]]:
+        return {f"six faces of {n}^3": partial(self.six_faces, n) for n in SIX_FACES_US}
+
+    def six_faces(self, n: int) -> Iterator[Figure]:
+        """Measure what halox selects, and the path ``nccl``, beside NCCL by hand."""
+        bench = Bench(self._comm, Options("gpu", (BY_NCCL,), (NCCL,), timing=TIMING))
+        rows = right(bench.measure(ExchangeCase((n,) * 3, "faces")))
+        bench.free()
+        for mode in (STREAM, GRAPH):
+            what = f"six faces of {n}^3 float64, {self._comm.size} ranks, in a {mode}"
+            us, hand = us_of(rows, SELECTED, mode), us_of(rows, NCCL, mode)
+            if us is None:
+                yield missing(what, _why(rows, mode))
+                continue
+            yield limited(
+                what,
+                us,
+                "us",
+                SIX_FACES_US[n] if self._comm.size == 8 and mode == STREAM else None,
+                hand,
+                f"us of {NCCL}",
+                others=others(rows, mode),
+                path=_taken(rows, mode),
+            )
+            ours = us_of(rows, BY_NCCL, mode)
+            if ours is not None and hand is not None:
+                yield over(
+                    f"{what}: {BY_NCCL} over {NCCL}", ours, hand, OF_BY_HAND, f"us of {NCCL}"
                 )
 
     def half_busy(self) -> Iterator[Figure]:

@@ -98,7 +98,8 @@ class ByHand(Party):
         self._layout = case.sides[comm.rank].by_hand
         self._memory: Bytes = array.view(np.uint8)
         self._in_place = is_contiguous(self._layout)
-        self._packed = self._memory if self._in_place else np.empty(case.nbytes, np.uint8)
+        own = self._memory[: case.nbytes]
+        self._packed = own if self._in_place else np.empty(case.nbytes, np.uint8)
 
     def _send(self) -> None:
         if not self._in_place:
@@ -126,7 +127,7 @@ class _Kernels(Party):
         if is_contiguous(layout) and not host:
             self._pack: Move = _nothing
             self._unpack: Move = _nothing
-            made = [(array, self._array, array)] * 2
+            made = [(array.view(np.uint8)[: case.nbytes], self._array, array)] * 2
         else:
             self._pack, self._unpack = (
                 prepare(layout, (0,), direction, device) for direction in ("pack", "unpack")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from halox.errors import HaloxError, PathError
 from halox.exchange.typed import Exchange, Recv, Send
@@ -14,7 +14,7 @@ from halox.runtime.gpu.cuda import cupy, gpu_count
 from halox_bench.pingpong import baselines as by_users
 from halox_bench.pingpong.baselines import Trip
 from halox_bench.pingpong.cases import PingPong, PingPongOracle
-from halox_bench.pingpong.rows import PingPongRow
+from halox_bench.pingpong.rows import PingPongRow, TripRow
 from halox_bench.ranks.bench import Options, RanksBench
 from halox_bench.ranks.busy import times_us
 from halox_bench.ranks.clock import Stage
@@ -29,6 +29,11 @@ BUSY = (0.0, 0.25, 0.5)
 
 GRAPH_TRIPS = 10
 _CHECKS = 2
+
+AnyRow = TypeVar("AnyRow", bound=TripRow)
+
+Ways = Sequence[tuple[list[Send], list[Recv]]]
+"""This rank's sends and receives, there and back."""
 
 
 def devices(comm: Any, place: str) -> int | None:
@@ -65,7 +70,7 @@ def _visible() -> list[bytes]:
     return [bytes(properties(i)["uuid"]) for i in range(count)]
 
 
-class PingPongBench(RanksBench[PingPongRow]):
+class PingPongBench(RanksBench[Any]):
     """Two ranks and a place for their arrays.
 
     Parameters
@@ -91,7 +96,7 @@ class PingPongBench(RanksBench[PingPongRow]):
     def measure(self, case: PingPong) -> list[PingPongRow]:
         """Measure one case."""
         with self.stage.current():
-            return Trips(self, case).measure()
+            return PingPongTrips(self, case).measure()
 
     def heading(self) -> str:
         """Return what stands above the table."""
@@ -103,9 +108,7 @@ class Exchanges(Trip):
 
     capturable = True
 
-    def __init__(
-        self, comm: Any, messages: Sequence[tuple[list[Send], list[Recv]]], path: str | None
-    ) -> None:
+    def __init__(self, comm: Any, messages: Ways, path: str | None) -> None:
         chosen: dict[str, Any] = {} if path is None else {"path": path}
         self._made: list[Exchange] = []
         for sends, receives in messages:
@@ -115,6 +118,11 @@ class Exchanges(Trip):
                 self.close()
                 raise
         self.taken = paths_taken(row for made in self._made for row in made.explain().rows)
+
+    @property
+    def plans(self) -> list[Any]:
+        """Their plans."""
+        return [made._plan for made in self._made]
 
     def there(self) -> None:
         self._made[0]()
@@ -127,44 +135,32 @@ class Exchanges(Trip):
             exchange.close()
 
 
-class Trips(Methods[PingPongRow]):
-    """A case's array on both ranks, and every method to send it there and back."""
+class Trips(Methods[AnyRow]):
+    """A case's array of float64 on both ranks, and every method to send it there and back."""
 
     bench: PingPongBench
 
-    def __init__(self, bench: PingPongBench, case: PingPong) -> None:
-        elements = case.sides[bench.comm.rank].elements
-        super().__init__(bench, bench.stage.xp.zeros(elements, "f8"), GRAPH_TRIPS)
+    def __init__(self, bench: PingPongBench, case: PingPong, array: Any) -> None:
+        super().__init__(bench, array, GRAPH_TRIPS)
         self._case = case
         self._oracle = PingPongOracle(case, self.comm.rank, self.stage.xp)
         self.stage.settle()
 
-    def measure(self) -> list[PingPongRow]:
-        """Make every method, measure it and close it."""
-        self.make()
-        found = self.rows()
-        if self.bench.options.busy and self.bench.place == "2gpus":
-            found += self._with_busy_gpus()
-        self.close()
-        return found
-
-    def blank(self, kind: str, name: str) -> PingPongRow:
-        """Return a method's row without a figure."""
-        case = self._case
-        what = case.pattern, case.n, case.nbytes, self.bench.place
-        return PingPongRow(*what, case=case.name, kind=kind, name=name)
-
-    def measured(self, method: Method, mode: str, us: float) -> PingPongRow:
+    def measured(self, method: Method, mode: str, us: float) -> AnyRow:
         """Return the row of a method whose round trips were timed."""
         row = super().measured(method, mode, us / 2)
         return replace(row, gb_per_s=self._case.nbytes / (us / 2) / 1e3)
+
+    def trip(self, name: str, messages: Ways, chosen: str | None) -> Exchanges:
+        """Plan both exchanges of the method of a name."""
+        return Exchanges(self.comm, messages, chosen)
 
     def own(self, kind: str, name: str, chosen: str | None) -> Method:
         """Plan both exchanges by a path."""
         array, side, other = self.arrays, self._case.sides[self.comm.rank], 1 - self.comm.rank
         what = array, side.datatype, other, side.count
-        ways: list[tuple[list[Send], list[Recv]]] = [([Send(*what)], []), ([], [Recv(*what)])]
-        trip = Exchanges(self.comm, ways[:: 1 if self.comm.rank == 0 else -1], chosen)
+        ways: Ways = [([Send(*what)], []), ([], [Recv(*what)])]
+        trip = self.trip(name, ways[:: 1 if self.comm.rank == 0 else -1], chosen)
         return Method(kind, name, trip, trip.close, True, self.arrays, {"path": trip.taken})
 
     def baselines(self) -> Mapping[str, Callable[[], Baseline]]:
@@ -210,6 +206,29 @@ class Trips(Methods[PingPongRow]):
                 call()
                 wrong = self._oracle.wrong(array, step)
             self.expect(wrong, f"elements, in round trip {step + 1}")
+
+
+class PingPongTrips(Trips[PingPongRow]):
+    """A case of matrices."""
+
+    def __init__(self, bench: PingPongBench, case: PingPong) -> None:
+        elements = case.sides[bench.comm.rank].elements
+        super().__init__(bench, case, bench.stage.xp.zeros(elements, "f8"))
+
+    def measure(self) -> list[PingPongRow]:
+        """Make every method, measure it and close it."""
+        self.make()
+        found = self.rows()
+        if self.bench.options.busy and self.bench.place == "2gpus":
+            found += self._with_busy_gpus()
+        self.close()
+        return found
+
+    def blank(self, kind: str, name: str) -> PingPongRow:
+        """Return a method's row without a figure."""
+        case = self._case
+        what = case.pattern, case.nbytes, self.bench.place, case.n
+        return PingPongRow(*what, case=case.name, kind=kind, name=name)
 
     def _with_busy_gpus(self) -> list[PingPongRow]:
         return [

@@ -132,7 +132,7 @@ class Targets:
                 beside = "us of a device copy of a rank's block"
                 yield over(what, us, copy, None, beside, others=others(rows, mode))
             elif speed is not None:
-                turned = case.axes != orders(case.ndim)[0] and self._comm.size == 2
+                turned = case.axes != orders(case.ndim)[0]
                 yield figure(
                     f"{what}: share of the measured speed of a copy to the peer",
                     rows[0].bytes_sent / us / speed,

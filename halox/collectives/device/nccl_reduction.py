@@ -3,6 +3,9 @@
 NCCL only moves bytes here. Its own allreduce combines in an order of its own, and has neither all operations nor NaN in
 "min" and "max"; the kernels here combine the nodes' values in the order of the nodes, the same bits on all ranks.
 
+The first messages of a call carry the reduction's name, as in `halox.runtime.nccl_ranks`: in front of small arrays,
+which are copied for that, or ahead of large ones.
+
 Small arrays: each rank gets the value of every other node from a rank there, and combines them all. Large ones are cut
 into slices, one for each of the first ranks of a node (as many as the smallest node has), and slices into pieces, one
 for each node::
@@ -25,14 +28,14 @@ import numpy as np
 
 from halox.collectives.algorithms import NCCL_GATHERED_BYTES
 from halox.collectives.device.tree_reduction import DeviceMoves
-from halox.errors import ExchangeTimeoutError, HaloxError, MismatchError
+from halox.errors import HaloxError, MismatchError
 from halox.runtime.arrays import DType
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
     from halox.runtime.arrays import Array
 
 _ALIGNMENT = 512
+_COPIED_BYTES = 1 << 20
+"""Bytes of an array that is copied behind its name: a message of 16 bytes ahead takes 1 to 4 us, a copy 1."""
+
 _NOTE_TAG = 5
 _MOST_STEPS = 64
 
@@ -200,22 +206,36 @@ class NcclAcrossNodes:
         is_cut = pays and elements >= world.size
         self._schedule = plan = schedule(world.nodes, world.rank, elements, is_cut=is_cut)
         self._node, self._nodes = world.nodes[world.rank], nodes
+        # In one message with its name, alike on all ranks; a rank alone on its node takes a copy for that.
+        self._is_named = not is_cut and (slices > 1 or nbytes <= _COPIED_BYTES)
         start, stop = plan.piece
-        slot = rounded_up((stop - start) * self._item, _ALIGNMENT)
-        own = rounded_up(nbytes, _ALIGNMENT)
-        self._block = arena.allocate(own + nodes * slot)
-        self._own = int(arena.pointer(self._block.place))
+        slot = rounded_up(AHEAD_BYTES + (stop - start) * self._item, _ALIGNMENT)
+        own = rounded_up(AHEAD_BYTES + nbytes, _ALIGNMENT)
+        givers = [one for one in plan.before if not one.is_send]
+        assert arena.device is not None
+        self._block = arena.allocate(own + nodes * slot + 8 * len(givers))
+        begin = int(arena.pointer(self._block.place))
+        self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
         self._piece = moves(stop - start) if stop > start else None
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
-        ranks.connect(world, targets, sources)
-        self._watch = watch = ranks.watch(sorted(targets | sources), world.limit_s)
-        # Of calls without a limit, none; otherwise the launches that mark their begin, and their end.
-        marks = () if watch is None else (watch.begin, watch.end)
-        assert arena.device is not None
-        self._marks = [MarkLaunch(mark, arena.device).launch for mark in marks]
+        name = ranks.connect(world, targets, sources)
+        table = begin + own + nodes * slot
+        places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in givers], "u8")
+        write(arena.device, {begin: np.array([name], "u4"), table: places})
+        watch = Watch(
+            *(ranks, sorted(targets | sources), name, table),
+            *([one.peer for one in givers], world.limit_s),
+        )
+        self._watch, self._copies = watch, within is None and self._is_named
+        # Of calls without a limit, none; otherwise the launch that marks their begin.
+        marks = (
+            [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, arena.device)]
+        )
+        self._begin = [mark.launch for mark in marks]
+        self._end = MarkLaunch(watch.end, arena.device).launch
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
         self._world = world
@@ -225,8 +245,7 @@ class NcclAcrossNodes:
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
-        if self._ranks.failed:
-            raise ExchangeTimeoutError(self._ranks.failed)
+        self._watch.check()
         if error is not None:
             self._cancel(stream, error)
             raise error
@@ -288,21 +307,26 @@ class NcclAcrossNodes:
         for step in self._steps.get((value, target)) or self._steps_of(value, target):
             step(pointer)
 
-    def _steps_of(self, value: int, target: int) -> Sequence[Callable[[int], None]]:
+    def _steps_of(self, source: int, target: int) -> Sequence[Callable[[int], None]]:
         """Return what a call launches for an array at one address and a result at another, which may be the same."""
+        value = source
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()
-        plan, watch = self._schedule, self._watch
-        ends_early = watch is not None and not plan.after and self._piece is not None
-        combining = self._combining(value, target, watch.end if watch and ends_early else None)
+        plan = self._schedule
+        begin: Sequence[Callable[[int], None]] = self._begin
+        if self._copies:
+            assert self._piece is not None
+            begin, value = [self._piece.copied(self._own, source, self._watch.begin)], self._own
+        ends_early = not plan.after and self._piece is not None
+        combining = self._combining(value, target, self._watch.end if ends_early else None)
         made = [
-            *self._marks[:1],
-            *self._grouped(plan.before, value),
+            *begin,
+            *self._grouped(self._named(self._ops(plan.before, value))),
             *combining,
-            *(group for step in plan.after for group in self._grouped(step, target)),
-            *([] if ends_early else self._marks[1:]),
+            *(one for step in plan.after for one in self._grouped(self._ops(step, target))),
+            *([] if ends_early else [self._end]),
         ]
-        self._steps[value, target] = made
+        self._steps[source, target] = made
         return made
 
     def _combining(
@@ -326,12 +350,30 @@ class NcclAcrossNodes:
             total = to
         return made
 
-    def _grouped(
-        self, transfers: Sequence[Transfer], array: int
-    ) -> Sequence[Callable[[int], None]]:
-        """Return the group of transfers, if there are any."""
-        ops = self._ops(transfers, array)
+    def _grouped(self, ops: Sequence[NcclOp]) -> Sequence[Callable[[int], None]]:
+        """Return the group of sends and receives, if there are any."""
         return [self._ranks.prepared(ops)] if ops else []
+
+    def _named(self, ops: Sequence[NcclOp]) -> list[NcclOp]:
+        """Return sends and receives of the first step with names ahead: in the same messages, or in others."""
+        if self._is_named:
+            return [
+                op._replace(pointer=op.pointer - AHEAD_BYTES, nbytes=op.nbytes + AHEAD_BYTES)
+                for op in ops
+            ]
+        return [
+            both
+            for op in ops
+            for both in (
+                NcclOp(
+                    op.is_send,
+                    (self._own if op.is_send else op.pointer) - AHEAD_BYTES,
+                    NAME_BYTES,
+                    op.peer,
+                ),
+                op,
+            )
+        ]
 
     def _ops(self, transfers: Sequence[Transfer], array: int) -> list[NcclOp]:
         item = self._item
@@ -349,9 +391,7 @@ class NcclAcrossNodes:
     def close(self) -> None:
         """Wait for the last call, and release what it holds; collective."""
         self._order.synchronize()
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self._watch.close()
         if self._within is not None:
             self._within.close()
         self._arena.release(self._block)

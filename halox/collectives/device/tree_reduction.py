@@ -87,7 +87,9 @@ class DeviceMoves:
             return PreparedLaunch(function, blocks, _THREADS, args, device=device)
 
         self._first, self._next = launch(True), launch(False)
-        two = kernel("combine", "combine_two", device, defines)
+        two, self._copy = (
+            kernel("combine", name, device, defines) for name in ("combine_two", "copy_marked")
+        )
         self._shape, self._device, self._elements = (two, blocks, _THREADS), device, elements
         self._runtime = cupy().cuda.runtime
         self._nbytes = elements * dtype.itemsize
@@ -112,6 +114,12 @@ class DeviceMoves:
         numbers = map(ctypes.c_uint64, (*addresses, self._elements))
         args = [*numbers, ctypes.c_uint32(is_first), *marked]
         return PreparedLaunch(*self._shape, args, device=self._device).launch
+
+    def copied(self, target: int, source: int, mark: Mark | None) -> Callable[[int], None]:
+        """Return the launch that copies an array, after leaving a mark."""
+        numbers = map(ctypes.c_uint64, (target, source, self._elements))
+        args = [*numbers, *(mark or Mark(0, is_end=False)).arguments]
+        return PreparedLaunch(self._copy, *self._shape[1:], args, device=self._device).launch
 
     def copy(self, target: int, source: int, stream: int) -> None:
         """Copy an array, perhaps to or from another GPU."""

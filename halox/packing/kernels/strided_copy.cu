@@ -3,7 +3,8 @@
 // Packs (target contiguous), unpacks (source contiguous) and copies strided to strided;
 // strided_body.cu states the table, the index order, the launch shape and the bytes moved. Targets of
 // one launch must not overlap one another nor any source. Pointers may be device memory, a peer's
-// memory or the device address of mapped host memory. With MARKED the launch leaves a mark as it starts: mark_body.cu.
+// memory or the device address of mapped host memory. With MARKED the launch leaves a mark as it starts, and
+// checks the names of messages: mark_body.cu.
 
 #ifndef MARKED
 #define MARKED 0
@@ -16,13 +17,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) strided_copy(
     u64 source_base, u64 target_base, const __grid_constant__ Table table, u32 regions, u32 chunks,
     u32 chunk_words
 #if MARKED
-    , u64 mark_at, u32 is_end
+    , const Mark mark
 #endif
 )
 {
 #if MARKED
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        leave_mark(mark_at, is_end);
+    const u32 found = blockIdx.x == 0 ? leave_mark(mark) : mark.name;
 #endif
     for_each_chunk(table, regions, chunks, chunk_words, CopyWork{source_base, target_base});
+#if MARKED
+    if (blockIdx.x == 0)
+        check_names(mark, found);
+#endif
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from halox.paths.base import (
     Build,
     Candidate,
     Carried,
     EndpointInfo,
+    Job,
     Path,
     Protocol,
     SelectionContext,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from halox.runtime.context import Context
 
 PART_BYTES = 1 << 20
-"""Least mean bytes of the parts of a message that go each by itself: one send is faster than several.
+"""Least mean bytes of the parts of a message that go each by itself, its name ahead: one send is faster than several.
 
 Kernels that pack leave the marks of the time limit for nothing, too.
 """
@@ -33,6 +34,14 @@ NOT_LOOKED_FOR = "halox looks for NCCL only if some ranks cannot map one another
 
 _Runs: TypeAlias = tuple[bool, ...]
 """For each part of a message whether it is one run of bytes at this end."""
+
+
+class Agreed(NamedTuple):
+    """Result of `NcclPath.negotiate`: the plan's name, and what this rank sends to itself in the packing launch."""
+
+    ranks: NcclRanks
+    name: int
+    copies: Job
 
 
 class NcclPath(Path):
@@ -73,20 +82,29 @@ class NcclPath(Path):
         found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
         ends: list[_Runs] = [sender.paths[self.name], receiver.paths[self.name]]
         many, parts = [len(one) for one in ends], len(ends[0])
-        is_long = parts == 1 or sender.nbytes >= parts * PART_BYTES
+        is_long = sender.nbytes >= parts * PART_BYTES
         if many[0] == many[1] and is_long and all(map(any, zip(*ends, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
             found.append(self.offer("parts", why))
         return found
 
-    def negotiate(self, build: Build) -> NcclRanks:
-        """Make NCCL's communicator if there is none, and connect the ranks of this plan."""
-        job = build.job(self)
-        ranks = nccl_of(build.context)
-        ranks.connect(build.world, {m.peer for m in job.sends}, {m.peer for m in job.receives})
-        return ranks
+    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+        """Say which parts go by themselves."""
+        return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
-    def channels(self, build: Build, agreed: NcclRanks | None) -> Sequence[Carried]:
+    def negotiate(self, build: Build) -> Agreed:
+        """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
+        job = build.job(self)
+        copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
+        is_joint = job.sends and job.operation == "copy" and all(map(_is_movable, copies.pairs()))
+        if not is_joint:
+            copies = build.whole.only(lambda _: False)
+        build.taken.update(m.key for m in copies.messages)
+        ranks = nccl_of(build.context)
+        peers = ({m.peer for m in some} for some in (job.sends, job.receives))
+        return Agreed(ranks, ranks.connect(build.world, *peers), copies)
+
+    def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Make the channel."""
         job, arena = build.job(self), build.context.device_arena
         if agreed is None or arena is None or not job.messages:
@@ -94,7 +112,14 @@ class NcclPath(Path):
         from halox.paths.nccl.channel import NcclChannel
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
-        return [Carried(self.name, channel, job.messages)]
+        return [Carried(self.name, channel, (*job.messages, *agreed.copies.messages))]
+
+
+def _is_movable(pair: tuple[Part, Part]) -> bool:
+    """Whether a copy within the rank can be moved to other arrays."""
+    source, target = pair
+    both = source.strided is not None and target.strided is not None
+    return both and source.array == target.array
 
 
 def run_of(part: Part) -> int | None:

@@ -3,52 +3,60 @@
 Each end packs and unpacks as it likes: what travels is each message, or each of its parts, as bytes in one send::
 
     "packed"  array -> pack -> buffer | send ... receive | buffer -> unpack -> array      one send a message
-    "parts"   array ------------------> send ... receive -------------------> array       one send a part
+    "parts"   array ------------------> send ... receive -------------------> array       one send a part, and one ahead
               array -> pack -> buffer | send ... receive | buffer -> unpack -> array      where it is no run of bytes
 
 Between two ranks NCCL matches sends and receives in their order, which is that of the tags, and of the parts. There is
 one buffer a message: the stream has unpacked it before the next exchange receives into it.
 
 All ranks must put the exchanges of all plans on their streams in the same order, since NCCL carries out what one
-communicator is given one after the other.
+communicator is given one after the other. So each buffer begins with the plan's name, written when the plan is made,
+and the kernel that unpacks looks for it in each message::
+
+    | name | packed parts ... |      "packed": one send; "parts": the name is sent, then each part
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from halox.errors import ExchangeTimeoutError
+import numpy as np
+
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
     Call,
     Item,
     MovableChannel,
     MovableLaunches,
+    PackingWithCopies,
     View,
     clearing_of,
     packing,
+    repeated,
     unpacking,
 )
 from halox.paths.messages import Message
-from halox.paths.nccl import run_of
+from halox.paths.nccl import Agreed, run_of
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
 from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.nccl_ranks import NcclRanks
+from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
 
 _ALIGNMENT = 512
+_MOST_STREAMS = 16
 
 _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these."""
 
 
 class NcclChannel(MovableChannel):
-    """All messages of a plan that NCCL carries; see the module. Local."""
+    """All messages of a plan that NCCL carries, and copies within the rank; see the module. Local."""
 
     needs_host = False
 
@@ -57,29 +65,36 @@ class NcclChannel(MovableChannel):
         world: World,
         job: Job,
         protocols: Mapping[Key, str],
-        ranks: NcclRanks,
+        agreed: Agreed,
         arena: DeviceArena,
     ) -> None:
+        ranks, name = agreed.ranks, agreed.name
         self._ranks, self._arena, self._device = ranks, arena, arena.device
         self._adds = job.operation == "add"
-        self._block = arena.allocate(
-            sum(rounded_up(m.packed_bytes, _ALIGNMENT) for m in job.messages)
-        )
-        self._next = int(arena.pointer(self._block.place))
+        table = rounded_up(8 * len(job.receives), _ALIGNMENT)
+        self._block = arena.allocate(table + sum(map(_buffer_bytes, job.messages)))
+        names = int(arena.pointer(self._block.place))
+        self._next = names + table
         # Array and offset of each run that is sent from an array, or received there; else the address.
         self._ops: list[tuple[int | None, NcclOp]] = []
-        packed = [item for m in job.sends for item in self._items(m, protocols[m.key])]
-        come = [item for m in job.receives for item in self._items(m, protocols[m.key])]
-        self._watch = watch = ranks.watch(job.peers, world.limit_s)
-        begin, end = (watch.begin, watch.end) if watch is not None else (None, None)
+        starts: list[int] = []
+        packed = [item for m in job.sends for item in self._items(m, protocols[m.key], starts)]
+        come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
+        sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
+        written = dict.fromkeys(sent, np.array([name], "u4"))
+        write(self._device, {**written, names: np.array(received, "u8")})
+        sources = [m.peer for m in job.receives]
+        self._watch = watch = Watch(ranks, job.peers, name, names, sources, world.limit_s)
+        begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
         # Marks that no kernel for packing or unpacking leaves.
-        self._begin, self._end = (
-            _marked(begin, packed, self._device),
-            _marked(end, come, self._device),
-        )
-        if packed:
+        self._begin = _marked(begin, [*packed, *agreed.copies.sends], self._device)
+        self._end = _marked(end, come, self._device)
+        pairs = [*agreed.copies.pairs()]
+        if pairs:
+            self._before.append(PackingWithCopies(job, packed, pairs, self._device, begin))
+        elif packed:
             self._before.append(packing(job, packed, self._device, begin))
         if come:
             self._after.append(unpacking(job, come, self._device, end))
@@ -93,17 +108,22 @@ class NcclChannel(MovableChannel):
         self._side = pools.SIDE_STREAMS.take(self._device)
         self._is_aside = False
 
-    def _items(self, message: Message, protocol: str) -> list[Item]:
-        """Add a message's sends or receives, and return the parts that are packed, with their addresses."""
+    def _items(self, message: Message, protocol: str, starts: list[int]) -> list[Item]:
+        """Add a message's sends or receives, and return the parts that are packed, with their addresses.
+
+        The address of its buffer joins ``starts``.
+        """
         sends, peer = message.direction == "send", message.peer
         start = self._next
-        self._next += rounded_up(message.packed_bytes, _ALIGNMENT)
-        at = [start + offset for offset in message.offsets]
+        starts.append(start)
+        self._next += _buffer_bytes(message)
+        at = [start + AHEAD_BYTES + offset for offset in message.offsets]
         items = [*zip(message.parts, at, strict=True)]
         if protocol == "packed":
-            nbytes = message.offsets[-1] + message.parts[-1].nbytes
+            nbytes = AHEAD_BYTES + message.offsets[-1] + message.parts[-1].nbytes
             self._ops.append((None, NcclOp(sends, start, nbytes, peer)))
             return items
+        self._ops.append((None, NcclOp(sends, start, NAME_BYTES, peer)))
         packed = []
         for part, address in items:
             run = run_of(part) if sends or not self._adds else None
@@ -143,6 +163,9 @@ class NcclChannel(MovableChannel):
             for ahead in (self._before, self._after)
         )
         self._calls = [*self._begin, *before], [*self._end, *after]
+        # For streams on which that has been called twice in a row.
+        self._steps: dict[int, Sequence[Callable[[], object]]] = {}
+        self._last = 0
 
     def run(self) -> None:
         """Put the whole exchange on the current stream."""
@@ -165,25 +188,32 @@ class NcclChannel(MovableChannel):
             self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
 
     def _enter(self, stream: Stream) -> None:
-        if self._ranks.failed:
-            raise ExchangeTimeoutError(self._ranks.failed)
+        self._watch.check()
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
+        steps = self._steps.get(pointer)
+        if steps is not None:
+            for step in steps:
+                step()
+            return
         before, after = self._calls
         for launch, source, target in before:
             launch(pointer, source, target)
         self._group(pointer)
         for launch, source, target in after:
             launch(pointer, source, target)
+        if self._last == pointer:
+            if len(self._steps) >= _MOST_STREAMS:
+                self._steps.clear()
+            ahead, behind = ([repeated(call, pointer) for call in calls] for calls in self._calls)
+            self._steps[pointer] = [*ahead, partial(self._group, pointer), *behind]
+        self._last = pointer
 
     def close(self) -> None:
         """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
         self._order.synchronize()
-        self.has_failed = bool(self._ranks.failed)
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self.has_failed = self._watch.close()
         pools.SIDE_STREAMS.release(self._device, self._side)
 
     def free(self) -> None:
@@ -191,6 +221,10 @@ class NcclChannel(MovableChannel):
         self._arena.release(self._block)
 
 
-def _marked(mark: Mark | None, packed: Sequence[Item], device: int) -> list[Call]:
+def _buffer_bytes(message: Message) -> int:
+    return rounded_up(AHEAD_BYTES + message.packed_bytes, _ALIGNMENT)
+
+
+def _marked(mark: Mark | None, packed: Sequence[object], device: int) -> list[Call]:
     """Return the launch that leaves a mark, where there is one and nothing is packed."""
     return [] if mark is None or packed else [(MarkLaunch(mark, device).launch, 0, 0)]

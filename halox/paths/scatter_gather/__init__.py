@@ -41,13 +41,12 @@ from halox.runtime.topology import Topology
 if TYPE_CHECKING:
     from halox.runtime.arrays import Described
 
-BLOCK_BYTES = 4 << 10
-"""NumPy arrays' blocks at least this long are copied by the kernel rather than packed, where both ends can move half of
-a message: a block costs the kernel some 0.2 us. Of messages both ways each rank would move one, which takes it as long
-as packing and unpacking (docs/performance/log.md)."""
+BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
+"""NumPy arrays that a message goes one way between, in blocks and of bytes at least so many, are copied by the kernel
+rather than packed: both ends move half. A block costs the kernel some 0.2 us, flags and calls some 10 us."""
 
-MESSAGE_BYTES = 64 << 10
-"""Messages of NumPy arrays at least this large."""
+BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS = 16 << 10, 1 << 20
+"""The same where a message goes the other way as well, so that each rank moves one (docs/performance/log.md)."""
 
 ROW_BYTES = 128
 """Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
@@ -143,10 +142,7 @@ class ScatterGatherPath(Path):
     def _on_hosts(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
-        """Offer the kernel on a node, and prefer it for long blocks that go one way; between nodes the adapters.
-
-        Of a message one way both ends move half.
-        """
+        """Offer the kernel on a node, and prefer it for long blocks; between nodes the adapters."""
         found: Survey | None = selection.surveys.get(self.name)
         if found is None:
             return "it is not known whether the kernel copies between the ranks"
@@ -156,11 +152,16 @@ class ScatterGatherPath(Path):
         if why is not None:
             return why
         block = min(sender.block_bytes, receiver.block_bytes)
-        is_long = block >= BLOCK_BYTES and sender.nbytes >= MESSAGE_BYTES
+        least = (
+            (BLOCK_BYTES, MESSAGE_BYTES)
+            if sender.is_one_way
+            else (BLOCK_BYTES_BOTH_WAYS, MESSAGE_BYTES_BOTH_WAYS)
+        )
+        is_long = block >= least[0] and sender.nbytes >= least[1]
         said = f"same node, copied by the kernel: blocks of {block} B on average"
         if sender.is_one_way:
             said += ", half by each end"
-        return [self.offer(ProcessVm.name, said, preferred=is_long and sender.is_one_way)]
+        return [self.offer(ProcessVm.name, said, preferred=is_long)]
 
     def _between_nodes(
         self, sender: int, receiver: int, adapters: mlx5.Adapters | None

@@ -9,13 +9,17 @@ maps its keys and tells the peer of them, unless the peer knows them already::
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from halox.errors import PathError
 from halox.paths.base import Key
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
 from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
+from halox.runtime.handshake import handshake
+from halox.runtime.world import World
 
 _OPPOSITE: dict[str, str] = {"send": "receive", "receive": "send"}
 
@@ -27,6 +31,10 @@ Proposals = Mapping[Name, Proposal]
 
 Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
 """Keys of a rank, by message, with the numbers of the arrays that they are in."""
+
+
+Swap = Callable[[dict[int, Any]], dict[int, Any]]
+"""Takes what this rank says to each peer, and returns what they say."""
 
 
 def opposite(message: Message) -> Name:
@@ -97,8 +105,89 @@ class Agreement:
             found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
         return dict(found)
 
+    def drop(self) -> None:
+        """Take this rank's keys out of the caches, here and at the peers."""
+        for own in self.own.values():
+            self._keys.drop(own)
+
     def release(self) -> None:
         """Let go of this rank's keys."""
         for own in self.own.values():
             self._keys.release(own)
         self.own = {}
+
+
+class AgreeingChannel(ABC):
+    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others."""
+
+    _world: World
+    _agreement: Agreement
+
+    @property
+    def n_keys(self) -> int:
+        """Keys of this rank's ends of the messages."""
+        return sum(len(own.keys) for own in self._agreement.own.values())
+
+    def proposals(self) -> dict[int, Any]:
+        """Return for each peer the chunk sizes that suit this rank."""
+        return self._agreement.proposals()
+
+    @abstractmethod
+    def offers(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
+        """Map the keys, and return for each peer what it must know of them."""
+
+    @abstractmethod
+    def open(self, theirs: Mapping[int, Any]) -> None:
+        """Take the keys of the peers."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Let go of the keys, and of the transfers between them."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Release everything, after an error that was raised on all ranks."""
+
+    def remap(self, swap: Swap | None = None) -> None:
+        """Map all keys anew and swap them, as if nothing were cached; between exchanges, together with the peers.
+
+        What every transfer costs without caches: for benchmarks and tests. ``swap`` takes what this rank says to each
+        peer, and returns what they say.
+        """
+        swap = swap or self.swap
+        self._agreement.drop()
+        self.let_go()
+        self.open(swap(self.offers(swap(self.proposals()))))
+
+    def swap(self, said: dict[int, Any]) -> dict[int, Any]:
+        """Say something to each peer, and return what they say; collective over them."""
+        return self._world.swap(said, [*said], "the mapping of keys")
+
+
+Made = TypeVar("Made", bound=AgreeingChannel)
+
+
+def agreed(world: World, begin: Callable[[], Made | None], peers: Sequence[int]) -> Made | None:
+    """Make a channel together with its peers; collective over the world.
+
+    ``begin`` returns the channel, None on a rank without messages, which takes part in the rounds alone.
+    """
+
+    def proposed(mine: Made, _: object) -> dict[int, Any]:
+        return mine.proposals()
+
+    def offered(mine: Made, theirs: Mapping[int, Any]) -> dict[int, Any]:
+        return mine.offers(theirs)
+
+    def opened(mine: Made, theirs: Mapping[int, Any]) -> Made:
+        mine.open(theirs)
+        return mine
+
+    made: Made | None = handshake(
+        world,
+        begin,
+        (proposed, offered, opened),
+        "the making of a plan",
+        peers=lambda _: peers,
+    )
+    return made

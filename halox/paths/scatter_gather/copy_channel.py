@@ -26,7 +26,14 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import (
+    AgreeingChannel,
+    Agreement,
+    Offers,
+    Proposals,
+    agreed,
+    opposite,
+)
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import Keys, Memory
@@ -36,7 +43,6 @@ from halox.runtime.device_arena import Allocation
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.streams import CallStreams
-from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 
@@ -63,10 +69,8 @@ class CopyRecord:
     events: dict[int, bytes]
 
 
-class CopyChannel(InPlaceChannel):
+class CopyChannel(AgreeingChannel, InPlaceChannel):
     """Moves arrays between GPUs by copies of the driver; see the module.
-
-    Made in three steps: the peers swap `proposals` of chunk sizes, then `records`, and `open` those of the others.
 
     Local. Streams wait for the peers'; the host waits for the peers' hosts alone. Cannot be captured.
     """
@@ -108,11 +112,7 @@ class CopyChannel(InPlaceChannel):
             found.append(Memory(array.pointer, address, before + behind, None))
         return found
 
-    def proposals(self) -> dict[int, Proposals]:
-        """Return for each peer the chunk sizes that suit this rank."""
-        return self._agreement.proposals()
-
-    def records(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
+    def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
         """Map the keys, and return this rank's description for each peer."""
         self._agreement.map(theirs)
         offers = self._agreement.offers(self._moved_by_peer)
@@ -120,29 +120,28 @@ class CopyChannel(InPlaceChannel):
         found = {}
         for peer in sorted({m.peer for m in self.messages}):
             segments: dict[Allocation, bytes] = {}
-            for m in self._moved_by_peer:
-                if m.peer == peer:
-                    for key in self._agreement.own[m.key].keys:
-                        segments |= self._engine.handles(self._engine.export(key))
+            for _, offer in offers.get(peer, {}).values():
+                for key in offer.keys or ():  # of keys that it knows it has opened the memory
+                    segments |= self._engine.handles(key)
             handles = self._events.handles(self._numbers)
             found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles)
         return found
 
-    def open(self, records: Mapping[int, CopyRecord]) -> None:
+    def open(self, theirs: Mapping[int, CopyRecord]) -> None:
         """Map the peers' memory and events, and prepare the copies."""
         from halox.runtime.gpu.cuda import cupy
 
         runtime = cupy().cuda.runtime
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
-        for peer, record in records.items():
+        for peer, record in theirs.items():
             self._engine.open(record.segments)
             self._events.open(peer, record.events)
         opened = self._events.opened
-        self._wait_ready = [opened(peer, records[peer].ready) for peer in self._touched]
-        self._wait_moved = [opened(peer, records[peer].moved) for peer in self._touching]
+        self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._touched]
+        self._wait_moved = [opened(peer, theirs[peer].moved) for peer in self._touching]
         self._ready_event, self._moved_event = map(self._events.own, self._numbers)
         for m in self._moving:
-            _, offer = records[m.peer].offers[opposite(m)]
+            _, offer = theirs[m.peer].offers[opposite(m)]
             remote = self._keys.take(m.peer, offer)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)
@@ -204,6 +203,11 @@ class CopyChannel(InPlaceChannel):
             self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
         self._agreement.release()
 
+    def let_go(self) -> None:
+        """Let go of the keys, and of the copies between them, which the driver has by now."""
+        self._transfers = []
+        self._agreement.release()
+
     def free(self) -> None:
         """Release the events and the flags."""
         super().free()
@@ -235,21 +239,4 @@ def make_copy_channel(
             return None
         return CopyChannel(job, directions, *engine, link)
 
-    def proposed(mine: CopyChannel, _: object) -> dict[int, Proposals]:
-        return mine.proposals()
-
-    def described(mine: CopyChannel, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
-        return mine.records(theirs)
-
-    def opened(mine: CopyChannel, records: Mapping[int, CopyRecord]) -> CopyChannel:
-        mine.open(records)
-        return mine
-
-    made: CopyChannel | None = handshake(
-        world,
-        begin,
-        (proposed, described, opened),
-        "the making of a plan",
-        peers=lambda _: job.peers,
-    )
-    return made
+    return agreed(world, begin, job.peers)

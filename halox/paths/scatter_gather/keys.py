@@ -219,7 +219,7 @@ class Keys:
         key = blocks.identity, bases, chunk_bytes
         found = self._local.pop(key, None)
         if found is not None and (found.regions != regions or (found.slides and found.users)):
-            self._drop(found)
+            self.drop(found)
             found = None
         if found is None:
             found = self._mapped(key, blocks.windows(chunk_bytes, regions, bases), regions)
@@ -228,7 +228,7 @@ class Keys:
         if len(self._local) > MOST_LISTS:
             unused = next((other for other in self._local.values() if not other.users), None)
             if unused is not None:
-                self._drop(unused)
+                self.drop(unused)
         return found
 
     def _region(self, one: Memory) -> Region:
@@ -245,7 +245,7 @@ class Keys:
             if len(keys) == wanted:
                 break
             if not other.users:
-                self._drop(other)
+                self.drop(other)
                 keys += self.pool.take(wanted - len(keys))
         if not keys:
             raise PathError(
@@ -277,7 +277,7 @@ class Keys:
             self._reclaim(found)
         self.pool.refill()
 
-    def _drop(self, found: KeyList) -> None:
+    def drop(self, found: KeyList) -> None:
         """Forget a list, here and at the peers; its keys are free once no plan uses it."""
         self._local.pop(found.key, None)
         for rank in found.sent_to:
@@ -332,7 +332,7 @@ class Keys:
     def close(self) -> None:
         """Release everything, when no peer reaches this rank any more."""
         for found in [*self._local.values()]:
-            self._drop(found)
+            self.drop(found)
         self.pool.close()
         self.registrations.close()
         self._remote, self._dropped, self._moved = {}, {}, {}

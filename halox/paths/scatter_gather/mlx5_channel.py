@@ -19,12 +19,18 @@ from threading import Lock
 
 from halox.paths.base import Channel, Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import (
+    AgreeingChannel,
+    Agreement,
+    Offers,
+    Proposals,
+    agreed,
+    opposite,
+)
 from halox.paths.scatter_gather.keys import Keys, Memory
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks
-from halox.runtime.handshake import handshake
 from halox.runtime.mlx5 import QueueAddress
 from halox.runtime.waiting import UNDER_WAY
 from halox.runtime.world import World
@@ -101,17 +107,9 @@ class _End:
         is_written = self.message.direction == "receive" or self._is_idle
         return self._done == self._rounds.count and is_written
 
-    def close(self) -> None:
-        """Let go of the keys."""
-        self._rounds.close()
 
-
-class Mlx5Channel(Channel):
-    """Moves arrays between nodes without packing; see the module.
-
-    Made in three steps: the peers swap `proposals` of chunk sizes and addresses of queue pairs, then what each
-    `offers`, and `open` those of the others.
-    """
+class Mlx5Channel(AgreeingChannel, Channel):
+    """Moves arrays between nodes without packing; see the module."""
 
     def __init__(self, world: World, job: Job, keys: Keys, mail: Mail) -> None:
         self.messages = job.messages
@@ -154,7 +152,7 @@ class Mlx5Channel(Channel):
             offers, numbers = theirs[m.peer]
             _, offer = offers[opposite(m)]
             remote = self._keys.take(m.peer, offer)
-            own = self._agreement.own.pop(m.key)
+            own = self._agreement.own[m.key]
             rounds = Rounds(self._keys, own, m.peer, offer, remote)
             number = numbers[opposite(m)]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
@@ -210,8 +208,10 @@ class Mlx5Channel(Channel):
 
     def free(self) -> None:
         """Let go of the keys, which nobody uses any more."""
-        for end in self._ends:
-            end.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the keys, and of the ends of messages that use them."""
         self._ends = []
         self._agreement.release()
 
@@ -228,26 +228,4 @@ def make_mlx5_channel(
         found = engine()
         return None if found is None else Mlx5Channel(world, job, *found)
 
-    def proposed(mine: Mlx5Channel, _: object) -> dict[int, tuple[Proposals, QueueAddress]]:
-        return mine.proposals()
-
-    def offered(
-        mine: Mlx5Channel, theirs: Mapping[int, tuple[Proposals, QueueAddress]]
-    ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
-        return mine.offers(theirs)
-
-    def opened(
-        mine: Mlx5Channel,
-        theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]],
-    ) -> Mlx5Channel:
-        mine.open(theirs)
-        return mine
-
-    made: Mlx5Channel | None = handshake(
-        world,
-        begin,
-        (proposed, offered, opened),
-        "the making of a plan",
-        peers=lambda _: job.peers,
-    )
-    return made
+    return agreed(world, begin, job.peers)

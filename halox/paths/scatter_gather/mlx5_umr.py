@@ -55,6 +55,19 @@ _MOST_KEYS, _KEYS_PER_LIST, _POOL = 1 << 14, 256, 64
 _RECEIVED = 0  # of a receive, as its number of a work request
 
 
+def key_limits(most_message_bytes: int) -> Limits:
+    """Return the limits of keys of an adapter, which moves so many bytes at most in a message."""
+    return Limits(
+        entries=ENTRIES,
+        repeats=_REPEATS,
+        stride_bytes=MOST_STRIDE,
+        key_bytes=min(_MOST_BYTES, most_message_bytes),
+        keys=_MOST_KEYS,
+        keys_per_list=_KEYS_PER_LIST,
+        pool=_POOL,
+    )
+
+
 class MappedKey(Key):
     """An indirect key of the adapter.
 
@@ -103,15 +116,7 @@ class Mlx5Umr(Engine):
     def __init__(self, rank: int, adapter: Adapter, waiter: Callable[[], Waiter]) -> None:
         self._rank, self._adapter, self._waiter = rank, adapter, waiter
         self._v = adapter.verbs
-        self.limits = Limits(
-            entries=ENTRIES,
-            repeats=_REPEATS,
-            stride_bytes=MOST_STRIDE,
-            key_bytes=min(_MOST_BYTES, adapter.max_message_bytes),
-            keys=_MOST_KEYS,
-            keys_per_list=_KEYS_PER_LIST,
-            pool=_POOL,
-        )
+        self.limits = key_limits(adapter.max_message_bytes)
         self._pairs: dict[int, QueuePair] = {}
         self._links: dict[int, _Link] = {}
         self._arrived: deque[tuple[int, int]] = deque()

@@ -19,12 +19,18 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import Agreement, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import (
+    AgreeingChannel,
+    Agreement,
+    Offers,
+    Proposals,
+    agreed,
+    opposite,
+)
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import address_of
-from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
 _MOST_AIMED = 64
@@ -73,10 +79,9 @@ def shares_of(
     return found
 
 
-class NodeChannel(InPlaceChannel):
+class NodeChannel(AgreeingChannel, InPlaceChannel):
     """Moves arrays straight between processes; see the module.
 
-    Made in three steps: the peers swap `proposals` of chunk sizes, what each `offers`, and `open` those of the others.
     It moves to other arrays unless the engine needs them registered.
     """
 
@@ -105,10 +110,6 @@ class NodeChannel(InPlaceChannel):
         self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
         self._aim: tuple[Bases, ...] = ()
         self._transfers: list[Transfer] = []
-
-    def proposals(self) -> dict[int, Proposals]:
-        """Return for each peer the chunk sizes that suit this rank."""
-        return self._agreement.proposals()
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
         """Return for each peer the keys of all messages with it, in windows that suit both ends."""
@@ -190,6 +191,10 @@ class NodeChannel(InPlaceChannel):
     def close(self) -> None:
         """Leave an exchange that is under way, and let go of the keys."""
         super().close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of the keys, and of the transfers between them."""
         for _, used in self._aimed.values():
             for one in used:
                 self._keys.release(one)
@@ -210,21 +215,4 @@ def make_node_channel(
             return None
         return NodeChannel(job, keys, link)
 
-    def proposed(mine: NodeChannel, _: object) -> dict[int, Proposals]:
-        return mine.proposals()
-
-    def offered(mine: NodeChannel, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
-        return mine.offers(theirs)
-
-    def opened(mine: NodeChannel, theirs: dict[int, Offers]) -> NodeChannel:
-        mine.open(theirs)
-        return mine
-
-    made: NodeChannel | None = handshake(
-        world,
-        begin,
-        (proposed, offered, opened),
-        "the making of a plan",
-        peers=lambda _: job.peers,
-    )
-    return made
+    return agreed(world, begin, job.peers)

@@ -18,8 +18,9 @@ from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Re
 from halox.paths.scatter_gather.windows import Int64Array, Window
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
-WINDOWS = 8
-"""Least windows of a long message: they are shared out between both of its ends."""
+WINDOWS, WINDOW_BYTES = 2, 8 << 10
+"""Least windows of a message, which are shared out between both of its ends; each is a call of some 1 us, and so is of
+8 KiB at least."""
 
 
 class BlockKey(Key):
@@ -44,7 +45,13 @@ class ProcessVm(Engine):
     """Mover of windows between processes of a node; ``pids`` are those of all ranks."""
 
     name = "process_vm"
-    limits = Limits(entries=MOST_BLOCKS, key_bytes=MOST_BYTES, pool=0, windows=WINDOWS)
+    limits = Limits(
+        entries=MOST_BLOCKS,
+        key_bytes=MOST_BYTES,
+        pool=0,
+        windows=WINDOWS,
+        window_bytes=WINDOW_BYTES,
+    )
     needs_registration = False
 
     def __init__(self, rank: int, pids: Sequence[int]) -> None:

@@ -47,7 +47,3 @@ class Rounds:
                 direction, self._own.keys[slot], self._remote[slot], self._peer
             )
         return made
-
-    def close(self) -> None:
-        """Let go of the keys."""
-        self._keys.release(self._own)

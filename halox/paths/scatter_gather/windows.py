@@ -27,6 +27,8 @@ Int64Array = npt.NDArray[np.int64]
 MOST_WINDOWS = 1 << 16
 """Most windows of a message: half of the bits of an immediate count them."""
 
+_FINER = 4
+
 
 @dataclass(frozen=True, eq=False)
 class MessageBlocks:
@@ -190,7 +192,11 @@ class Proposal(NamedTuple):
 def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
     """Choose for one end of a message the largest windows that an engine's keys can hold; local."""
     nbytes = blocks.nbytes
-    most = min(limits.key_bytes, max(nbytes // limits.windows, limits.window_bytes))
+
+    def largest(windows: int) -> int:
+        return min(limits.key_bytes, max(nbytes // windows, limits.window_bytes))
+
+    most = largest(limits.windows)
     block_bytes = blocks.block_bytes
     by_blocks = 0
     if block_bytes == 1 == blocks.n_blocks:
@@ -198,7 +204,9 @@ def propose(blocks: MessageBlocks, limits: Limits) -> Proposal:
     elif block_bytes:
         repeats = limits.repeats if blocks.is_repeated(limits) else 1
         by_blocks = min(most // block_bytes, limits.entries * repeats) * block_bytes
-    by_bytes = 1 << (most.bit_length() - 1)
+    # Powers of two make the last window a short one: of many windows it matters little.
+    finer = largest(_FINER * limits.windows) if limits.windows > 1 else most
+    by_bytes = 1 << (finer.bit_length() - 1)
     while nbytes <= by_bytes * MOST_WINDOWS and blocks.most_touched(by_bytes) > limits.entries:
         by_bytes >>= 1
     return Proposal(block_bytes, by_blocks, by_bytes if nbytes <= by_bytes * MOST_WINDOWS else 0)

@@ -10,25 +10,58 @@ from halox.runtime.gpu.compiler import kernel
 from halox.runtime.gpu.cuda import stream_pointer
 from halox.runtime.gpu.launch import PreparedLaunch
 
+WORDS_BYTES = 16
+"""Bytes of the words of a mark."""
+
+_MOST_THREADS = 256
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (
+        ("words", ctypes.c_uint64),
+        ("names", ctypes.c_uint64),
+        ("is_end", ctypes.c_uint32),
+        ("messages", ctypes.c_uint32),
+        ("name", ctypes.c_uint32),
+    )
+
 
 class Mark(NamedTuple):
-    """Two 32-bit words of mapped host memory: 1 and as it was to begin with, 0 and 1 in the end."""
+    """Four 32-bit words of mapped host memory: 1 and as it was to begin with, 0 and 1 in the end.
+
+    The last two are set if a message has another name than ``name``; see ``kernels/mark_body.cu``.
+
+    Attributes
+    ----------
+    pointer : int
+        Address of the words on the GPU.
+    is_end : bool
+    names : int
+        Address on the GPU of the addresses of the messages' names, 32 bits each.
+    messages : int
+        Number of names to be checked.
+    """
 
     pointer: int
     is_end: bool
+    names: int = 0
+    messages: int = 0
+    name: int = 0
 
     @property
     def arguments(self) -> Sequence[Any]:
-        """Parameters of a kernel that leaves the mark as it starts; see ``kernels/mark_body.cu``."""
-        return ctypes.c_uint64(self.pointer), ctypes.c_uint32(self.is_end)
+        """Parameters of a kernel that leaves the mark as it starts."""
+        pointer, is_end, names, messages, name = self
+        return (_Parameter(pointer, names, is_end, messages, name),)
 
 
 class MarkLaunch:
-    """A kernel of one thread that leaves a mark, where no other kernel of halox runs there."""
+    """A kernel of one block that leaves a mark, where no other kernel of halox runs there."""
 
     def __init__(self, mark: Mark, device: int) -> None:
         function = kernel("mark", "mark", device)
-        self._launch = PreparedLaunch(function, 1, 1, mark.arguments, device=device)
+        threads = max(1, min(mark.messages, _MOST_THREADS))
+        self._launch = PreparedLaunch(function, 1, threads, mark.arguments, device=device)
 
     def launch(self, stream: Any = None, source: int = 0, target: int = 0) -> None:
         """Enqueue it on a stream."""

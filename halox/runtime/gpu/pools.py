@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-_WORD_BYTES = 8
+_WORDS_BYTES = 16
 
 
 class Pool(Generic[Item]):
@@ -51,14 +51,14 @@ class SideStream:
 
 def _word(device: int) -> PinnedBuffer:
     with cupy().cuda.Device(device):
-        return pinned(_WORD_BYTES)
+        return pinned(_WORDS_BYTES)
 
 
 SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that run beside the user's work."""
 
 HOST_WORDS = Pool(_word)
-"""Host memory of failure words."""
+"""Host memory of failure words, and of marks."""
 
 
 class FailureWord:

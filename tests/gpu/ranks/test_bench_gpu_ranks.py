@@ -23,10 +23,15 @@ from halox_bench.exchange.cases import ExchangeCase
 from halox_bench.exchange.run import Bench
 from halox_bench.milc.cases import MilcCase
 from halox_bench.milc.run import MilcBench
+from halox_bench.pingpong.baselines import GPU_TYPES
 from halox_bench.pingpong.cases import PATTERNS, select
 from halox_bench.pingpong.run import PingPongBench
+from halox_bench.ranks import busy
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
+from halox_bench.scatter_gather import targets as strided_targets
+from halox_bench.scatter_gather.cases import select as select_strided
+from halox_bench.scatter_gather.run import NO_CACHE, ScatterGatherBench
 from halox_bench.transpose.baselines import COPY
 from halox_bench.transpose.baselines_gpu import NCCL as NCCL_TRANSPOSE
 from halox_bench.transpose.cases import TransposeCase
@@ -34,6 +39,8 @@ from halox_bench.transpose.run import TransposeBench
 from tests.support import require
 
 require("gpu")
+
+import cupy  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -96,6 +103,41 @@ def test_ddtbench(pattern: str, place: str, comm: Any) -> None:
         timed = {(row.name, row.mode) for row in rows if row.us}
         assert {(name, "stream") for name in ("selected", ZERO_COPY, HALOX_PACK)} <= timed
         assert {row.name for row in rows if row.pack_us} == {ZERO_COPY, HALOX_PACK}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["1gpu", "2gpus"])
+@pytest.mark.parametrize("pattern", ["vector-1KiB/16", "stencil-y", "SPECFEM3D_mt/*x32"])
+def test_scatter_gather(pattern: str, place: str, comm: Any) -> None:
+    options = Options("gpu", timing=BRIEF, no_gpu_aware="not tried here", busy=place == "2gpus")
+    try:
+        bench = ScatterGatherBench(comm, place, options)
+    except PathError as error:
+        assert place == "2gpus" and "GPUs" in str(error)
+        return
+    for rows in map(bench.measure, select_strided([pattern])):
+        assert not [row for row in rows if row.failed], [row.error for row in rows if row.failed]
+        timed = {row.name: row for row in rows if row.us and row.mode == "stream" and not row.held}
+        assert {"selected", "scatter_gather", NO_CACHE, "staged", ZERO_COPY} <= {*timed}
+        own = timed["scatter_gather"]
+        assert own.path == "scatter_gather/copy_engine" and own.keys and own.map_us
+        assert "not tried here" in bench.left_out[GPU_TYPES]
+        if place == "2gpus":
+            assert "scatter_gather" in {row.name for row in rows if row.held == 0.5 and row.us}
+
+
+@pytest.mark.ranks(2)
+def test_transfers_beside_a_kernel_that_fills_the_gpu(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right values beside it, on one GPU or two; the figures are there, whatever they are."""
+    monkeypatch.setattr(busy, "_SAMPLES", 1)
+    monkeypatch.setattr(strided_targets, "MESSAGE_BYTES", 1 << 16)
+    place = "2gpus" if cupy.cuda.runtime.getDeviceCount() > 1 else "1gpu"
+    options = Options("gpu", ("scatter_gather",), (), graph=False, timing=BRIEF)
+    found = [*strided_targets.Targets(ScatterGatherBench(comm, place, options)).beside_kernel()]
+    assert found[0]["value"] > -0.5 and found[1]["value"] > 0
+    assert "scatter_gather/copy_engine" in found[0]["name"] and len(found) >= 4
 
 
 ALLREDUCES = [

@@ -5,6 +5,7 @@ What all paths have in common is in the other modules here, for which `tests.gpu
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
+from halox.errors import MismatchError
 from halox.runtime.nccl_ranks import why_no_nccl
 from tests.gpu.ranks.paths import NCCL, along
 from tests.mpi.conftest import agree
-from tests.mpi.ways import Way
+from tests.mpi.ways import Way, fill, wrong_cells
 from tests.support import require
 from tests.unit.reduction_oracle import expected, same, sample
 
@@ -83,8 +85,11 @@ def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.parametrize("form", ["both", "sender", "receiver", "neither"])
-def test_contiguous_ends(form: str, apart: None, comm: MPI.Intracomm) -> None:
+def test_contiguous_ends(
+    form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each end by itself sends from its array, or packs; in a stream, by start and finish, and in a graph."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
     n = 300
     run, column = dt.contiguous(n, "f8"), dt.vector(n, 1, 5, "f8")
     out = run if form in ("both", "sender") else column
@@ -132,8 +137,53 @@ def test_contiguous_ends(form: str, apart: None, comm: MPI.Intracomm) -> None:
             check(step)
 
 
-@pytest.mark.parametrize("elements", [1, 1000, 300_001])
-@pytest.mark.parametrize(("op", "dtype"), [("sum", "f8"), ("max", "f4"), ("bitwise_xor", "u2")])
+@pytest.mark.parametrize("form", ["stream", "graph"])
+@pytest.mark.parametrize("path", ["nccl/packed", "nccl/parts"])
+def test_plans_in_another_order(
+    path: str, form: str, apart: None, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two fields of one shape, of which every other rank exchanges the second first: an error, not the wrong field."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    planes: dict[str, Any] = {"halo": (1, 0, 0), "proc_shape": (comm.size, 1, 1), "path": path}
+    shape = (8 * comm.size, 64, 64)
+    with (
+        warnings.catch_warnings(record=True),
+        halox.Grid(shape, comm=comm, device="gpu", **planes) as grid,
+        cupy.cuda.Stream(non_blocking=True) as stream,
+    ):
+        fields = [grid.full(float(number)) for number in (1, 2)]
+        plans = [grid.plan(u) for u in fields]
+        calls: list[Any] = []
+        for plan in plans:
+            plan()
+            stream.begin_capture()
+            plan()
+            graph = stream.end_capture()
+            calls.append(plan if form == "stream" else graph.launch)
+        stream.synchronize()
+        assert agree(all(bool((u == n).all()) for n, u in enumerate(fields, 1)), comm)
+        for call in calls if comm.rank % 2 else calls[::-1]:
+            call()
+        stream.synchronize()
+        comm.Barrier()
+        with pytest.raises(MismatchError, match=r"a message of plan \d+ of NCCL's communicator"):
+            plans[0]()
+        comm.Barrier()
+    with NCCL[1].box(comm) as grid:
+        u = grid.zeros("f8")
+        for step in range(2):
+            fill(grid, u, step)
+            grid.exchange(u)
+            assert agree(int(wrong_cells(grid, u, step)) == 0, comm)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "elements"),
+    [
+        *(("sum", "f8", elements) for elements in (1, 1000, 300_001)),
+        *(("max", "f4", 1000), ("bitwise_xor", "u2", 300_001)),
+    ],
+)
 def test_allreduce_across_nodes(
     op: str, dtype: str, elements: int, apart: None, comm: MPI.Intracomm
 ) -> None:

@@ -1,7 +1,9 @@
 // Two arrays combined by OP on one GPU: total[i] = OP::of(total[i], value[i]), or OP::from(value[i]) for the first.
 //
 // combine_two: total[i] = OP::of(first[i], value[i]), or OP::of(OP::from(first[i]), value[i]) for the first two; leaves a
-// mark as it starts if there is one to be left. The total may be the first array.
+// mark as it starts, and checks the names of messages, if there is a mark to be left. The total may be the first array.
+//
+// copy_marked: total[i] = value[i], after a mark if there is one to be left.
 //
 // Launch shape: one dimension, any grid. Bytes moved: both arrays read once (the first: one), one written.
 
@@ -24,13 +26,25 @@ extern "C" __global__ void combine(u64 total, u64 value, u64 elements, u32 is_fi
         totals[i] = is_first ? OP::from(values[i]) : OP::of(totals[i], values[i]);
 }
 
-extern "C" __global__ void combine_two(u64 total, u64 first, u64 value, u64 elements, u32 is_first, u64 mark_at, u32 is_end)
+extern "C" __global__ void combine_two(u64 total, u64 first, u64 value, u64 elements, u32 is_first, const Mark mark)
 {
-    if (mark_at && blockIdx.x == 0 && threadIdx.x == 0)
-        leave_mark(mark_at, is_end);
+    const bool marks = mark.words && blockIdx.x == 0;
+    const u32 found = marks ? leave_mark(mark) : 0;
     ELEMENT* totals = at_address<ELEMENT>(total);
     const ELEMENT* firsts = at_address<const ELEMENT>(first);
     const ELEMENT* values = at_address<const ELEMENT>(value);
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += u64(gridDim.x) * blockDim.x)
         totals[i] = OP::of(is_first ? OP::from(firsts[i]) : firsts[i], values[i]);
+    if (marks)
+        check_names(mark, found);
+}
+
+extern "C" __global__ void copy_marked(u64 total, u64 value, u64 elements, const Mark mark)
+{
+    if (mark.words && blockIdx.x == 0)
+        leave_mark(mark);
+    ELEMENT* totals = at_address<ELEMENT>(total);
+    const ELEMENT* values = at_address<const ELEMENT>(value);
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < elements; i += u64(gridDim.x) * blockDim.x)
+        totals[i] = values[i];
 }

@@ -1,9 +1,9 @@
-// mark: leaves a mark in host memory and does nothing else; mark_body.cu has its meaning. One thread.
+// mark: leaves a mark in host memory and does nothing else; mark_body.cu has its meaning. One block.
 
 #include "run_body.cu"
 #include "mark_body.cu"
 
-extern "C" __global__ void mark(u64 at, u32 is_end)
+extern "C" __global__ void mark(const Mark given)
 {
-    leave_mark(at, is_end);
+    check_names(given, leave_mark(given));
 }

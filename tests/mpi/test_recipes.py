@@ -1,0 +1,22 @@
+"""The recipes on several ranks; tests/unit/test_docs.py runs them, with all other pages, on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_docs import snippets
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [*sorted((DOCS / "recipes").glob("*.md")), DOCS / "checkpoints.md", DOCS / "quickstart.md"]
+
+pytestmark = [pytest.mark.geometry, pytest.mark.ranks(2, 4)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_snippets_run_on_ranks(page: Path) -> None:
+    if page.stem == "checkpoints":
+        pytest.importorskip("zarr")
+        pytest.importorskip("xarray")
+    exec(compile(snippets(page), str(page), "exec"), {"__name__": page.stem})

@@ -1,0 +1,49 @@
+"""The page of environment variables names all that the sources read, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "environment.md"
+FOLDERS = ("halox", "apps", "asv_bench", "examples", "tests")
+NAME = re.compile(r"HALOX_[A-Z_]+")
+ROW = re.compile(r"^\| (`HALOX_[^|]+) \|.* \| ([^|]+) \|$", re.MULTILINE)
+
+
+def texts(path: Path) -> set[str]:
+    """Text constants of a source: a variable is read by one, given there or in a constant."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def rows() -> list[tuple[str, list[str]]]:
+    """Names on the page, each with the files that read it."""
+    found = []
+    for names, files in ROW.findall(PAGE.read_text()):
+        found += [(name, re.findall(r"`([^`]+)`", files)) for name in NAME.findall(names)]
+    return found
+
+
+def test_every_variable_is_on_the_page_and_no_other() -> None:
+    sources = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    read = {text for path in sources for text in texts(path) if NAME.fullmatch(text)}
+    assert sorted(name for name, _ in rows()) == sorted(read)
+
+
+@pytest.mark.parametrize(("name", "files"), rows())
+def test_it_is_read_where_the_page_says(name: str, files: list[str]) -> None:
+    assert files
+    readers = [file for file in files if name in texts(ROOT / file)]
+    assert readers, f"{name} is in none of {files}"
+
+
+def test_other_pages_name_variables_of_the_page_only() -> None:
+    names = {name for name, _ in rows()}
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        unknown = set(NAME.findall(page.read_text())) - names
+        assert not unknown, f"{page.relative_to(ROOT)}: {unknown}"
