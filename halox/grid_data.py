@@ -24,6 +24,7 @@ from halox.checkpoint.loading import LOADING, Loaded, load
 from halox.checkpoint.saving import SAVING, Request, guarded, save
 from halox.checkpoint.store import codecs_of, load_zarr
 from halox.decomposition import Decomposition, FieldLayout
+from halox.dimension_names import FACE
 from halox.errors import FieldError, MismatchError
 from halox.field_layouts import FieldLayouts
 from halox.field_options import FieldOptions
@@ -307,8 +308,9 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each chunk
-        is read and checked by one rank, which sends the others their cells. Needs at most 256 MiB a rank.
+        Collective; blocks. Cells are the very bits that were saved. Halos are not filled: call `exchange`. Each rank
+        reads its own cells; of compressed chunks one rank reads each, and sends the others theirs. Needs at most 256
+        MiB a rank.
         """
         self._world.begin("load")
 
@@ -380,7 +382,7 @@ class GridData:
     def _lengths(self, dims: Sequence[str]) -> dict[str, int]:
         """Return the length of each dimension that may have coordinates."""
         axes = self._decomposition.axes
-        faces = {f"{name}_face": axis.points(True) for name, axis in zip(dims, axes, strict=True)}
+        faces = {f"{name}{FACE}": axis.points(True) for name, axis in zip(dims, axes, strict=True)}
         return dict(zip(dims, self.grid_shape, strict=True)) | faces
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +17,8 @@ from halox.runtime.gpu.staging import DeviceStaging
 from halox.window import opaque
 
 Index: TypeAlias = tuple[slice | int, ...]
+
+_BUFFERS = 2
 
 
 def owned_cells(field: object, layout: FieldLayout) -> Any:
@@ -58,12 +61,15 @@ class Staging(Protocol):
 
 
 class HostStaging:
-    """The same of an array on the host, with one buffer; contiguous parts are read in place."""
+    """The same of an array on the host; contiguous parts are read in place.
+
+    Two buffers take turns, as for a GPU: the last part stays as it is while the next one is filled.
+    """
 
     def __init__(self, array: Array, part_bytes: int) -> None:
         self._array = opaque(array)
         self._part_bytes = part_bytes
-        self._buffer: Array | None = None
+        self._buffers: deque[Array] = deque(maxlen=_BUFFERS)
         self._taken: Array | None = None
 
     def read(self, indices: Iterable[Index]) -> Iterator[Array]:
@@ -79,10 +85,11 @@ class HostStaging:
 
     def take(self, shape: tuple[int, ...]) -> Array:
         """Return a contiguous buffer for the next part."""
-        if self._buffer is None:
-            self._buffer = np.empty(self._part_bytes, np.uint8)
+        if len(self._buffers) < _BUFFERS:
+            self._buffers.append(np.empty(self._part_bytes, np.uint8))
+        self._buffers.rotate()
         nbytes = prod(shape) * self._array.itemsize
-        self._taken = self._buffer[:nbytes].view(self._array.dtype).reshape(shape)
+        self._taken = self._buffers[0][:nbytes].view(self._array.dtype).reshape(shape)
         return self._taken
 
     def put(self, index: Index) -> None:

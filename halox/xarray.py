@@ -14,13 +14,14 @@ import numpy as np
 
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
+from halox.dimension_names import FACE, axis_names, with_faces
 from halox.errors import FieldError, MismatchError, MissingPackageError
 from halox.field_options import fixed_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import as_device_array, to_host
 from halox.runtime.world import World
-from halox.values import as_list, check_bool, shown
+from halox.values import check_bool, shown
 
 try:
     import xarray
@@ -31,12 +32,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-AXES = ("x", "y", "z", "t")
-"""Default names of the grid axes."""
-
-FACE = "_face"
-"""Ending of the name of an axis along which a field is staggered."""
 
 _CALL = "from_dataarray"
 
@@ -121,10 +116,7 @@ def dataarray(
         )
     if name is not None and not isinstance(name, str):
         raise FieldError(f"name must be a str or None, got {shown(name)}")
-    axes = [
-        axis + FACE if staggered else axis
-        for axis, staggered in zip(_axes(grid, dims), spec.staggered, strict=True)
-    ]
+    axes = with_faces(axis_names(dims, len(grid.grid_shape)), spec.staggered)
     with_halo = check_bool("halo", halo, FieldError)
     before = len(spec.components_before)
     names = [f"component_{n}" for n in range(before + len(spec.components_after))]
@@ -141,16 +133,6 @@ def dataarray(
         name=name,
         attrs=dict(attrs or {}),
     )
-
-
-def _axes(grid: Fields, dims: Sequence[str] | None) -> list[str]:
-    """Return the names of the grid axes."""
-    ndim = len(grid.grid_shape)
-    given = as_list(AXES[:ndim] if dims is None else dims)
-    axes = [axis for axis in given or () if isinstance(axis, str)]
-    if given is None or len(axes) < len(given) or len(set(axes)) != ndim or len(axes) != ndim:
-        raise FieldError(f"dims must name {ndim} grid axes, got {shown(dims)}")
-    return axes
 
 
 def _given(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
@@ -318,10 +300,11 @@ def read(
         raise FieldError(
             f"expected an xarray.DataArray, got a {type(array).__name__}; of a Dataset, give the variables one by one"
         )
-    found = _found(array, _axes(grid, dims))
-    if len(found) < len(grid.grid_shape):
+    axes = axis_names(dims, len(grid.grid_shape))
+    found = _found(array, axes)
+    if len(found) < len(axes):
         raise FieldError(
-            f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(_axes(grid, dims))}; name the "
+            f"the array has the dimensions {_listed(array.dims)}, and the grid {_listed(axes)}; name the "
             "grid axes by dims="
         )
     turned = array.transpose(*_order(array.dims, found))
@@ -457,7 +440,7 @@ class DatasetFields:
         Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
         variables with the grid's axes, their coordinates along these, and the attributes of the dataset; no halos.
         """
-        axes, dataset = _axes(grid, dims), self._dataset
+        axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
         names = [
             str(name)
             for name, variable in dataset.data_vars.items()
@@ -474,7 +457,7 @@ class DatasetFields:
 
     def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
-        axes, found = _axes(grid, dims), []
+        axes, found = axis_names(dims, len(grid.grid_shape)), []
         for name in sorted(names or map(str, self._dataset.data_vars)):
             variable = self._dataset[name].variable
             its = _found(variable, axes)

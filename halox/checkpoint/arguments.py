@@ -14,14 +14,12 @@ import numpy as np
 from halox.checkpoint.fields import is_number
 from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout
+from halox.dimension_names import axis_names
 from halox.errors import CheckpointError, FieldError
 from halox.field_layouts import FieldLayouts
 from halox.runtime.arrays import Array, Described
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
-
-AXES = ("x", "y", "z", "t")
-"""Names of the grid axes by default."""
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -84,12 +82,14 @@ def fields_of(
 
 
 def dims_of(dims: object, ndim: int) -> tuple[str, ...]:
-    """Return the names of the grid axes; raises `FieldError`."""
-    given = as_list(AXES[:ndim] if dims is None else dims)
-    names = [axis for axis in given or () if isinstance(axis, str) and _NAME.fullmatch(axis)]
-    if given is None or len(names) < len(given) or len(set(names)) != ndim or len(names) != ndim:
-        raise FieldError(f"dims must name {ndim} grid axes, got {shown(dims)}")
-    return tuple(names)
+    """Return the names of the grid axes, under which coordinates are stored; raises `FieldError`."""
+    names = axis_names(dims, ndim)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise FieldError(
+                f"dims: expected names of letters, digits, '_', '-' and '.', got {shown(name)}"
+            )
+    return names
 
 
 def coords_of(

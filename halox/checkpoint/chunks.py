@@ -1,11 +1,18 @@
 """Chunks of a whole field, the ranks that write or read them, and the ranks whose cells they hold; integers only.
 
 Chunks are regular. Along an axis they are as long as the blocks of an even division, or a part of them; so where blocks
-are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks moves
+are equal every chunk lies within one. Elsewhere a chunk spans the border of two or more, and one of their ranks writes
 it all::
 
     blocks      0 0 0 | 1 1 1 | 2 2 | 3 3
     chunks      0 0 0 | 1 1 1 | 2 2   3 | 3
+
+On another division each rank reads what it needs of a chunk. Where that is part of rows that are short, it reads the
+rows whole, as the ranks do that need the rest; one of them counts them to the checksum::
+
+    needed      0 0 1 1 | 0 0 1 1 | ...
+    read        0 0 0 0 | 0 0 0 0 | ...    by rank 0
+                1 1 1 1 | 1 1 1 1 | ...    by rank 1
 """
 
 from __future__ import annotations
@@ -18,10 +25,17 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
 
 CHUNK_BYTES = 32 << 20
 """Most bytes of a chunk, but for a single element of more."""
+
+RUN_BYTES = 128 << 10
+"""Fewest bytes side by side that a rank reads of a chunk; for fewer, reading the cells between them too is faster."""
+
+MOST_READERS = 4
+"""Most ranks that read the same bytes of a chunk; of more, one reads and sends the others theirs."""
 
 Cut = tuple[slice, ...]
 """A box of the whole field: a slice along every axis, component axes included."""
@@ -32,6 +46,16 @@ class Piece(NamedTuple):
 
     rank: int
     cut: Cut
+
+
+class ReadBox(NamedTuple):
+    """Cells that a rank reads of a chunk; of the ranks that read the same ones, one counts them to the checksum.
+
+    These take turns.
+    """
+
+    cut: Cut
+    is_counted: bool
 
 
 class Chunk(NamedTuple):
@@ -135,6 +159,50 @@ class ChunkGrid:
         assert mover is not None
         return Chunk(number, cut, mover, tuple(pieces))
 
+    def read_box(self, chunk: Chunk, itemsize: int) -> ReadBox | None:
+        """Return the cells that this rank reads to have its own of a chunk, or None if ranks would read too many.
+
+        Those are its own ones along the first axes, and all along the others, so that there are `RUN_BYTES` side by
+        side in the file for every rank; or the whole chunk.
+        """
+        cuts = list(zip(*(piece.cut for piece in chunk.pieces), strict=True))
+        run_bytes, first_whole = itemsize, len(self.shape)
+        while first_whole:
+            fewest = min(cut.stop - cut.start for cut in cuts[first_whole - 1])
+            if run_bytes * fewest >= RUN_BYTES:
+                break
+            first_whole -= 1
+            run_bytes *= self.shape[first_whole]
+        most = MOST_READERS * prod(
+            min(cut.stop - cut.start for cut in along) for along in cuts[first_whole:]
+        )
+        if prod(extents(chunk.cut[first_whole:])) > most:
+            return None
+        starts = self._starts(chunk)[first_whole:]
+        whole = [slice(at, at + n) for at, n in zip(starts, self.shape[first_whole:], strict=True)]
+        own = self.own_cut(chunk)[:first_whole]
+        readers = [one.rank for one in chunk.pieces if one.cut[:first_whole] == own]
+        counting = readers[sum(chunk.number) % len(readers)]
+        return ReadBox((*own, *whole), counting == self.layout.rank)
+
+    def read_parts(self, chunk: Chunk, box: Cut, most: int) -> Iterator[tuple[int, Cut]]:
+        """Yield parts of a box of at most so many cells, each side by side in the file, and the first cell's place."""
+        first = len(box) - 1
+        while first > 0 and extents(box)[first] == self.shape[first]:
+            first -= 1
+        begin = self._starts(chunk)
+        for leading in product(*(range(cut.start, cut.stop) for cut in box[:first])):
+            lead = tuple(slice(one, one + 1) for one in leading)
+            for place in blocks(extents(box[first:]), most):
+                part = (*lead, *_boxed(box[first:], place))
+                at = 0
+                for cut, start, extent in zip(part, begin, self.shape, strict=True):
+                    at = at * extent + cut.start - start
+                yield at, part
+
+    def _starts(self, chunk: Chunk) -> list[int]:
+        return [k * n for k, n in zip(chunk.number, self.shape, strict=True)]
+
     def own_cut(self, chunk: Chunk) -> Cut:
         """Return the cells of a chunk that this rank owns."""
         return next(piece.cut for piece in chunk.pieces if piece.rank == self.layout.rank)
@@ -159,9 +227,38 @@ def relative(cut: Cut, base: Cut) -> Cut:
     return tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(cut, base, strict=True))
 
 
+def intersection(one: Cut, other: Cut) -> Cut | None:
+    """Return the cells of two boxes, None if there are none.
+
+    Examples
+    --------
+    >>> intersection((slice(2, 9),), (slice(0, 4),)), intersection((slice(2, 9),), (slice(0, 2),))
+    ((slice(2, 4, None),), None)
+    """
+    found = tuple(
+        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
+    )
+    return found if all(cut.start < cut.stop for cut in found) else None
+
+
 def extents(cut: Cut) -> tuple[int, ...]:
     """Return the shape of a box."""
     return tuple(c.stop - c.start for c in cut)
+
+
+def _boxed(box: Cut, place: tuple[slice | int, ...]) -> Cut:
+    """Return a part of a box, as a box with as many axes.
+
+    Examples
+    --------
+    >>> _boxed((slice(4, 9), slice(2, 6)), (1, slice(0, 9)))
+    (slice(5, 6, None), slice(2, 6, None))
+    """
+    found = []
+    for cut, one in zip(box, place, strict=False):
+        start, stop = (one, one + 1) if isinstance(one, int) else (one.start, one.stop)
+        found.append(slice(cut.start + start, min(cut.start + stop, cut.stop)))
+    return (*found, *box[len(place) :])
 
 
 def _overlaps(bounds: tuple[int, ...], start: int, stop: int) -> list[tuple[int, slice]]:

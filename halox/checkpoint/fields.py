@@ -10,6 +10,7 @@ import numpy as np
 
 from halox.checkpoint.chunks import chunk_shape
 from halox.decomposition import FieldLayout, FieldSpec
+from halox.dimension_names import with_faces
 from halox.runtime.arrays import DType
 
 _NUMBERS = "?bhilqBHILQefdFD"
@@ -124,7 +125,7 @@ class StoredField:
         Faces and cells of one parity are other places than cells, so their dimensions have names of their own; those
         of components are this field's alone, as other fields may have others.
         """
-        names = [f"{axis}_face" if n in self.staggered else axis for n, axis in enumerate(axes)]
+        names = with_faces(axes, (n in self.staggered for n in range(len(axes))))
         if self.parity:
             names[-1] = f"{axes[-1]}_{self.parity}"
         components = [f"{self.name}_component_{n}" for n in range(self.before + self.after)]

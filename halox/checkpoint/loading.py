@@ -83,13 +83,15 @@ def load(
 
             def open_store(stored: StoredField = stored) -> Store:
                 if stored.is_plain:
-                    return PlainChunks(str(folder), path, stored)
+                    return PlainChunks(str(folder), path, stored, world.node_comm.size)
                 return CodecChunks(str(folder), path, stored, mode="r")
 
             store = guarded(world, open_store, doing, LOADING)
             cells = owned_cells(*fields[name])
-            error = Mover(world, grids[name], cells, stored, meter).load(store)
-            world.agree(as_checkpoint_error(error, doing), LOADING)
+            residues, error = Mover(world, grids[name], cells, stored, meter).load(store)
+            of_all = world.gather(residues, LOADING, as_checkpoint_error(error, doing))
+            if isinstance(store, PlainChunks):
+                store.check_shared(of_all)
     return Loaded({name: fields[name][0] for name in wanted}, contents.attrs)
 
 

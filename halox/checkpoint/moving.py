@@ -1,9 +1,13 @@
 """Cells between the fields of a grid and chunks on disk.
 
-Every rank goes through the chunks that hold cells of its own, in the same order, and a chunk is written or read by one
-rank, its mover. The others send their cells of it to the mover, or receive them: only what comes before in the order is
-ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on, until all ranks
-raise it together.
+A chunk is written by one rank, its mover, to which the others send their cells of it. A load reads plain chunks
+without messages: every rank reads its own cells, and the checksums of these add up to that of the chunk. Chunks of
+other codecs, and those that more than a few ranks would have to read, are read by their movers, which send the others
+their cells.
+
+Where there are messages every rank goes through the chunks that hold cells of its own in the same order: only what
+comes before is ever waited for, so the ranks cannot deadlock. What fails on one rank is kept, and the messages go on,
+until all ranks raise it together.
 """
 
 from __future__ import annotations
@@ -17,7 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from halox.checkpoint.chunks import Chunk, ChunkGrid, Cut, extents, relative
+from halox.checkpoint.chunks import (
+    MOST_READERS,
+    Chunk,
+    ChunkGrid,
+    Cut,
+    ReadBox,
+    extents,
+    intersection,
+    relative,
+)
 from halox.checkpoint.failure import Failure
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.store import CodecChunks, PlainChunks
@@ -25,10 +38,10 @@ from halox.collectives.host.cell_sums import blocks
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.world import World
-from halox.staging import Index, Staging, part_shape, staging
+from halox.staging import Index, Staging, staging
 from halox.window import Window, opaque
 
-PART_BYTES = 256 << 10
+PART_BYTES = 512 << 10
 """Bytes of a part of a field on the host: it stays in a core's cache from its copy to the system call."""
 
 DEVICE_PART_BYTES = 8 << 20
@@ -38,6 +51,9 @@ _UNDER_WAY = 2
 _TAG = 5
 
 Store = PlainChunks | CodecChunks
+Residues = dict[tuple[int, ...], int]
+"""By the number of a chunk what `ChunkReader.residue` has returned."""
+
 Tell = Callable[[int], None]
 """Called with the bytes of this rank's field that have been moved since the last call."""
 
@@ -65,6 +81,7 @@ class Mover:
         part_bytes = DEVICE_PART_BYTES if is_device_array(cells) else PART_BYTES
         self._part_cells = max(1, part_bytes // field.dtype.itemsize)
         self._part_bytes = self._part_cells * field.dtype.itemsize
+        self._buffer: Array | None = None
         self._failure = Failure()
 
     def save(self, store: Store) -> Exception | None:
@@ -87,27 +104,59 @@ class Mover:
                 else:
                     self._write(store, chunk, window, cut, zip(places, taken, strict=True))
                 self._told(cut)
+        self._failure.attempt_always(store.finish)
         return self._failure.error
 
-    def load(self, store: Store) -> Exception | None:
-        """Read the chunks; returns this rank's error. Collective."""
+    def load(self, store: Store) -> tuple[Residues, Exception | None]:
+        """Read the chunks; returns residues of chunks that others read as well, and this rank's error. Collective."""
+        residues: Residues = {}
         with (
             staging(self._cells, self._part_bytes) as staged,
             Window(self._world, _UNDER_WAY, _TAG, "a load") as window,
         ):
+            if isinstance(store, PlainChunks):
+                for chunk, box in self._read_alone(store):
+                    found = self._failure.attempt(partial(self._read, store, chunk, box, staged))
+                    if found:
+                        residues[chunk.number] = found
+                    self._told(self._chunks.own_cut(chunk))
             for chunk in self._chunks:
                 cut = self._chunks.own_cut(chunk)
+                if isinstance(store, PlainChunks) and self._read_box(chunk) is not None:
+                    continue
                 if chunk.mover != self._world.rank:
                     window.make_room()
                     buffer = np.empty(extents(cut), self._dtype)
                     then = partial(self._place, staged, cut, buffer)
                     window.receive(buffer, chunk.mover, then)
-                elif isinstance(store, PlainChunks) and self._is_one_piece(chunk):
-                    self._failure.attempt(partial(self._stream, store, chunk, staged))
                 else:
                     self._distribute(store, chunk, window, staged)
                 self._told(cut)
-        return self._failure.error
+        return residues, self._failure.error
+
+    def _read_box(self, chunk: Chunk) -> ReadBox | None:
+        return self._chunks.read_box(chunk, self._field.dtype.itemsize)
+
+    def _read_alone(self, store: PlainChunks) -> Iterator[tuple[Chunk, ReadBox]]:
+        """Yield the chunks that need no messages; of some in a row the ranks begin with different ones.
+
+        So ranks that read the same chunks do not all wait for the same part of the disk. While a chunk is read, the
+        disk goes on with the next one, if that is this rank's alone.
+        """
+        chunks, found = iter(self._chunks), None
+        while some := list(islice(chunks, MOST_READERS)):
+            turn = self._world.rank % len(some)
+            for chunk in some[turn:] + some[:turn]:
+                box = self._read_box(chunk)
+                if box is None:
+                    continue
+                if len(chunk.pieces) == 1:
+                    store.read_ahead(chunk.number)
+                if found is not None:
+                    yield found
+                found = chunk, box
+        if found is not None:
+            yield found
 
     def _is_one_piece(self, chunk: Chunk) -> bool:
         """Whether all of a chunk are cells of this rank, so that it can be written or read part by part."""
@@ -157,13 +206,32 @@ class Mover:
         window.end()
         self._failure.attempt(partial(store.write_whole, chunk.number, whole))
 
-    def _stream(self, store: PlainChunks, chunk: Chunk, staged: Staging) -> None:
-        cut = self._chunks.local(chunk.cut)
+    def _read(self, store: PlainChunks, chunk: Chunk, box: ReadBox, staged: Staging) -> int:
+        """Read this rank's cells of a chunk; returns the residue, which is checked if no other rank reads any."""
+        own, itemsize = self._chunks.own_cut(chunk), self._field.dtype.itemsize
         with store.reading(chunk.number) as reader:
-            for place in self._places(extents(cut)):
-                index = _within(cut, place)
-                reader.fill(staged.take(part_shape(extents(cut), place)))
-                staged.put(index)
+            for first, cut in self._chunks.read_parts(chunk, box.cut, self._part_cells):
+                here = intersection(cut, own)
+                is_own = here == cut
+                values = staged.take(extents(cut)) if is_own else self._scratch(extents(cut))
+                reader.read(values, first * itemsize, is_counted=box.is_counted)
+                if is_own:  # counted during the next read, into another buffer
+                    staged.put(self._chunks.local(cut))
+                    continue
+                with reader.counting():
+                    if here is not None:
+                        staged.store(self._chunks.local(here), values[relative(here, cut)])
+            residue = reader.residue(has_stored=chunk.mover == self._world.rank)
+        if len(chunk.pieces) == 1:
+            store.check(chunk.number, residue)
+            return 0
+        return residue
+
+    def _scratch(self, shape: tuple[int, ...]) -> Array:
+        if self._buffer is None:
+            self._buffer = np.empty(self._part_bytes, np.uint8)
+        nbytes = prod(shape) * self._field.dtype.itemsize
+        return self._buffer[:nbytes].view(self._dtype).reshape(shape)
 
     def _distribute(self, store: Store, chunk: Chunk, window: Window, staged: Staging) -> None:
         """Read a chunk, and send each rank its cells; zeros after a failure, which all ranks raise later."""

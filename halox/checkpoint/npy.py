@@ -6,6 +6,7 @@ type, and writes or reads them part by part. There are no checksums.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
@@ -59,16 +60,30 @@ def save(world: World, path: Path, given: Given, progress: Progress | None) -> N
         return found.getvalue()
 
     begin = guarded(world, header, doing, SAVING)
-    mode = world.mpi.MODE_WRONLY | world.mpi.MODE_CREATE
     with replacing(world, path, Path.is_file, None) as partial:
+
+        def create() -> None:
+            if world.rank == 0:
+                partial.write_bytes(begin)
+
+        # MPI's collective opening would leave the other ranks waiting for one that may not write.
+        guarded(world, create, doing, SAVING)
+        guarded(world, lambda: open(partial, "r+b").close(), doing, SAVING)
+        mode = world.mpi.MODE_WRONLY
         file = guarded(
             world, lambda: world.mpi.File.Open(world.comm, str(partial), mode), doing, SAVING
         )
         failure = Failure()
-        if world.rank == 0:
-            failure.attempt(lambda: file.Write_at(0, begin))
         parts = _Parts(world, file, len(begin), layout, dtype)
-        failure.attempt(lambda: parts.write(given.array, progress))
+
+        def write() -> None:
+            try:
+                parts.write(given.array, progress)
+            except world.mpi.Exception as error:  # MPI seldom says why
+                free = shutil.disk_usage(partial.parent).free
+                raise OSError(f"{error}; its file system has {free} bytes left") from error
+
+        failure.attempt(write)
         for ending in (file.Sync, file.Close):
             failure.attempt_always(ending)
         world.agree(as_checkpoint_error(failure.error, doing), SAVING)

@@ -17,6 +17,7 @@ from halox.checkpoint.chunks import CHUNK_BYTES, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import opened
 from halox.checkpoint.store import CodecChunks, PlainChunks, load_zarr, read
+from halox.dimension_names import AXES
 from halox.errors import CheckpointError, FieldError, HaloxError
 from halox.runtime.arrays import Array
 
@@ -131,7 +132,7 @@ def _npy(path: Path) -> Stored:
     rows = min(shape[0], max(1, CHUNK_BYTES // (prod(shape[1:]) * max(1, dtype.itemsize))))
     chunk = (rows, *shape[1:])
     field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", is_plain=True)
-    names = (*"xyzt"[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
+    names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
     def chunks_of(field: StoredField) -> _Chunks:
         return _Rows(np.memmap(path, dtype, "r", begin, shape), rows)

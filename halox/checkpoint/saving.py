@@ -61,7 +61,7 @@ def save(world: World, request: Request) -> None:
 
             def open_store(field: StoredField = field) -> Store:
                 if field.is_plain:
-                    return PlainChunks(str(partial), request.path, field)
+                    return PlainChunks(str(partial), request.path, field, world.node_comm.size)
                 return CodecChunks(str(partial), request.path, field, mode="r+")
 
             store = guarded(world, open_store, f"writing {request.path}", SAVING)

@@ -13,15 +13,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from halox.checkpoint.checksum import CRC_BYTES, PartialChecksum, linear_part
 from halox.checkpoint.fields import StoredField
+from halox.checkpoint.threads import Aside, Syncer
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
 from halox.window import as_bytes
@@ -34,7 +37,6 @@ PREFIX = "halox_"
 
 _FORMAT, _GRID_SHAPE = f"{PREFIX}format", f"{PREFIX}grid_shape"
 _PROC_SHAPE, _BLOCKS = f"{PREFIX}proc_shape", f"{PREFIX}blocks"
-_CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -223,15 +225,18 @@ class PlainChunks:
         Of the group.
     name : Path
         The checkpoint's, for errors.
+    node_ranks : int
+        Ranks on this node that write or read at the same time.
     """
 
-    def __init__(self, folder: str, name: Path, field: StoredField) -> None:
+    def __init__(self, folder: str, name: Path, field: StoredField, node_ranks: int = 1) -> None:
         from google_crc32c import extend
 
         self._extend = extend
         self._folder, self._name, self._field = folder, name, field
         self._extra = () if field.stored_shapes[0] == field.shape else (0,)
         self._nbytes = prod(field.chunk) * field.dtype.itemsize
+        self._aside, self._syncer = Aside(node_ranks), Syncer()
 
     def write(self, index: tuple[int, ...], parts: Iterable[Array]) -> None:
         """Write a chunk from its parts, in order; those that are missing at the end become zeros."""
@@ -240,12 +245,20 @@ class PlainChunks:
             checksum = 0
             for part in parts:
                 values = as_bytes(part)
-                checksum = self._extend(checksum, values)
-                _write_all(handle, values)
-            _write_all(handle, np.frombuffer(checksum.to_bytes(_CRC_BYTES, "little"), np.uint8))
-            os.fsync(handle)
-        finally:
+                with self._aside.call(
+                    values.nbytes, partial(self._extend, checksum, values)
+                ) as found:
+                    _write_all(handle, values)
+                checksum = found()
+            _write_all(handle, np.frombuffer(checksum.to_bytes(CRC_BYTES, "little"), np.uint8))
+        except BaseException:
             os.close(handle)
+            raise
+        self._syncer.take(handle)
+
+    def finish(self) -> None:
+        """Wait until all chunks are on the disk; raises OSError."""
+        self._syncer.finish()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
         """Write a chunk from an array of its shape, or shorter at the end of the field."""
@@ -257,38 +270,62 @@ class PlainChunks:
 
     @contextmanager
     def reading(self, index: tuple[int, ...]) -> Iterator[ChunkReader]:
-        """Open a chunk, and check it once it has been read; raises `CheckpointError` and OSError."""
+        """Open a chunk; raises `CheckpointError` if it is missing or cut off, and OSError."""
         path = self._path(index)
-        shown = self._name / self._field.name / os.path.basename(path)
         try:
             handle = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
-            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint") from error
+            raise CheckpointError(
+                f"{self._shown(index)} is missing; use an earlier checkpoint"
+            ) from error
         try:
-            found, expected = os.fstat(handle).st_size, self._nbytes + _CRC_BYTES
+            found, expected = os.fstat(handle).st_size, self._nbytes + CRC_BYTES
             if found != expected:
                 raise CheckpointError(
-                    f"{shown} has {found} bytes, expected {expected}: it was cut off, or replaced; use an earlier "
-                    "checkpoint"
+                    f"{self._shown(index)} has {found} bytes, expected {expected}: it was cut off, or replaced; use an "
+                    "earlier checkpoint"
                 )
-            reader = ChunkReader(handle, self._extend)
-            yield reader
-            stored = np.empty(_CRC_BYTES, np.uint8)
-            _read_all(handle, stored)
-            if int.from_bytes(stored.tobytes(), "little") != reader.checksum:
-                raise CheckpointError(
-                    f"{shown} is damaged: its bytes do not have the checksum that is stored with them; use an earlier "
-                    "checkpoint"
-                )
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read ahead, twice as far
+            yield ChunkReader(handle, self._nbytes, self._aside)
         finally:
             os.close(handle)
 
+    def read_ahead(self, index: tuple[int, ...]) -> None:
+        """Let the system read a chunk while another one is worked on; it does not raise."""
+        with suppress(OSError):
+            handle = os.open(self._path(index), os.O_RDONLY)
+            try:
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(handle)
+
+    def check(self, index: tuple[int, ...], residue: int) -> None:
+        """Raise `CheckpointError` if the residues of a chunk do not add up to 0; see `ChunkReader.residue`."""
+        if residue:
+            raise CheckpointError(
+                f"{self._shown(index)} is damaged: its bytes do not have the checksum that is stored with them; use an "
+                "earlier checkpoint"
+            )
+
+    def check_shared(self, of_all: Iterable[Mapping[tuple[int, ...], int]]) -> None:
+        """Check the chunks of which several ranks have read parts, by the residues of each."""
+        sums: dict[tuple[int, ...], int] = {}
+        for residues in of_all:
+            for index, residue in residues.items():
+                sums[index] = sums.get(index, 0) ^ residue
+        for index, residue in sums.items():
+            self.check(index, residue)
+
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """Return the values of a chunk, those of the field; raises as `reading`."""
+        """Return the values of a chunk, those of the field; raises `CheckpointError` and OSError."""
         values = np.empty(self._field.chunk, self._field.opaque_dtype)
         with self.reading(index) as reader:
-            reader.fill(values)
+            reader.read(values, 0)
+            self.check(index, reader.residue())
         return values[tuple(map(slice, shape))]
+
+    def _shown(self, index: tuple[int, ...]) -> Path:
+        return self._name / self._field.name / os.path.basename(self._path(index))
 
     def _path(self, index: tuple[int, ...]) -> str:
         key = ".".join(map(str, ("c", *index, *self._extra)))
@@ -296,17 +333,46 @@ class PlainChunks:
 
 
 class ChunkReader:
-    """A chunk that is read from its beginning to its end; ``checksum`` is that of the bytes so far."""
+    """An open chunk of so many bytes, of which parts are read in the order in which they are stored."""
 
-    def __init__(self, handle: int, extend: Any) -> None:
-        self._handle, self._extend = handle, extend
-        self.checksum = 0
+    def __init__(self, handle: int, nbytes: int, aside: Aside) -> None:
+        self._handle, self._nbytes, self._aside = handle, nbytes, aside
+        self._checksum = PartialChecksum()
+        self._last: tuple[Array, int] | None = None
 
-    def fill(self, part: Array) -> None:
-        """Read the next bytes into a contiguous array."""
-        values = as_bytes(part)
-        _read_all(self._handle, values)
-        self.checksum = self._extend(self.checksum, values)
+    def read(self, part: Array, offset: int, *, is_counted: bool = True) -> None:
+        """Read the bytes from an offset on into a contiguous array.
+
+        They are counted to the checksum in `counting`, or during the next read; the array has to stay as it is.
+        """
+        with self.counting():
+            _read_all(self._handle, as_bytes(part), offset)
+        self._last = (part, offset) if is_counted else None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the bytes read last, during the block."""
+        last, self._last = self._last, None
+        if last is None:
+            yield
+        else:
+            with self._aside.call(last[0].nbytes, partial(self._checksum.add, *last)):
+                yield
+
+    def residue(self, *, has_stored: bool = True) -> int:
+        """Return the residue of the bytes counted, and of the checksum stored, which is counted once as well.
+
+        Where each byte of a chunk is counted by one rank, the residues of all ranks add up (by XOR) to 0, unless the
+        chunk is damaged. Bytes that none counts are zeros.
+        """
+        with self.counting():
+            pass
+        found = self._checksum.of(self._nbytes)
+        if not has_stored:
+            return found
+        stored = np.empty(CRC_BYTES, np.uint8)
+        _read_all(self._handle, stored, self._nbytes)
+        return found ^ linear_part(int.from_bytes(stored.tobytes(), "little"), self._nbytes)
 
 
 class CodecChunks:
@@ -318,16 +384,16 @@ class CodecChunks:
         # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
         with zarr.config.set({"array.write_empty_chunks": True}):
             self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
-        self._folder = folder
+        self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
         """Write a chunk from an array of its shape, or shorter at the end of the field."""
         self._array[self._cut(index, values.shape)] = self._stored(values)
-        handle = os.open(self._path(index), os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        self._syncer.take(os.open(self._path(index), os.O_RDONLY))
+
+    def finish(self) -> None:
+        """Wait until all chunks are on the disk; raises OSError."""
+        self._syncer.finish()
 
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
@@ -367,10 +433,10 @@ def _write_all(handle: int, values: Array) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _read_all(handle: int, values: Array) -> None:
+def _read_all(handle: int, values: Array, offset: int) -> None:
     view = values.data
     while view:
-        found = os.readv(handle, [view])
+        found = os.preadv(handle, [view], offset)
         if not found:
             raise OSError("the file ended early")
-        view = view[found:]
+        view, offset = view[found:], offset + found

@@ -14,6 +14,7 @@ from halox.checkpoint.fields import StoredField
 from halox.checkpoint.reading import Pick, Projection, Stored, opened_for_reading
 from halox.cli import drawing, launcher
 from halox.cli.progress import TerminalProgress
+from halox.dimension_names import FACE
 from halox.errors import HaloxError
 
 _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
@@ -216,7 +217,7 @@ def _frame(
 
 def _axes(field: StoredField, dims: Sequence[str]) -> list[Axis]:
     """Return the grid axes of a field."""
-    suffixes = ["_face" if n in field.staggered else "" for n in range(_grid_axes(field))]
+    suffixes = [FACE if n in field.staggered else "" for n in range(_grid_axes(field))]
     if field.parity:
         suffixes[-1] = f"_{field.parity}"
     places = range(field.before, field.before + len(suffixes))

@@ -87,7 +87,7 @@ def why_no_private_memory() -> str | None:
     return None if tried.returncode == 0 else f"a file system cannot be mounted: {said}"
 
 
-def private_memory(size: str) -> list[str]:
-    """Words in front of a command that give it a /dev/shm of its own, of so many bytes."""
-    script = f'mount -t tmpfs -o size={size} halox-test /dev/shm && exec "$@"'
+def private_memory(size: str, folder: str = "/dev/shm") -> list[str]:
+    """Words in front of a command that give it a /dev/shm of its own, or another folder, of so many bytes."""
+    script = f'mount -t tmpfs -o size={size} halox-test {folder} && exec "$@"'
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]

@@ -90,7 +90,7 @@ QUICK: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ("host/shared", "stopped for a while"): {"halfway": ALL},
     ("host/direct", "stopped for a while"): {"halfway": _EXCHANGING},
     ("host/mpi", "stopped for a while"): {"halfway": ("Grid", "gather", *_EXCHANGING, *_CACHED)},
-    ("host/shared", "stopped for long"): {"halfway": ("Grid", "exchange, cached", "close")},
+    ("host/shared", "stopped for long"): {"halfway": ("exchange, cached", "close")},
     ("host/mpi", "stopped for long"): {"before": ("exchange, cached", "sum, first")},
     ("host/shared", "killed"): {"halfway": _KILLED},
     ("host/mpi", "killed"): {"before": ("gather",), "halfway": ("exchange, cached",)},

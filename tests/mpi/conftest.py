@@ -51,7 +51,7 @@ def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
 
 
 SMALL = (1, 2, 3)
-"""Numbers of ranks on which every test runs by default; on others, those whose geometry needs them."""
+"""Numbers of ranks on which tests run by default, unless marked ``usually``; on others, those of geometry."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
@@ -62,8 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         mark = item.get_closest_marker("ranks")
         (kept if mark is None or size in mark.args else left).append(item)
-        on_cpus = HERE in item.path.parents
-        if on_cpus and size not in SMALL and item.get_closest_marker("geometry") is None:
+        if HERE not in item.path.parents or item.get_closest_marker("geometry"):
+            continue
+        usual = item.get_closest_marker("usually")
+        if size not in (usual.args if usual else SMALL):
             item.add_marker(pytest.mark.full)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

@@ -16,6 +16,8 @@ from halox_bench.pingpong.baselines import BY_HAND, MPI_TYPES
 from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
 
+pytestmark = pytest.mark.usually(2)
+
 OPTIONS = Options("cpu", timing=Timing(batches=1, batch_s=1e-5))
 
 SMALL = {

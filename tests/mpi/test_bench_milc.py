@@ -12,6 +12,8 @@ from halox_bench.ranks.bench import Options
 from halox_bench.ranks.clock import Timing
 from tests.mpi.conftest import agree
 
+pytestmark = pytest.mark.usually(2)
+
 TIMING = Timing(batches=1, batch_s=1e-5)
 OPTIONS = Options("cpu", timing=TIMING)
 

@@ -24,6 +24,8 @@ from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library
 
+pytestmark = pytest.mark.usually(2)
+
 require("cxx")
 
 

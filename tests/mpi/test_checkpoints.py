@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.checkpoint import chunks, folder, npy, saving, store
+from halox.checkpoint import checksum, chunks, folder, npy, saving, store, threads
 from halox.errors import (
     CheckpointError,
     FieldError,
@@ -85,6 +86,12 @@ def check(g: halox.Grid, fields: dict[str, Any], names: Any = FIELDS) -> None:
             assert whole.shape == shape and whole.tobytes() == expected.tobytes(), name
 
 
+def with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have checksums computed by another thread, however few bytes and cores there are."""
+    monkeypatch.setattr(threads, "ASIDE_BYTES", 1)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(1024))
+
+
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.geometry
 @pytest.mark.parametrize("chunk_bytes", [300, 1 << 20])
@@ -97,6 +104,9 @@ def test_the_same_bits_on_other_ranks_and_divisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
+    if chunk_bytes == 300:  # loads read single rows of chunks
+        monkeypatch.setattr(chunks, "RUN_BYTES", 24)
+        with_threads(monkeypatch)
     names = FIELDS if compressors is None and chunk_bytes > 300 else ("holes", "rho", "u", "w")
     with grid(comm) as g:
         g.save(path / "a", filled(g, names), compressors=compressors, attrs={"step": 3})
@@ -258,6 +268,7 @@ def test_damage_is_one_error_on_all_ranks(
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 200)
     with grid(comm) as g:
         rho = filled(g, ("rho",))["rho"]
+        g.save(path / "good", rho=rho)
         g.save(path / "a", z=rho, compressors="zstd") if " compressed" in name else g.save(
             path / "a", rho=rho
         )
@@ -267,8 +278,76 @@ def test_damage_is_one_error_on_all_ranks(
         comm.Barrier()
         with pytest.raises(CheckpointError, match=text):
             g.load(path / "a")
+        check(g, g.load(path / "good"), ("rho",))
         g.save(path / "b", rho=rho)
         check(g, g.load(path / "b"), ("rho",))
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1 << 17])
+@pytest.mark.ranks(1, 2, 3, 4, 6)
+def test_each_byte_is_checked_once(
+    run_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the ranks of another division, which read it once, or few times where runs are short."""
+    monkeypatch.setattr(chunks, "RUN_BYTES", run_bytes)
+    shape = (4 * comm.size, 6 * comm.size)
+    whole = np.random.default_rng(0).random(shape)
+    counts = {"read": 0, "checked": 0}
+    read_all, add = store._read_all, checksum.PartialChecksum.add
+
+    def counted_read(handle: int, values: Any, offset: int) -> None:
+        counts["read"] += values.nbytes
+        read_all(handle, values, offset)
+
+    def counted_add(self: Any, part: Any, offset: int) -> None:
+        counts["checked"] += part.nbytes
+        add(self, part, offset)
+
+    monkeypatch.setattr(store, "_read_all", counted_read)
+    monkeypatch.setattr(checksum.PartialChecksum, "add", counted_add)
+    with halox.Grid(shape, proc_shape=(0, 1), comm=comm, device="cpu") as g:
+        g.save(path / "a", u=g.scatter(whole))
+    with halox.Grid(shape, proc_shape=(1, 0), comm=comm, device="cpu") as g:
+        found = g.gather(g.load(path / "a")["u"])
+    assert found is None or found.tobytes() == whole.tobytes()
+    assert comm.allreduce(counts["checked"]) == whole.nbytes
+    stored = whole.nbytes + 4 * comm.size
+    readers = 1 if run_bytes == 1 or comm.size > chunks.MOST_READERS else comm.size
+    assert comm.allreduce(counts["read"]) == (stored - 4 * comm.size) * readers + 4 * comm.size
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1 << 17])
+def test_damage_anywhere_is_found_by_another_division(
+    run_bytes: int, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of a chunk of which each rank reads a part, or of its checksum."""
+    monkeypatch.setattr(chunks, "RUN_BYTES", run_bytes)
+    if run_bytes == 1:
+        with_threads(monkeypatch)
+    with grid(comm, proc_shape=(0, 1) if comm.size <= 6 else None) as g:
+        fields = filled(g, ("rho",))
+        g.save(path / "a", fields)
+        g.save(path / "good", fields)
+    file = path / "a" / "rho" / "c.0.0"
+    size = file.stat().st_size
+    with grid(comm, proc_shape=(1, 0) if comm.size <= 6 else None) as g:
+        for place in (0, 7 * size // 12, size - 5, size - 4, size - 1):
+            comm.Barrier()
+            if comm.rank == 0:
+                values = bytearray(file.read_bytes())
+                values[place] ^= 1
+                file.write_bytes(values)
+            comm.Barrier()
+            with pytest.raises(CheckpointError, match=r"rho/c\.0\.0 is damaged") as caught:
+                g.load(path / "a")
+            assert len(set(comm.allgather(str(caught.value)))) == 1
+            comm.Barrier()
+            if comm.rank == 0:
+                values[place] ^= 1
+                file.write_bytes(values)
+        comm.Barrier()
+        check(g, g.load(path / "a"), ("rho",))
+        check(g, g.load(path / "good"), ("rho",))
 
 
 Case = Callable[[halox.Grid, Path, Any], Any]
@@ -400,9 +479,14 @@ def full(*_: Any, **__: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("target", ["a", "one.npy"])
 @pytest.mark.ranks(1, 2, 3, 4)  # of six, the last one writes no chunk
-@pytest.mark.parametrize("where", ["last rank", "all ranks", "metadata", "commit"])
+@pytest.mark.parametrize(
+    "where, target",
+    [
+        *product(["last rank", "all ranks", "metadata", "commit"], ["a", "one.npy"]),
+        ("sync", "a"),
+    ],
+)
 def test_a_full_disk_leaves_the_last_one(
     where: str, target: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +499,8 @@ def test_a_full_disk_leaves_the_last_one(
                 patched.setattr(saving if target == "a" else npy.npy, METADATA[target], full)
             elif where == "commit":
                 patched.setattr(folder, "_sync_tree", full)
+            elif where == "sync" and last:  # of blocks that get their place late
+                patched.setattr(threads.os, "fsync", full)
             limited = where == "all ranks" or (where == "last rank" and last)
             with (
                 small_disk() if limited else nullcontext(),
@@ -428,6 +514,41 @@ def test_a_full_disk_leaves_the_last_one(
         comm.Barrier()
         g.save(path / target, u=v)
         assert g.sum(g.load(path / target)[name]) == 144
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Lose the rights of root on files."""
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("target", ["a", "one.npy"])
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_path_that_one_rank_cannot_write(
+    mode: int, target: str, path: Path, comm: MPI.Intracomm
+) -> None:
+    """Nor see, or only see: one error on all ranks, and the last checkpoint stays."""
+    name = "u" if target == "a" else "one"
+    with grid(comm) as g:
+        u, v = g.ones(), g.full(2.0)
+        if comm.rank == 0:
+            path.chmod(mode)
+        g.save(path / target, u=u)
+        with (
+            as_nobody() if comm.rank == comm.size - 1 else nullcontext(),
+            pytest.raises(CheckpointError, match=r"denied|does not see|cannot") as caught,
+        ):
+            g.save(path / target, u=v)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        comm.Barrier()
+        assert os.listdir(path) == [target]
+        assert g.sum(g.load(path / target)[name]) == 72
 
 
 METADATA = {"a": "create", "one.npy": "write_array_header_2_0"}

@@ -28,6 +28,8 @@ from tests.mpi.test_exchange import SEED
 from tests.support import trials
 from tests.unit import fake_cufft
 
+pytestmark = pytest.mark.usually(3)
+
 World = MPI.Intracomm
 NORMS = ["backward", "ortho", "forward"]
 PAIRS = {"f4": "c8", "f8": "c16"}

@@ -206,6 +206,47 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
     assert np.array_equal(grid.interior(again), grid.interior(u))
 
 
+@pytest.mark.parametrize("package", ["scipy", "netCDF4", "h5netcdf"])
+@pytest.mark.parametrize("through", ["a checkpoint", "blocks"])
+def test_netcdf(package: str, through: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """A file of the whole, and fields of another division that are made of it, part by part."""
+    pytest.importorskip("zarr")
+    pytest.importorskip(package)
+    path, engine = comm.bcast(tmp_path), package.lower()
+    values = {"u": whole(*SHAPE), "w": whole(SHAPE[0], SHAPE[1] + 1, dtype="f4")}
+    with make(comm) as grid:
+        fields = {"u": grid.zeros(), "w": grid.zeros("f4", staggered=1)}
+        for name, field in fields.items():
+            grid.interior(field)[...] = values[name][grid.layout(field).owned]
+        if through == "a checkpoint":
+            grid.save(path / "run.zarr", fields, coords={"x": X}, attrs={"step": 3})
+            if comm.rank == 0:
+                with xr.open_zarr(path / "run.zarr", chunks=None) as saved:
+                    saved.to_netcdf(path / "run.nc", engine=engine)
+        else:
+            found = {}
+            for name, field in fields.items():
+                blocks = comm.gather(grid.dataarray(field, name=name, coords={"x": X}))
+                if blocks is not None:
+                    found[name] = xr.combine_by_coords([block.to_dataset() for block in blocks])
+            if found:
+                xr.merge(found.values()).assign_attrs(step=3).to_netcdf(
+                    path / "run.nc", engine=engine
+                )
+    comm.Barrier()
+    with (
+        make(comm, proc_shape=(comm.size, 1) if comm.size <= SHAPE[0] else None) as grid,
+        xr.open_dataset(path / "run.nc", engine=engine) as found,
+    ):
+        assert np.array_equal(found.x, X) and found.attrs["step"] == 3
+        for name in values:
+            assert np.array_equal(found[name], values[name])
+            field = grid.from_dataarray(found[name])
+            assert field.dtype == values[name].dtype
+            expected = values[name][grid.layout(field).owned]
+            assert np.array_equal(grid.interior(field), expected)
+
+
 def given(array: Any, **options: Any) -> Any:
     def call(comm: MPI.Intracomm) -> None:
         with make(comm) as grid:

@@ -281,7 +281,7 @@ class TestCommand:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words = (
-            "--patterns face_?/64,vector/8B-64KiB,vector/128B-64KiB --repeats 3 --direction both"
+            "--patterns vector/8B-64KiB,vector/128B-64KiB --repeats 1 --direction pack"
         )
         result = self.run(monkeypatch, tmp_path, f"{words} --plot {tmp_path / 'plots'}")
         assert result["machine"]["device"] == "gpu"

@@ -26,6 +26,7 @@ FLOORS: list[list[set[str]]] = [
         {
             "halox.grid",
             "halox.allocation",
+            "halox.dimension_names",
             "halox.division",
             "halox.xarray",
             "halox.field_layouts",

@@ -11,7 +11,7 @@ from typing import Any
 
 from halox.cli import run as running
 from halox.errors import HaloxError
-from halox_bench.checkpoint.run import measure
+from halox_bench.checkpoint.run import CPU_TARGET, GPU_TARGET, TARGET_MIB, measure
 from halox_bench.common.machine import device_of, machines
 from halox_bench.common.options import add_list, positive, shapes
 from halox_bench.common.tables import Table
@@ -22,7 +22,16 @@ ABOUT = "saves and loads of a field by all ranks, beside plain writes and reads 
 
 _CELLS, _QUICK_CELLS = ((512, 512, 512),), ((64, 64, 64),)
 _TABLE = Table(
-    {"method": 18, "ranks": -5, "MiB": -7, "s": -8, "GB/s": -6, "x plain": -7, "extra MiB": -9}
+    {
+        "method": 20,
+        "ranks": -5,
+        "MiB": -7,
+        "s": -8,
+        "GB/s": -6,
+        "x plain": -7,
+        "extra MiB": -9,
+        "targets": 24,
+    }
 )
 
 
@@ -37,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_list(
         parser, "--cells", "grids of float64; default: 512x512x512", read=shapes, metavar="N,MxL"
+    )
+    add_list(
+        parser,
+        "--onto",
+        "process grids on which the field is loaded as well, such as 1x1x4",
+        read=shapes,
+        metavar="PxQ,...",
     )
     add_list(parser, "--codecs", "codecs of Zarr, each measured as well, such as zstd")
     parser.add_argument(
@@ -70,17 +86,24 @@ def _measure(args: argparse.Namespace, comm: Any) -> int:
             raise HaloxError(f"--folder {parent}: there is no such folder")
         own = tempfile.mkdtemp(prefix="halox-bench-", dir=parent) if comm.rank == 0 else None
         folder = Path(comm.bcast(own))
+        say(comm, "medians of the slowest rank; files are written through, and read from the disk")
         say(
-            comm, "medians of the slowest rank; files are written through, and read from the disk\n"
+            comm,
+            f"targets, from 1 GiB on: {CPU_TARGET} x plain calls, and {TARGET_MIB} MiB a rank;",
+        )
+        say(
+            comm,
+            f"for saves from a GPU {GPU_TARGET} x the longer of plain write and copy to the host\n",
         )
         say(comm, _TABLE.header())
         try:
             for shape in args.cells or (_QUICK_CELLS if args.quick else _CELLS):
-                for row in measure(comm, shape, folder, device, args.codecs, rounds):
+                for row in measure(comm, shape, folder, device, args.codecs, args.onto, rounds):
                     result["rows"].append(row.as_dict())
                     cells = [row.name, str(row.ranks), f"{row.nbytes / 2**20:.0f}"]
                     cells += [f"{row.seconds:.3f}", f"{row.gb_per_s:.2f}", f"{row.ratio:.2f}"]
-                    say(comm, _TABLE.line([*cells, f"{row.extra_mib:.0f}"]))
+                    cells += ["?" if row.extra_mib is None else f"{row.extra_mib:.0f}", row.verdict]
+                    say(comm, _TABLE.line(cells))
         finally:
             if comm.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
@@ -16,18 +16,37 @@ from typing import Any
 
 import numpy as np
 
+from halox.checkpoint.store import load_zarr
 from halox.errors import HaloxError
 from halox.grid import Grid
 from halox.runtime.gpu.devices import to_host
+from halox.runtime.gpu.memory import pinned
 
-WRITE, SAVE = "os.write, fsync", "grid.save"
-READ, LOAD = "os.read", "grid.load"
+WRITE, SAVE, TO_HOST = "os.write, fsync", "grid.save", "copy to the host"
+READ, LOAD, TO_DEVICE = "os.read", "grid.load", "copy to the GPU"
+
+CPU_TARGET, GPU_TARGET, TARGET_MIB = 1.3, 1.2, 256
+
+_AIMED_BYTES = 1 << 30
+"""Fewest bytes for which there are targets: with fewer, files and folders take the time."""
+
 _PIECE = 16 << 20
+_COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One method: median seconds of the slowest rank, bytes of all ranks, most extra memory of a rank."""
+    """One method: median seconds of the slowest rank, bytes of all ranks, most extra memory of a rank.
+
+    Attributes
+    ----------
+    ratio : float
+        Time over that of plain writes or reads, or of the copy between GPU and host if that takes longer.
+    target : float or None
+        Largest ratio aimed at; None for plain calls, codecs and small fields.
+    extra_mib : float or None
+        None where the system does not tell.
+    """
 
     name: str
     ranks: int
@@ -36,13 +55,22 @@ class CheckpointRow:
     seconds: float
     gb_per_s: float
     ratio: float
-    """Time over that of plain writes or reads."""
+    target: float | None
+    extra_mib: float | None
 
-    extra_mib: float
+    @property
+    def verdict(self) -> str:
+        """The targets, each met or missed; empty if there are none."""
+        if self.target is None:
+            return ""
+        found = f"{self.target} x {'met' if self.ratio <= self.target else 'missed'}"
+        if self.extra_mib is None:
+            return f"{found}, MiB unknown"
+        return found if self.extra_mib <= TARGET_MIB else f"{found}, {TARGET_MIB} MiB missed"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return asdict(self) | {"verdict": self.verdict}
 
 
 def measure(
@@ -51,60 +79,119 @@ def measure(
     folder: Path,
     device: Any,
     codecs: tuple[str, ...],
+    onto: Iterable[tuple[int, ...]],
     rounds: int,
 ) -> list[CheckpointRow]:
     """Measure a float64 field of random numbers, of 24 bits of mantissa, so that codecs find something to compress.
 
-    Reads are of files whose pages have been dropped. Collective; raises `HaloxError` if a load gives other bits.
+    ``onto`` has process grids on which it is loaded as well. Reads are of files whose pages have been dropped.
+    Collective; raises `HaloxError` if a load gives other bits.
     """
-    with Grid(shape, comm=comm, device=device) as grid:
+    load_zarr()  # the first save shall not take the time of the import
+    with ExitStack() as stack:
+        grid = stack.enter_context(Grid(shape, comm=comm, device=device))
         values = np.random.default_rng(comm.rank).random(grid.rank_shape)
         values.view("u8")[...] &= np.uint64(0xFFFFFFFFF0000000)
         u, v = grid.empty(), grid.zeros()
         grid.interior(u)[...] = grid.xp.asarray(values)
         raw = values.reshape(-1).view(np.uint8)
-        single = folder / f"raw.{comm.rank}"
-        names = {None: SAVE} | {codec: f"{SAVE}, {codec}" for codec in codecs}
-        loads = {None: LOAD} | {codec: f"{LOAD}, {codec}" for codec in codecs}
+        single, plain = folder / f"raw.{comm.rank}", folder / "plain.zarr"
         calls: dict[str, Callable[[], Any]] = {WRITE: partial(_write, single, raw)}
-        for codec, name in names.items():
-            path = folder / f"{codec or 'plain'}.zarr"
-            calls[name] = partial(grid.save, path, u=u, compressors=codec)
+        if grid.xp is not np:
+            calls[TO_HOST] = partial(_copy, grid, to_host=True)
+        calls[SAVE] = partial(grid.save, plain, u=u)
+        for codec in codecs:
+            path = folder / f"{codec}.zarr"
+            calls[f"{SAVE}, {codec}"] = partial(grid.save, path, u=u, compressors=codec)
         calls[READ] = partial(_read, single, raw)
-        for codec, name in loads.items():
-            calls[name] = partial(grid.load, folder / f"{codec or 'plain'}.zarr", u=v)
+        if grid.xp is not np:
+            calls[TO_DEVICE] = partial(_copy, grid, to_host=False)
+        calls[LOAD] = partial(grid.load, plain, u=v)
+        for codec in codecs:
+            calls[f"{LOAD}, {codec}"] = partial(grid.load, folder / f"{codec}.zarr", u=v)
+        others = []
+        for proc_shape in onto:
+            name = f"{LOAD} on {'x'.join(map(str, proc_shape))}"
+            other = Grid(shape, comm=comm, device=device, proc_shape=proc_shape)
+            others.append((name, stack.enter_context(other), other.zeros()))
+            calls[name] = partial(other.load, plain, u=others[-1][2])
         times: dict[str, list[float]] = {name: [] for name in calls}
-        extra = dict.fromkeys(calls, 0.0)
+        extra: dict[str, list[float | None]] = {name: [] for name in calls}
         for _ in range(rounds):
             _clear(comm, folder)
             for name, call in calls.items():
                 _drop(comm, folder)
                 before = _resident_mib(reset=True)
-                seconds = _timed(comm, call)
-                times[name].append(seconds)
-                most = comm.allreduce(_resident_mib() - before, op=_most(comm))
-                extra[name] = max(extra[name], most)
-            wrong = int((to_host(grid.interior(v)) != values).sum())
-            if comm.allreduce(wrong):
-                raise HaloxError("a load gave other values than were saved")
+                times[name].append(_timed(comm, call))
+                extra[name] += comm.allgather(_grown(before))
+        expected = _signature(grid, u)
+        for name, on, loaded in [(LOAD, grid, v), *others]:
+            if _signature(on, loaded) != expected:
+                raise HaloxError(f"{name} gave other values than were saved")
         _clear(comm, folder)
-    nbytes, rows = 8 * prod(shape), []
-    for name, found in times.items():
-        seconds = median(found)
-        plain = median(times[READ if name.startswith((READ, LOAD)) else WRITE])
-        rows.append(
-            CheckpointRow(
-                name,
-                comm.size,
-                shape,
-                nbytes,
-                seconds,
-                nbytes / seconds / 1e9,
-                seconds / plain,
-                max(0.0, extra[name]),
-            )
-        )
-    return rows
+    return [_row(name, comm.size, shape, times, extra[name]) for name in calls]
+
+
+def _row(
+    name: str,
+    ranks: int,
+    shape: tuple[int, ...],
+    times: dict[str, list[float]],
+    extra: list[float | None],
+) -> CheckpointRow:
+    middle = {one: median(found) for one, found in times.items()}
+    is_reading = name.startswith((READ, LOAD, TO_DEVICE))
+    copies = middle.get(TO_DEVICE if is_reading else TO_HOST, 0.0)
+    plain, seconds, nbytes = middle[READ if is_reading else WRITE], middle[name], 8 * prod(shape)
+    target = None
+    if name.startswith((SAVE, LOAD)) and "," not in name and nbytes >= _AIMED_BYTES:
+        target = GPU_TARGET if copies and not is_reading else CPU_TARGET
+        plain = max(plain, copies)
+    known = [mib for mib in extra if mib is not None]
+    return CheckpointRow(
+        name,
+        ranks,
+        shape,
+        nbytes,
+        seconds,
+        nbytes / seconds / 1e9,
+        seconds / plain,
+        target,
+        max(known) if len(known) == len(extra) else None,
+    )
+
+
+def _signature(grid: Grid, field: Any) -> int:
+    """Return a sum of the bits of all cells, each times a number that tells its place; collective."""
+    first, *others = [np.arange(cut.start, cut.stop, dtype=np.uint64) for cut in grid.owned]
+    found, plane = np.uint64(0), np.uint64(prod(grid.grid_shape[1:]))
+    weights: Any = np.zeros((), np.uint64)
+    for axis, extent in zip(others, grid.grid_shape[1:], strict=True):
+        weights = weights[..., None] * np.uint64(extent) + axis
+    weights = weights.reshape(-1) * np.uint64(2) + np.uint64(1)
+    with np.errstate(over="ignore"):  # modulo 2^64
+        for number, row in zip(first, grid.interior(field), strict=True):
+            bits = np.ascontiguousarray(to_host(row)).reshape(-1).view(np.uint64)
+            found += bits @ weights + bits.sum() * np.uint64(2) * number * plane
+    return int(sum(grid.comm.allgather(int(found))) % (1 << 64))
+
+
+def _copy(grid: Grid, *, to_host: bool) -> None:
+    """Copy the bytes of a rank's cells between GPU and page-locked memory, the same 64 MiB again and again."""
+    nbytes = 8 * prod(grid.rank_shape)
+    size = min(nbytes, _COPY_BYTES)
+    buffer = pinned(size)
+    on_gpu = grid.xp.empty(size, np.uint8)
+    host, device = int(buffer.array.ctypes.data), int(on_gpu.data.ptr)
+    runtime, stream = grid.xp.cuda.runtime, grid.xp.cuda.get_current_stream()
+    for start in range(0, nbytes, size):
+        count = min(size, nbytes - start)
+        if to_host:
+            runtime.memcpyAsync(host, device, count, runtime.memcpyDeviceToHost, stream.ptr)
+        else:
+            runtime.memcpyAsync(device, host, count, runtime.memcpyHostToDevice, stream.ptr)
+    stream.synchronize()
+    buffer.close()
 
 
 def _timed(comm: Any, call: Callable[[], Any]) -> float:
@@ -159,12 +246,20 @@ def _drop(comm: Any, folder: Path) -> None:
     comm.Barrier()
 
 
-def _resident_mib(*, reset: bool = False) -> float:
-    """Return the most resident memory since the last reset, or after a reset what is resident now."""
+def _resident_mib(*, reset: bool = False) -> float | None:
+    """Return the most resident memory since the last reset, or after a reset what is resident now; None if unknown."""
     if reset:
-        with suppress(OSError):  # some containers forbid it; the figure is 0 then
+        try:
             Path("/proc/self/clear_refs").write_text("5")
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return float(line.split()[1]) / 1024
-    return 0.0
+        except OSError:  # some containers forbid it
+            return None
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1]) / 1024
+    return None
+
+
+def _grown(before: float | None) -> float | None:
+    after = _resident_mib()
+    return None if before is None or after is None else max(0.0, after - before)

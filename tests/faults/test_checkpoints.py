@@ -1,0 +1,63 @@
+"""A rank is killed in the middle of a save, or the disk is full; the last checkpoint stays, for any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults import checkpoints
+from tests.faults.programs import private_memory, result, start, why_no_private_memory
+
+zarr = pytest.importorskip("zarr")
+
+
+def run(path: Path, ranks: int, steps: int, dies_at: int = -1) -> tuple[int, str, str]:
+    words = ["-m", "tests.faults.checkpoints", str(path), str(steps), str(dies_at)]
+    ended = start(words, ranks=ranks, limit_s=300)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def check(path: Path, step: int) -> None:
+    """zarr-python sees the whole field of that step."""
+    group = zarr.open_group(str(path), mode="r")
+    assert group.attrs["step"] == step
+    assert np.array_equal(group["u"][...], checkpoints.serially(step))
+
+
+def test_killed_in_a_save_and_restarted_on_other_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "run.zarr"
+    status, said, errors = run(path, ranks=4, steps=30, dies_at=15)
+    assert status != 0 and said.split()[0] == "0", errors[-3000:]
+    check(path, 10)
+    assert ".run.zarr.partial" in os.listdir(tmp_path), "it was killed outside a save"
+    for ranks, begun, steps in ((3, 10, 20), (1, 20, 25)):
+        status, said, errors = run(path, ranks, steps)
+        assert status == 0 and said.split()[0] == str(begun), (said, errors[-3000:])
+        assert os.listdir(tmp_path) == ["run.zarr"]
+        check(path, steps)
+    xarray = pytest.importorskip("xarray")
+    with xarray.open_zarr(path, chunks=None) as ds:
+        assert ds.u.dims == ("x", "y") and np.array_equal(ds.u.x, np.arange(40))
+        assert np.array_equal(ds.u, checkpoints.serially(25)) and ds.attrs["step"] == 25
+
+
+def test_a_disk_without_room_for_the_next_one(tmp_path: Path) -> None:
+    """2 MiB, of which it would need 3."""
+    reason = why_no_private_memory()
+    if reason is not None:
+        pytest.skip(f"needs a small disk: {reason}")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["tests.faults.full_disk", str(disk)]
+    small = private_memory("2m", str(disk))
+    found, names = result(words, tmp_path / "found", ranks=3, limit_s=200, before=small)
+    assert names == ["run.zarr", "u.npy"]
+    for name, text in (
+        ("run.zarr", "No space left"),
+        ("u.npy", "its file system has"),
+    ):
+        errors, is_right = found[name]
+        assert is_right and len(set(errors)) == 1 and text in errors[0], errors
