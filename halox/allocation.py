@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy.typing as npt
 
@@ -11,12 +11,15 @@ from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
 from halox.field_layouts import FieldLayouts
-from halox.field_options import check_extents, field_spec, fixed_dtype
+from halox.field_options import FieldOptions, check_extents, field_spec, fixed_dtype
 from halox.runtime.arrays import Array, DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, fill, fill_value
 from halox.runtime.world import World
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import Field
 
 Contents = Literal["zeros", "ones", "full", "empty"]
 
@@ -36,7 +39,7 @@ class GridAllocation:
     _layouts: FieldLayouts
     _made = 0
 
-    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
+    def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
 
         Parameters
@@ -81,11 +84,13 @@ class GridAllocation:
         """
         return self._new(dtype, layout)
 
-    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
+    def ones(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field of ones, as `numpy.ones` has them for any dtype; see `zeros`."""
         return self._new(dtype, layout, "ones", 1)
 
-    def full(self, value: object, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
+    def full(
+        self, value: object, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]
+    ) -> Any:
         """Allocate a field filled with ``value``; see `zeros`.
 
         Parameters
@@ -103,7 +108,7 @@ class GridAllocation:
         """
         return self._new(dtype, layout, "full", value)
 
-    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Any) -> Any:
+    def empty(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field with undefined contents; see `zeros`."""
         return self._new(dtype, layout, "empty")
 
@@ -136,7 +141,7 @@ class GridAllocation:
         """Allocate a field with undefined contents and the layout of another one; see `zeros_like`."""
         return self._new_like(field, dtype, "empty")
 
-    def _layout_of(self, options: dict[str, object]) -> FieldLayout:
+    def _layout_of(self, options: FieldOptions) -> FieldLayout:
         """Return the layout that a field's options describe."""
         layout = self._layouts.of(field_spec(options, self._layout.spec))
         layout.check_widths()
@@ -146,17 +151,17 @@ class GridAllocation:
     def _new(
         self,
         dtype: npt.DTypeLike,
-        options: dict[str, Any],
+        options: FieldOptions,
         contents: Contents = "zeros",
         value: object = None,
-    ) -> Any:
+    ) -> Field:
         return self._add(
             lambda: (self._layout_of(options), fixed_dtype(dtype)), contents, value, dtype
         )
 
     def _new_like(
         self, field: object, dtype: npt.DTypeLike | None, contents: Contents, value: object = None
-    ) -> Any:
+    ) -> Field:
         def check() -> tuple[FieldLayout, DType]:
             found, layout = self._layouts.read(field)
             return layout, fixed_dtype(found.dtype if dtype is None else dtype)
@@ -164,7 +169,7 @@ class GridAllocation:
         return self._add(check, contents, value, dtype)
 
     @one_thread
-    def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Any:
+    def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Field:
         array, layout = _allocate(self._context, self.device_id, form, contents, value, dtype)
         self._made += 1
         self._layouts.add(array, layout, self._made)
@@ -178,7 +183,7 @@ def _allocate(
     contents: Contents,
     value: object,
     dtype: object,
-) -> tuple[Any, FieldLayout]:
+) -> tuple[Field, FieldLayout]:
     """Allocate a field on each rank of a context; returns it with its layout. Collective."""
     world = context.world
     world.begin(contents, dtype)
@@ -194,8 +199,8 @@ def _allocate(
     if device is None and reads_in_place(layout, found.itemsize):
         shared = context.arena.array(layout.padded_shape, found)
 
-    def make() -> Any:
-        array = shared
+    def make() -> Field:
+        array: Field | None = shared
         try:
             if device is not None and world.size > 1:
                 # Memory that neighbours can map, so that they can store into its halo, and adapters register whole.

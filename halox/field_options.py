@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.decomposition import PARITIES, FieldSpec, Parity, normalise_halo
+from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_int, as_list, shown
@@ -18,10 +21,22 @@ MOST_AXES = 64
 MOST_ELEMENTS = 1 << 56
 """Elements that an array has at most: the bytes that a process can address."""
 
-OPTIONS = ("components", "components_after", "halo", "staggered", "parity", "offsets")
+
+class FieldOptions(TypedDict, total=False):
+    """Options of `halox.Grid.zeros`, which describes them."""
+
+    components: int | Sequence[int]
+    components_after: int | Sequence[int]
+    halo: HaloLike | None
+    staggered: int | Sequence[int]
+    parity: Parity | None
+    offsets: int | Sequence[int] | None
 
 
-def field_spec(options: dict[str, object], grid: FieldSpec) -> FieldSpec:
+OPTIONS = tuple(FieldOptions.__annotations__)
+
+
+def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
     """Return the layout that options describe, a plain field of the grid for what is not said.
 
     Raises

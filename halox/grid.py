@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from halox.allocation import GridAllocation
 from halox.collectives.grid_reductions import GridReductions
@@ -25,7 +25,7 @@ from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.exchange.report import Report
 from halox.field_layouts import FieldLayouts
-from halox.field_options import field_spec
+from halox.field_options import FieldOptions, field_spec
 from halox.grid_data import GridData
 from halox.paths.base import Operation
 from halox.runtime.call_guard import one_thread
@@ -37,6 +37,10 @@ from halox.values import as_bool, check_bool
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from halox.decomposition.normalise import HaloLike
+
+Declared = TypeVar("Declared")
 
 
 class Grid(GridAllocation, GridReductions, GridData):
@@ -137,9 +141,9 @@ class Grid(GridAllocation, GridReductions, GridData):
         self,
         grid_shape: int | Sequence[int],
         *,
-        halo: Any = 1,
-        periodic: Any = False,
-        proc_shape: Any = None,
+        halo: HaloLike = 1,
+        periodic: bool | Sequence[bool] = False,
+        proc_shape: int | Sequence[int | None] | None = None,
         blocks: Sequence[Sequence[int] | None] | None = None,
         comm: MPI.Intracomm | None = None,
         corners: bool = True,
@@ -194,7 +198,7 @@ class Grid(GridAllocation, GridReductions, GridData):
 
     # Fields
 
-    def declare(self, array: object, **layout: Any) -> Any:
+    def declare(self, array: Declared, **layout: Unpack[FieldOptions]) -> Declared:
         """Tell how the axes of an array that you allocated are to be read.
 
         Needed where its shape alone leaves that open, where it is staggered or of one parity, or where its halo is not
@@ -257,7 +261,7 @@ class Grid(GridAllocation, GridReductions, GridData):
             shape of the field without components.
         """
         with_halo = check_bool("halo", halo, FieldError)
-        options: dict[str, object] = {} if parity is None else {"parity": parity}
+        options: FieldOptions = {} if parity is None else {"parity": parity}
         layout = self._layouts.of(field_spec(options, self._layout.spec))
         cuts = layout.stored if with_halo else layout.owned
         *others, last = self.xp.ix_(*(self.xp.arange(cut.start, cut.stop) for cut in cuts))

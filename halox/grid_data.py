@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from halox.checkpoint import npy
 from halox.checkpoint.arguments import (
@@ -27,12 +27,16 @@ from halox.decomposition import Decomposition, FieldLayout
 from halox.dimension_names import FACE
 from halox.errors import FieldError, MismatchError
 from halox.field_layouts import FieldLayouts
+from halox.field_options import FieldOptions
 from halox.gathering import gather
-from halox.runtime.arrays import Array
+from halox.runtime.arrays import Array, DType
 from halox.runtime.call_guard import one_thread
 from halox.runtime.world import World
 from halox.scattering import Target, components_of, scatter
 from halox.values import shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import Field
 
 
 class GridData:
@@ -43,8 +47,8 @@ class GridData:
     _decomposition: Decomposition
     _layout: FieldLayout
     _layouts: FieldLayouts
-    _layout_of: Callable[[dict[str, Any]], FieldLayout]
-    _new: Callable[..., Any]
+    _layout_of: Callable[[FieldOptions], FieldLayout]
+    _new: Callable[..., Field]
 
     @one_thread
     def gather(self, field: object, root: int = 0) -> Array | None:
@@ -83,7 +87,9 @@ class GridData:
         return gather(self._world, field, self._layouts.find, root)
 
     @one_thread
-    def scatter(self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Any) -> Any:
+    def scatter(
+        self, /, whole: object, root: int = 0, *, out: Any = None, **layout: Unpack[FieldOptions]
+    ) -> Any:
         """Distribute a whole array of one rank: the inverse of `gather`.
 
         Parameters
@@ -142,7 +148,7 @@ class GridData:
         def find(field: object) -> FieldLayout:
             return self._layout if field is None else self._layouts.find(field)
 
-        def new(dtype: Any, options: dict[str, Any]) -> Any:
+        def new(dtype: DType | None, options: FieldOptions) -> object:
             return self._new(dtype, options)
 
         return scatter(self._world, whole, root, target, find, new)
@@ -151,15 +157,15 @@ class GridData:
     def save(
         self,
         path: str | PathLike[str],
-        fields: Mapping[str, Any] | None = None,
+        fields: Mapping[str, object] | None = None,
         /,
         *,
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, object] | None = None,
         dims: Sequence[str] | None = None,
-        coords: Mapping[str, Any] | None = None,
-        compressors: Any = None,
+        coords: Mapping[str, object] | None = None,
+        compressors: object = None,
         progress: Progress | None = None,
-        **named: Any,
+        **named: object,
     ) -> None:
         """Write fields to a checkpoint, all ranks together: a Zarr v3 group, or a ``.npy`` file of one field.
 
@@ -212,7 +218,7 @@ class GridData:
         """
         self._world.begin("save")
 
-        def check() -> tuple[Request, dict[str, Any]]:
+        def check() -> tuple[Request, dict[str, object]]:
             where = path_of(path)
             given = fields_of(self._layouts, fields, named, written=False)
             if not given:
@@ -261,12 +267,12 @@ class GridData:
     def load(
         self,
         path: str | PathLike[str],
-        into: Mapping[str, Any] | None = None,
+        into: Mapping[str, object] | None = None,
         /,
         *,
         names: str | Sequence[str] | None = None,
         progress: Progress | None = None,
-        **named: Any,
+        **named: object,
     ) -> Loaded:
         """Read fields of a checkpoint, on any number of ranks, in any division of the same cells.
 
@@ -279,7 +285,7 @@ class GridData:
         names : str or sequence of str, optional
             Fields for which new arrays are made. By default all, or none if there are fields to be filled.
         progress : callable, optional
-            As of `save`.
+            The same as for `save`.
         **named
             Further fields to be filled.
 
@@ -308,7 +314,10 @@ class GridData:
         """
         self._world.begin("load")
 
-        def check() -> tuple[Any, dict[str, Any]]:
+        def check() -> tuple[
+            tuple[Path, dict[str, Given], tuple[str, ...] | None, Progress | None],
+            dict[str, object],
+        ]:
             where = path_of(path)
             given = fields_of(self._layouts, into, named, written=True)
             wanted = names_of(names)
@@ -331,7 +340,7 @@ class GridData:
         (where, given, wanted, tell), said = self._world.prepare(check, LOADING)
         compare(said, "load")
 
-        def new(dtype: Any, options: dict[str, Any]) -> tuple[Any, FieldLayout]:
+        def new(dtype: DType, options: dict[str, Any]) -> tuple[Field, FieldLayout]:
             field = self._new(dtype, options)
             return field, self._layouts.find(field)
 
@@ -351,7 +360,7 @@ class GridData:
         header = guarded(self._world, lambda: npy.header_of(path), doing, LOADING)
         shape, dtype, _ = header
 
-        def options() -> dict[str, Any]:
+        def options() -> FieldOptions:
             for name, given in into.items():
                 if given.found.dtype != dtype:
                     raise FieldError(
@@ -377,7 +386,7 @@ class GridData:
         return dict(zip(dims, self.grid_shape, strict=True)) | faces
 
 
-def compare(said: Sequence[Mapping[str, Any]], call: str) -> None:
+def compare(said: Sequence[Mapping[str, object]], call: str) -> None:
     """Raise `MismatchError`, on all ranks alike, if what they have said differs; local."""
     first = said[0]
     for rank, other in enumerate(said):

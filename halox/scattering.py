@@ -16,6 +16,7 @@ import numpy as np
 
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
+from halox.field_options import FieldOptions
 from halox.gathering import UNDER_WAY, blocks_of, parts_of, root_of, rounds
 from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe
 from halox.runtime.gpu.cuda import is_device_array
@@ -27,8 +28,7 @@ from halox.window import Window, opaque
 _TAG = 4
 _SCATTER = "a scatter"
 
-Options = dict[str, Any]
-Allocate = Callable[[DType | None, Options], Any]
+Allocate = Callable[[DType | None, FieldOptions], object]
 """Returns a new field of a dtype and the options of `Grid.zeros`; collective."""
 
 
@@ -36,10 +36,10 @@ Allocate = Callable[[DType | None, Options], Any]
 class Target:
     """The field to be filled: one that exists, or the options of a new one."""
 
-    field: Any
+    field: object
     found: Described | None
     layout: FieldLayout | None
-    options: Options
+    options: FieldOptions
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Offer:
     out: DType | None
     spec: FieldSpec | None
     dtype: DType | None
-    components: Options
+    components: FieldOptions
 
 
 def scatter(
@@ -60,7 +60,7 @@ def scatter(
     target_of: Callable[[], Target],
     layout_of: Callable[[object], FieldLayout],
     allocate: Allocate,
-) -> Any:
+) -> object:
     """Return the field with this rank's cells of the root's array; see `halox.Grid.scatter`. Collective; blocks."""
 
     def prepare() -> tuple[tuple[Target, Array | None], _Offer]:
@@ -70,7 +70,7 @@ def scatter(
         if world.rank != chosen:
             return (target, None), _Offer(chosen, out, spec, None, {})
         array = _checked(whole, chosen)
-        components: Options = {}
+        components: FieldOptions = {}
         if target.layout is None:
             components = components_of(tuple(array.shape), layout_of(None).global_shape, "whole")
         elif array.shape != target.layout.global_shape:
@@ -105,7 +105,7 @@ def _checked(whole: object, root: int) -> Array:
     return to_host(whole) if is_device_array(whole) else as_ndarray(whole, "whole")
 
 
-def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str) -> Options:
+def components_of(shape: tuple[int, ...], grid_shape: tuple[int, ...], name: str) -> FieldOptions:
     """Return the component axes that a whole array has beside the grid's; `FieldError` names the array."""
     ndim = len(grid_shape)
     starts = [n for n in range(len(shape) - ndim + 1) if shape[n : n + ndim] == grid_shape]
@@ -147,7 +147,7 @@ def _compare(offers: list[_Offer]) -> None:
             )
 
 
-def _send(world: World, layout: FieldLayout, whole: Array, field: Any, window: Window) -> None:
+def _send(world: World, layout: FieldLayout, whole: Array, field: object, window: Window) -> None:
     """Send each other rank its cells, a part of each in turn, and copy this rank's own."""
     blocks = blocks_of(layout, whole)
     own = blocks.pop(world.rank)

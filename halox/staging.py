@@ -21,7 +21,7 @@ Index: TypeAlias = tuple[slice | int, ...]
 _BUFFERS = 2
 
 
-def owned_cells(field: Any, layout: FieldLayout) -> Any:
+def owned_cells(field: object, layout: FieldLayout) -> Any:
     """Return a view of the cells that this rank owns, as an array of NumPy or CuPy."""
     array = as_device_array(field) if is_device_array(field) else as_ndarray(field)
     return array[layout.interior]

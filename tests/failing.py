@@ -29,11 +29,11 @@ from tests import launching
 SHARED_MEMORY = Path("/dev/shm")
 
 _EXIT_S = 120.0
-"""How long a rank that has done its work may take to end."""
+"""Longest time from the end of a rank's work to the end of its process."""
 
 _POLL_S = 0.01
 _OTHERS = ("cuda.shm", "sm_segment", "vader_segment", "osc_", "pmix", "mpich_", "halox-test-")
-"""How files in shared memory begin that are MPI's or a test's own."""
+"""Prefixes of files in shared memory that are MPI's or a test's own."""
 
 
 @dataclass(frozen=True)

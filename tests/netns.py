@@ -41,7 +41,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def why_none() -> str | None:
-    """Why there can be no two hosts here, None if there can."""
+    """Return the reason why there can be no two hosts here, None if there can."""
     if not sys.platform.startswith("linux"):
         return "no Linux"
     if os.geteuid() != 0:

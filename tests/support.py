@@ -1,10 +1,11 @@
-"""What the tests need from their surroundings, and what happens when it is missing."""
+"""Requirements of the tests on the machine, and skips or failures where one is not met."""
 
 from __future__ import annotations
 
 import errno
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ FULL = "HALOX_TEST_FULL"
 
 
 def trials(number: int) -> int:
-    """How many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
+    """Return how many of a number of like cases are tried: all in the whole matrix, else a quarter, or 25."""
     return number if os.environ.get(FULL) else max(number // 4, min(number, 25))
 
 
@@ -79,17 +80,39 @@ def require(need: str) -> None:
     pytest.skip(reason, allow_module_level=True)
 
 
-def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``halox bench`` in a process of its own."""
+def halox(
+    *words: str,
+    timeout_s: float = 500,
+    cwd: Path | None = None,
+    given: str = "",
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``halox`` in a process of its own; ``given`` is its input."""
     require("mpi")
     return subprocess.run(
-        [sys.executable, "-m", "halox", "bench", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "halox", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=cwd,
+        input=given,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=timeout_s,
         check=False,
     )
+
+
+def halox_bench(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``halox bench`` in a process of its own."""
+    return halox("bench", *words)
+
+
+def verified(app: str, *words: str) -> dict[str, Any]:
+    """Run an app by ``halox run``, and return its figures; fails unless these are verified."""
+    ended = halox("run", app, *words, "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    assert figures["verified"] is True
+    return figures
 
 
 def halox_under_launcher(

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from halox.errors import HaloxError, MissingPackageError
 from halox.runtime.arrays import Array
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.image import AxesImage
 
 _DOTS_PER_INCH = 100
 _FRAMES_PER_SECOND = 5
@@ -154,10 +158,10 @@ class _Picture:
         ]
         is_stretched = max(ends) > _MOST_STRETCHED * min(ends)
         height = _HEIGHT if is_stretched else min(_HEIGHT, 5.6 * ends[-1] / ends[0] + 1.2)
-        self.figure: Any = Figure(figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, layout="compressed")
-        self._axes: Any = self.figure.add_subplot()
-        self._borders: list[Any] = []
-        self._image: Any = None
+        self.figure = Figure(figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, layout="compressed")
+        self._axes = self.figure.add_subplot()
+        self._borders: list[Artist] = []
+        self._image: AxesImage | None = None
         self._line: Any = None
         if first.values.ndim == 2:
             self._image = self._axes.imshow(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import halox
 from halox import datatypes
@@ -21,6 +21,28 @@ _PAIRS_SHOWN = 6
 
 Hop = tuple[int, int, Route]
 """Sender, receiver, and the route between them."""
+
+
+class Reason(TypedDict):
+    """Reason for a path or against it, and the pairs of ranks for which it holds."""
+
+    path: str
+    why: str
+    pairs: list[tuple[int, int]]
+
+
+class Figures(TypedDict):
+    """Matrix and reasons as plain values.
+
+    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop.
+    """
+
+    ranks: int
+    message: str
+    matrix: list[list[str | None]]
+    predicted_us: list[list[float | None]]
+    why: list[Reason]
+    not_possible: list[Reason]
 
 
 def show(comm: MPI.Intracomm, *, as_json: bool) -> int:
@@ -57,12 +79,8 @@ def collect(comm: MPI.Intracomm) -> list[Hop] | None:
     return None if gathered is None else [hop for hops in gathered for hop in hops]
 
 
-def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
-    """Return the matrix and the reasons as plain values.
-
-    ``matrix[sender][receiver]`` is "path/protocol", None for pairs without a hop. ``why`` and ``not_possible`` are
-    lists of what, why, and the pairs for which it holds.
-    """
+def figures_of(ranks: int, hops: Iterable[Hop]) -> Figures:
+    """Return the matrix and the reasons."""
     matrix: list[list[str | None]] = [[None] * ranks for _ in range(ranks)]
     predicted: list[list[float | None]] = [[None] * ranks for _ in range(ranks)]
     why: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -74,7 +92,7 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
         for path, reason in route.why_not.items():
             refused.setdefault((path, reason), []).append(pair)
 
-    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[dict[str, object]]:
+    def listed(found: Mapping[tuple[str, str], list[tuple[int, int]]]) -> list[Reason]:
         return [
             {"path": path, "why": reason, "pairs": pairs} for (path, reason), pairs in found.items()
         ]
@@ -89,7 +107,7 @@ def figures_of(ranks: int, hops: Iterable[Hop]) -> dict[str, Any]:
     }
 
 
-def as_text(figures: Mapping[str, Any]) -> str:
+def as_text(figures: Figures) -> str:
     """Return the figures for people: the matrix, a row a sender, and the reasons below it."""
     rows = [
         {"from \\ to": str(sender)} | {str(to): cell or "-" for to, cell in enumerate(row)}

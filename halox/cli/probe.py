@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +51,7 @@ def show(*, as_json: bool) -> int:
     return 0 if found["works"] else 1
 
 
-def collect() -> dict[str, Any]:
+def collect() -> dict[str, object]:
     """Return the adapter, the limits of its keys and the figures; raises `HaloxError` where it does not work."""
     adapter = mlx5.open_adapter()
     limit_s = timeout_s()
@@ -84,7 +83,7 @@ def collect() -> dict[str, Any]:
 
 def _measure(
     pair: Sequence[Mlx5Umr], kind: str, count: int, block: int, stride: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write one window from a key to another, again and again."""
     blocks = MessageBlocks.of(Message(1, "send", (Part(0, dt.vector(count, block, stride, "u1")),)))
     arrays = [np.full(count * stride, _GUARD, "u1") for _ in pair]

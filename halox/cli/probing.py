@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import halox
 from halox import datatypes
@@ -208,7 +208,9 @@ class Prober:
             us = self._time(plan)
         return Sample(nbytes, point.run_bytes, messages, us), taken
 
-    def _messages(self, point: Point, partner: int | None) -> tuple[list[Any], list[Any]]:
+    def _messages(
+        self, point: Point, partner: int | None
+    ) -> tuple[list[halox.Send], list[halox.Recv]]:
         """Return sends and receives, each message with arrays of its own."""
         if partner is None:
             return [], []

@@ -21,11 +21,11 @@ class ArrayReduction(ABC):
         self.reasons: dict[str, str] = {}
 
     @abstractmethod
-    def __call__(self, array: Any, out: Any = None) -> Any:
+    def __call__(self, array: object, out: object = None) -> Any:
         """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
 
     @abstractmethod
-    def bind(self, array: Any, out: Any) -> Launch | None:
+    def bind(self, array: object, out: object) -> Launch | None:
         """Prepare calls with these arrays; None where that saves nothing."""
 
     @abstractmethod

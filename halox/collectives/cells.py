@@ -10,7 +10,7 @@ from halox.decomposition import FieldLayout
 from halox.errors import FieldError
 from halox.runtime.arrays import Described, DType, as_ndarray, describe
 
-FindLayout = Callable[[Any], FieldLayout]
+FindLayout = Callable[[object], FieldLayout]
 """Returns the layout of a field; may raise a `HaloxError`."""
 
 
@@ -18,7 +18,7 @@ FindLayout = Callable[[Any], FieldLayout]
 class Cells:
     """A field's cells on this rank, halo left out."""
 
-    field: Any  # with halo
+    field: object  # with halo
     layout: FieldLayout
     described: Described  # without halo
 
@@ -50,7 +50,7 @@ def cells_of(name: str, fields: Sequence[Any], find_layout: FindLayout) -> list[
     return [_cells(field, layout) for field, layout in zip(fields, layouts, strict=True)]
 
 
-def _cells(field: Any, layout: FieldLayout) -> Cells:
+def _cells(field: object, layout: FieldLayout) -> Cells:
     whole = describe(field, "field")
     if tuple(whole.shape) != layout.padded_shape:
         raise FieldError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Operation:
     """An operation that combines the ranks' values, always in the order of the ranks."""
 
     name: str  # users' name
-    combine: Callable[..., Any]  # combine(a, b, out), where a is first in the order of the ranks
+    combine: np.ufunc  # combine(a, b, out), where a is first in the order of the ranks
     kernel_name: str  # in operations.cu
     kinds: str  # of NumPy dtypes that it has a meaning for
     of_truth: bool = False  # of true and false: 1 and 0 in the values' own dtype

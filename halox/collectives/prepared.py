@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
 
 from halox.runtime.recurring import RecurringArrays
 
@@ -44,6 +44,7 @@ class Reduction(Protocol):
 
 
 R = TypeVar("R", bound=Reduction)
+Arguments = TypeVarTuple("Arguments")
 
 
 class PreparedReductions(Generic[R]):
@@ -124,11 +125,11 @@ class PreparedReductions(Generic[R]):
         self.reductions.clear()
 
 
-def weak_call(method: Callable[..., Any]) -> Callable[..., Any]:
+def weak_call(method: Callable[[*Arguments], object]) -> Callable[[*Arguments], object]:
     """Return a call of a method that does not keep its object alive."""
     find = weakref.WeakMethod(method)
 
-    def call(*given: Any) -> Any:
+    def call(*given: *Arguments) -> object:
         found: Any = find()
         return found(*given)
 

@@ -7,7 +7,6 @@ is the constructor call as the user wrote it: its name and arguments, kept for m
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from halox.datatypes.layout import EMPTY, BlockList, Chained, Layout, Listed, St
 from halox.datatypes.signature import Signature
 from halox.values import LARGEST
 
-Written = tuple[str, tuple[Any, ...]]
+Written = tuple[str, tuple[object, ...]]
 
 
 def primitive_of(dtype: np.dtype) -> Datatype:

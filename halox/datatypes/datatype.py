@@ -63,7 +63,7 @@ class Datatype:
     def __init__(
         self,
         constructor: str,
-        arguments: tuple[Any, ...],
+        arguments: tuple[object, ...],
         olds: tuple[Datatype, ...],
         size: int,
         bounds: Bounds,

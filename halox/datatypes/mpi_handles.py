@@ -40,7 +40,7 @@ def primitive_handle(dtype: np.dtype) -> MPI.Datatype:
 
 
 def derived_handle(
-    constructor: str, arguments: tuple[Any, ...], olds: list[MPI.Datatype], old_extent: int
+    constructor: str, arguments: tuple[object, ...], olds: list[MPI.Datatype], old_extent: int
 ) -> MPI.Datatype:
     """Call the MPI constructor of that name.
 

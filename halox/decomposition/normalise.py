@@ -7,6 +7,7 @@ and the remedy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from halox.errors import DecompositionError
@@ -14,6 +15,9 @@ from halox.values import LARGEST, as_bool, as_int, as_list, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
+
+HaloLike: TypeAlias = int | Sequence[int | Sequence[int]]
+"""Halo as users write it: one width, one per axis, or ``(low, high)`` per axis."""
 
 MAX_AXES = 4
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from halox.paths.base import Key, Route
 from halox.paths.messages import Message
@@ -109,7 +108,7 @@ class Report:
     arrays: tuple[str, ...]
     rows: tuple[Row, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return everything as plain values, ready for JSON."""
         return asdict(self)
 

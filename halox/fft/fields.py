@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from halox.errors import DeviceError, FieldError, HaloxError
 from halox.grid import Grid
 from halox.runtime.arrays import Described, DType, as_ndarray, describe, share_memory
 from halox.runtime.gpu.devices import allocate, as_device_array
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import Field, XArray
+
+Found = TypeVar("Found")
 
 SPECTRAL = {np.dtype(real): np.dtype(pair) for real, pair in (("f4", "c8"), ("f8", "c16"))}
 PHYSICAL = {pair: real for real, pair in SPECTRAL.items()}
@@ -74,7 +79,7 @@ class Fields:
             )
         return Call(dtype, result, layout, target)
 
-    def new(self, forward: bool, call: Call) -> Any:
+    def new(self, forward: bool, call: Call) -> Field:
         """Allocate a result, with a halo of zeros; local."""
         grid = self._grids[forward]
         shape = call.target.padded_shape
@@ -90,7 +95,7 @@ class Fields:
         grid._layouts.note(array, call.target)
         return array
 
-    def cells(self, array: object, layout: FieldLayout) -> Any:
+    def cells(self, array: object, layout: FieldLayout) -> XArray:
         """View the owned cells of an array, component axes in front."""
         cells = self._view(array)[layout.interior]
         if not layout.spec.components_after:
@@ -144,13 +149,19 @@ def components(layout: FieldLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return layout.spec.components_before, layout.spec.components_after
 
 
-class KnownCalls:
+_Entry: TypeAlias = tuple[
+    Callable[[], object], Callable[[], object] | None, tuple[object, object], Found
+]
+"""Source and target, their forms, and what was kept for them."""
+
+
+class KnownCalls(Generic[Found]):
     """Calls by their array objects, for as long as these live and are as they were."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[bool, int, int], tuple[Any, ...]] = {}
+        self._entries: dict[tuple[bool, int, int], _Entry[Found]] = {}
 
-    def find(self, forward: bool, source: object, out: object | None) -> Any:
+    def find(self, forward: bool, source: object, out: object | None) -> Found | None:
         """Return what was kept for these arrays, None if nothing was."""
         entry = self._entries.get((forward, id(source), id(out)))
         if entry is None:
@@ -160,7 +171,7 @@ class KnownCalls:
             return None
         return found if forms == (_form(source), _form(out)) else None
 
-    def add(self, forward: bool, source: object, out: object | None, found: object) -> None:
+    def add(self, forward: bool, source: object, out: object | None, found: Found) -> None:
         """Keep something for the next call with these arrays."""
         entries, key = self._entries, (forward, id(source), id(out))
 
@@ -185,7 +196,7 @@ class KnownCalls:
         self._entries.clear()
 
 
-def _form(array: Any) -> tuple[object, ...]:
+def _form(array: object) -> tuple[object, ...]:
     """Return what can be set on an array object."""
     if isinstance(array, np.ndarray):
         return array.shape, array.dtype, array.flags.writeable

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.exchange.plan import Plan
 from halox.fft.modes import factor, kept
 from halox.fft.route import GridStage, Route
 from halox.grid import Grid
-from halox.runtime.dlpack import DType, XArray
+from halox.runtime.dlpack import DType
+from halox.runtime.gpu.cufft import Run
 
-Run: TypeAlias = Callable[[XArray, XArray], None]
+if TYPE_CHECKING:
+    from halox.runtime.array_types import XArray
 
 IN, OUT = 0, 1
 """Slots of the user's arrays; those of work arrays follow."""

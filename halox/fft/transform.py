@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
 from halox.transpose import Transpose
 from halox.values import as_int, as_list, check_bool, shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import XArray
 
 _MAKING = "the making of an FFT"
 
@@ -161,7 +164,7 @@ class FFT:
         self.physical: Grid = self._route.stages[0].before
         self.grid: Grid = self._route.stages[-1].after
         self._fields = Fields(self.physical, self.grid, real=self.real)
-        self._calls = KnownCalls()
+        self._calls: KnownCalls[tuple[Call, Pipeline]] = KnownCalls()
         for side in (self.physical, self.grid):
             side._layouts.watch(self._calls)
 
@@ -307,7 +310,7 @@ class FFT:
             )
 
     @one_thread
-    def _run(self, direction: str, source: object, out: object | None) -> Any:
+    def _run(self, direction: str, source: object, out: object | None) -> object:
         forward = direction == "forward"
         self._check_open()
         known = self._calls.find(forward, source, out)
@@ -316,10 +319,10 @@ class FFT:
         call, pipeline = known
         fields = self._fields
 
-        def views(target: object) -> tuple[Any, Any]:
+        def views(target: object) -> tuple[XArray, XArray]:
             return fields.cells(source, call.source), fields.cells(target, call.target)
 
-        def first() -> Any:
+        def first() -> object:
             target = fields.new(forward, call) if out is None else out
             pipeline.bind(forward, *views(target))
             return target

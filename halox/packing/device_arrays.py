@@ -52,7 +52,7 @@ class DeviceArray:
             )
 
 
-def device_array(array: Any, name: str, *, writable: bool = False) -> DeviceArray:
+def device_array(array: object, name: str, *, writable: bool = False) -> DeviceArray:
     """Describe an array on a GPU, of CuPy or of a library that offers its memory.
 
     A CuPy array may be touched anywhere in its allocation, others between their own first and last

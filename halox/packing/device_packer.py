@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from halox.errors import DatatypeError
 from halox.runtime.gpu.compiler import kernel
-from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
+from halox.runtime.gpu.launch import Parameter, PreparedLaunch, check_max_blocks
 from halox.runtime.gpu.streams import Stream
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def table_launch(
     *numbers: int,
     defines: tuple[tuple[str, str], ...] = (),
     shared_bytes: int = 0,
-    more: Sequence[Any] = (),
+    more: Sequence[Parameter] = (),
 ) -> PreparedLaunch:
     """Prepare a kernel of this room: its parameters are two addresses, a table, 32-bit numbers, and ``more`` of ctypes.
 

@@ -17,13 +17,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from halox.datatypes import BlockList, StridedBlocks
 from halox.packing.host_copiers import Bytes, Call, Copier
 from halox.runtime.finalizing import before_finalize
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 MOST_BYTES = (1 << 31) - 1
 """Most packed bytes: MPI counts them in an int."""
@@ -144,7 +147,7 @@ class MpiType:
         made = _strided if isinstance(layout, StridedBlocks) else _listed
         flat = made(words, word, layout)  # type: ignore[arg-type]
         self.mpi = mpi
-        self.handle: Any = flat.Create_resized(0, span).Commit()
+        self.handle: MPI.Datatype = flat.Create_resized(0, span).Commit()
         flat.Free()
         self.is_alive = True
         self.calls: weakref.WeakSet[_Prepared] = weakref.WeakSet()
@@ -161,13 +164,13 @@ class MpiType:
         self._free()
 
 
-def _free(mpi: ModuleType, handle: Any) -> None:
+def _free(mpi: ModuleType, handle: MPI.Datatype) -> None:
     if not mpi.Is_finalized():
         with suppress(mpi.Exception):
             handle.Free()
 
 
-def _strided(words: Any, word: int, blocks: StridedBlocks) -> Any:
+def _strided(words: MPI.Datatype, word: int, blocks: StridedBlocks) -> MPI.Datatype:
     *outer, (count, stride) = zip(blocks.counts, blocks.strides, strict=True)
     made = words.Create_hvector(count, blocks.block_bytes // word, stride)
     for count, stride in reversed(outer):
@@ -175,12 +178,12 @@ def _strided(words: Any, word: int, blocks: StridedBlocks) -> Any:
     return _replaced(made, made.Create_hindexed_block(1, [blocks.offset]))
 
 
-def _replaced(old: Any, made: Any) -> Any:
+def _replaced(old: MPI.Datatype, made: MPI.Datatype) -> MPI.Datatype:
     old.Free()
     return made
 
 
-def _listed(words: Any, word: int, blocks: BlockList) -> Any:
+def _listed(words: MPI.Datatype, word: int, blocks: BlockList) -> MPI.Datatype:
     starts, lengths = blocks.offsets.tolist(), (blocks.lengths // word).tolist()
     if len(set(lengths)) == 1:
         return words.Create_hindexed_block(lengths[0], starts)

@@ -27,7 +27,7 @@ __all__ = ["BOTTOM", "Choice", "device_packer", "pack", "packing_method", "unpac
 
 
 def pack(
-    source: Any,
+    source: object,
     datatype: TypeLike,
     count: int = 1,
     out: Any = None,
@@ -108,7 +108,7 @@ def pack(
 def unpack(
     packed: Any,
     datatype: TypeLike,
-    target: Any,
+    target: object,
     count: int = 1,
     *,
     method: str = "auto",
@@ -166,7 +166,9 @@ def unpack(
     packer.unpack(packed)
 
 
-def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = None) -> Choice:
+def packing_method(
+    source: object, datatype: TypeLike, count: int = 1, out: object = None
+) -> Choice:
     """Return the method that :func:`pack` chooses for its arguments, and the reason.
 
     Parameters
@@ -205,7 +207,7 @@ def packing_method(source: Any, datatype: TypeLike, count: int = 1, out: Any = N
 
 
 def _host_packer(
-    name: str, array: Any, datatype: Datatype, count: int, method: str, max_blocks: int | None
+    name: str, array: object, datatype: Datatype, count: int, method: str, max_blocks: int | None
 ) -> HostPacker:
     array = as_ndarray(array, name)
     if not isinstance(array, np.ndarray):

@@ -27,6 +27,7 @@ from halox.runtime.gpu.launch import check_max_blocks
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
+    from halox.runtime.array_types import CupyArray
 
 Move = Callable[[int, int, int], None]
 
@@ -79,7 +80,7 @@ class _Call:
         self.max_blocks = max_blocks
         self.nbytes = datatype.size * count
         self.first, self.end = datatype.reach(count)
-        self.ndarray = cupy().ndarray
+        self.ndarray: type[CupyArray] = cupy().ndarray
         self.last_pack: _Checked | None = None
         self.last_unpack: _Checked | None = None
         self._overlaps: bool | None = None
@@ -97,7 +98,7 @@ class _Call:
             self._packers[device, to_host] = found
         return found
 
-    def array(self, array: Any, name: str, *, writable: bool = False) -> tuple[int, int]:
+    def array(self, array: object, name: str, *, writable: bool = False) -> tuple[int, int]:
         """Address and GPU of an array, after a check that the items touch its own bytes alone."""
         if type(array) is self.ndarray:
             if not array.flags.forc:
@@ -125,7 +126,7 @@ class _Call:
             check_own_elements(name, *view, self.datatype, self.count)
             self._view = view
 
-    def packed(self, array: Any, name: str, device: int, *, writable: bool = False) -> int:
+    def packed(self, array: object, name: str, device: int, *, writable: bool = False) -> int:
         """Address of a packed buffer that is large enough."""
         if (
             type(array) is self.ndarray
@@ -177,7 +178,7 @@ def _call(datatype: Datatype, count: int, method: str, max_blocks: int | None) -
 
 
 def pack_device(
-    source: Any,
+    source: object,
     datatype: Datatype,
     count: int,
     out: Any = None,
@@ -204,9 +205,9 @@ def pack_device(
 
 
 def unpack_device(
-    packed: Any,
+    packed: object,
     datatype: Datatype,
-    target: Any,
+    target: object,
     count: int,
     method: str = "auto",
     max_blocks: int | None = None,

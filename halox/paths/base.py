@@ -137,7 +137,7 @@ class Channel(ABC):
     def finish(self) -> None:  # noqa: B027 - plans leave out channels that end in `start`
         """End it: everything received is in place."""
 
-    def views(self, memories: Sequence[Any]) -> Any:  # noqa: B027
+    def views(self, memories: Sequence[Any]) -> object:  # noqa: B027
         """Return views of other arrays of the same layouts, for `bind`; local, of a movable channel alone.
 
         The arrays are given as their bytes on the host, and by their addresses on a GPU.
@@ -400,7 +400,7 @@ class Path(ABC):
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
 
-    def survey(self, context: Context, *, is_named: bool) -> Any:
+    def survey(self, context: Context, *, is_named: bool) -> object:
         """Find out what `candidates` must know of all ranks, alike on all of them; collective.
 
         ``is_named`` says whether the path was asked for. Called for each plan; of arrays on the host only for paths
@@ -410,7 +410,7 @@ class Path(ABC):
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
-    ) -> Any | None:
+    ) -> object | None:
         """Return this path's share of an `EndpointInfo`, to be pickled; None for nothing. Local.
 
         Where the plan may serve other arrays of the same layouts (``floats``), nothing in it depends on addresses in
@@ -435,7 +435,7 @@ class Path(ABC):
         """Whether a grid's field on the host should be in shared memory; alike on all ranks."""
         return False
 
-    def negotiate(self, build: Build) -> Any:
+    def negotiate(self, build: Build) -> object:
         """Agree with the other ranks on a plan's channels; collective over them all if one has messages here."""
         return None
 

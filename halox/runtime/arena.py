@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from halox.runtime.place import Place
 from halox.runtime.shared_memory import Bytes, SharedSegment
 from halox.runtime.world import World
 from halox.values import rounded_up
+
+if TYPE_CHECKING:
+    from halox.runtime.gpu.memory import RegisteredBuffer
 
 _GRANULE = 256
 _FIRST_CHUNK, _LAST_CHUNK = 1 << 18, 1 << 22
@@ -91,7 +94,7 @@ class SharedArena:
         self._next = 0
         self._numbers = count()
         self._chunk = _FIRST_CHUNK
-        self._registered: dict[SegmentKey, Any] = {}
+        self._registered: dict[SegmentKey, RegisteredBuffer] = {}
         self._is_open = False
         self._world: weakref.ref[World] | None = None
         self.node_rank = world.node_rank
@@ -106,7 +109,7 @@ class SharedArena:
         self._is_open = True
         self._shares_memory = world.shares_memory
         # A field's finalizer keeps the arena, which must not keep the world.
-        self._gather: Callable[[Any, str], list[Any]] = world.ranks.gather_node
+        self._gather: Callable[[object, str], list[Any]] = world.ranks.gather_node
 
     @property
     def segments(self) -> int:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from halox.runtime.dlpack import DType as DType
 from halox.runtime.gpu.cuda import is_cupy_array, is_device_array
 from halox.runtime.gpu.memory import memory_kind
 from halox.values import shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CudaInterface
+
+T = TypeVar("T")
 
 WORDS: dict[int, DType] = {
     np.dtype(t).itemsize: np.dtype(t) for t in ("c16", "u8", "u4", "u2", "u1")
@@ -53,7 +58,7 @@ class Described:
         return HostArray(memory_at(self.pointer - before, before + behind), before, self.pointer)
 
 
-def describe(array: Any, name: str = "array") -> Described:
+def describe(array: object, name: str = "array") -> Described:
     """Describe an array of NumPy or CuPy, or anything with DLPack or ``__cuda_array_interface__``.
 
     Raises `FieldError`, which names the argument, if ``array`` is none of these, its dtype has no fixed size, or it
@@ -117,7 +122,7 @@ def _on_gpu(array: object, name: str) -> Described:
     return Described(int(pointer), shape, strides, dtype, device, writable)
 
 
-def _cuda_interface(array: object) -> Any:
+def _cuda_interface(array: object) -> CudaInterface | None:
     try:
         return getattr(array, "__cuda_array_interface__", None)
     except Exception:  # PyTorch's raises several kinds
@@ -170,8 +175,9 @@ def scalar_array(value: object, dtype: DType) -> Array:
     raise FieldError(f"array: {shown(value)} is no value of dtype {dtype}; convert it first")
 
 
-def owner(array: object) -> Any:
+def owner(array: T) -> T | Array:
     """Return the array at the end of a chain of views: the one whose life is that of the memory."""
+    root: T | Array
     root, base = array, getattr(array, "base", None)
     while base is not None:
         if isinstance(base, (np.ndarray, type(array))):

@@ -10,12 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import get_ident
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from halox.errors import StateError
 
+if TYPE_CHECKING:
+    from halox.runtime.world import World
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Guarded(Protocol):
+    @property
+    def _world(self) -> World: ...
+
+
+S = TypeVar("S", bound=_Guarded)
 
 
 class CallGuard:
@@ -61,11 +72,11 @@ class CallGuard:
         )
 
 
-def one_thread(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Make a collective method refuse a second thread; for objects with a ``_world``."""
 
     @wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._world.guard:
             return method(self, *args, **kwargs)
 

@@ -39,7 +39,7 @@ _HEAD = np.dtype([("word", "i8"), ("size", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
 
-UNFINISHED: list[Any] = []
+UNFINISHED: list[object] = []
 """Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
 
 _left_to_mpi: list[bool] = []
@@ -176,7 +176,7 @@ class Communicator:
 
     # Gathering
 
-    def gather(self, mine: Any, doing: str) -> list[Any]:
+    def gather(self, mine: object, doing: str) -> list[Any]:
         """Return an object of every rank, in the order of the ranks; collective, blocks.
 
         Raises `MismatchError` on all ranks if they are in different calls, `ExchangeTimeoutError` if a rank is
@@ -187,12 +187,12 @@ class Communicator:
         self.check()
         return self._gather(mine, doing)
 
-    def gather_node(self, mine: Any, doing: str) -> list[Any]:
+    def gather_node(self, mine: object, doing: str) -> list[Any]:
         """Return an object of every rank of this node, in their order; collective over them. Needs shared memory."""
         self.check()
         return self._gather(mine, doing, is_of_node=True)
 
-    def _gather(self, mine: Any, doing: str, *, is_of_node: bool = False) -> list[Any]:
+    def _gather(self, mine: object, doing: str, *, is_of_node: bool = False) -> list[Any]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
         in_memory = is_of_node or (self.shares_memory and self.is_one_node)
         found = self._in_memory(sent, doing) if in_memory else self._by_mpi(sent, doing)

@@ -38,7 +38,7 @@ class Context:
         self.events: EventPool | None = None
         self.topology: Topology | None = None
         self._arenas: tuple[SharedArena, ...] = (self.arena,)
-        self._kept: dict[Callable[[Context], Any], Any] = {}
+        self._kept: dict[Callable[[Context], object], Any] = {}
 
     @contextmanager
     def borrowing(self, other: Context) -> Iterator[None]:

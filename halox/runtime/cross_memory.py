@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ def _behind(blocks: Iovec, nbytes: int) -> Iovec:
 
 
 @cache
-def _functions() -> tuple[Any, Any]:
+def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
     library = ctypes.CDLL(None, use_errno=True)
     try:
         found = library.process_vm_readv, library.process_vm_writev

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
 from halox.runtime.dlpack import DType
@@ -19,6 +19,9 @@ from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.place import Place
 from halox.values import rounded_up
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray, CupyMemory
 
 _GRANULE = 512
 _SEGMENT_BYTES = 32 << 20
@@ -42,7 +45,7 @@ class DeviceBlock:
 
 
 class _Segment:
-    def __init__(self, memory: Any, nbytes: int) -> None:
+    def __init__(self, memory: CupyMemory, nbytes: int) -> None:
         self.memory, self.nbytes, self.pointer = memory, nbytes, int(memory.ptr)
         self.free = FreeList(nbytes)
         self.handle: bytes | None = None
@@ -102,7 +105,7 @@ class DeviceArena:
         while self._retired:
             self.release(self._retired.pop())
 
-    def array(self, shape: tuple[int, ...], dtype: DType) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DType) -> CupyArray:
         """Return a CuPy array, its contents undefined, that releases its block with its last view; local."""
         cp = cupy()
         nbytes = prod(shape) * dtype.itemsize
@@ -110,7 +113,8 @@ class DeviceArena:
         root = _Root(self._segments[block.place.segment[1]].memory)
         weakref.finalize(root, self.release, block).atexit = False
         memory = cp.cuda.UnownedMemory(block.pointer, max(nbytes, 1), root, self.device)
-        return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
+        found: CupyArray = cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
+        return found
 
     def locate(self, start: int, end: int) -> DevicePlace | None:
         """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
@@ -179,5 +183,5 @@ def _rounded(nbytes: int) -> int:
 class _Root:
     """Owner of an array's memory: keeps the segment's memory, and is watched for its end."""
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: CupyMemory) -> None:
         self.memory = memory

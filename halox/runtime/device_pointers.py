@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from halox.errors import HaloxError
 from halox.runtime.device_pointers_probe import YES
@@ -157,7 +156,7 @@ def kept_in() -> Path:
     return cache_folder() / "device_pointers.json"
 
 
-def _kept() -> dict[str, Any]:
+def _kept() -> dict[str, object]:
     with suppress(OSError, ValueError, RuntimeError):
         found = read_json(kept_in())
         if isinstance(found, dict):

@@ -8,12 +8,19 @@ anything else is a no.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.runtime.world import load_mpi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpi4py import MPI
+
+    from halox.runtime.array_types import CupyMemory
 
 YES = "halox: this MPI takes device pointers"
 
@@ -30,9 +37,10 @@ class DeviceMemory:
         self._cupy = cupy()
         self._cupy.cuda.Device(device).use()
 
-    def allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> CupyMemory:
         """Return memory with an attribute ``ptr``."""
-        return self._cupy.cuda.Memory(nbytes)
+        found: CupyMemory = self._cupy.cuda.Memory(nbytes)
+        return found
 
     def write(self, pointer: int, content: npt.NDArray[np.uint8]) -> None:
         """Copy bytes from the host."""
@@ -49,7 +57,9 @@ class DeviceMemory:
         return content
 
 
-def why_wrong(comm: Any, span: Any, memory: DeviceMemory) -> str | None:
+def why_wrong(
+    comm: MPI.Comm, span: Callable[[int, int], memoryview], memory: DeviceMemory
+) -> str | None:
     """Send messages of several sizes from this rank to itself, and return what was wrong with them."""
     guard = 64
     for nbytes in SIZES:

@@ -8,7 +8,7 @@ The capsule is released at once, as the array itself keeps its memory alive.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,40 +17,6 @@ from halox.errors import FieldError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
-
-
-class XArray(Protocol):
-    """Array of NumPy or CuPy."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in bytes."""
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-
-    @property
-    def dtype(self) -> DType:
-        """Type of an element."""
-
-    @property
-    def data(self) -> Any:
-        """Memory: a buffer, or on a GPU a pointer."""
-
-    def transpose(self, *axes: Any) -> Any:
-        """View with the axes in another order."""
-
-    def __getitem__(self, key: Any, /) -> Any:
-        """View, or take elements."""
-
-    def __setitem__(self, key: Any, value: Any, /) -> None:
-        """Set elements."""
-
 
 ON_HOST = (1, 3)
 """kDLCPU and kDLCUDAHost, which is page-locked."""

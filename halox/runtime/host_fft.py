@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class HostTransforms:
                     np.copyto(target, found)
 
             return in_place
-        one: Any = np.fft.fft if forward else np.fft.ifft
+        one = np.fft.fft if forward else np.fft.ifft
 
         def run(source: Array, target: Array) -> None:
             for axis in reversed(axes):

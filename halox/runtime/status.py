@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from halox.runtime.shared_memory import Bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from halox.runtime.dlpack import Array
 
 CALLS = (
     "a call",
@@ -174,7 +176,7 @@ class CallWatch:
         self.number = 0
         self.word = 0
         self.failed = ""
-        self._notes: dict[int, tuple[Any, Any]] = {}
+        self._notes: dict[int, tuple[MPI.Request, Array]] = {}
         self._heard: dict[int, int] = {}
         self._is_told = False
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halox.runtime.gpu import cuda
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
-    from halox.runtime.device_arena import DeviceArena
+    from halox.runtime.device_arena import Allocation, DeviceArena
     from halox.runtime.gpu.ipc_events import EventPool
 
 _PROBE_BYTES = 4096
@@ -77,7 +77,7 @@ class Topology:
 
 def survey(world: World, arena: DeviceArena | None, events: EventPool | None) -> Topology:
     """Find out the GPUs of all ranks and try to map the memory of those on this node; collective."""
-    offer: tuple[Any, Any] = ({}, {})
+    offer: tuple[Mapping[Allocation, bytes], Mapping[int, bytes]] = ({}, {})
     block, numbers = None, []
     if arena is not None and events is not None:
         block, numbers = arena.allocate(_PROBE_BYTES), events.take(1)

@@ -235,7 +235,7 @@ class World:
             if error is not None:
                 raise_together([(0, type(error), str(error))], 1, error)
             return [cast("Said", mine)]
-        sent: Any = None
+        sent: tuple[tuple[type[Exception], str] | None, Said | None] | None = None
         if error is not None:
             sent = (type(error), str(error)), None
         elif mine is not None:

@@ -26,9 +26,9 @@ _INNER = 150  # runs of 1200 bytes, long enough to be read in place with the sho
 
 
 class Scene:
-    """What a story plays on: a communicator, a path, and what has been made there.
+    """Setting of a story: a communicator, a path, and the objects made there.
 
-    Nothing that is made is given back before the process ends: other ranks may not come along.
+    Nothing made here is released before the process ends: other ranks may not take part.
     """
 
     def __init__(self, comm: Any, path: str) -> None:

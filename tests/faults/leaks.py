@@ -1,4 +1,4 @@
-"""What is left when things are given back: ``python -m tests.faults.leaks REPEATS RESULT`` on ranks."""
+"""Resources left after objects are released: ``python -m tests.faults.leaks REPEATS RESULT`` on ranks."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _KEPT: dict[str, Any] = {}
 
 
 def repeats_of(name: str, repeats: int) -> int:
-    """How often something is done; grids are what most is known to have been left of."""
+    """Return the repeats of a case: all for grids, of which most leaks are known, else a fifth."""
     return repeats if name.startswith("grids") else repeats // 5
 
 

@@ -21,7 +21,7 @@ _EARLY_S = 0.1
 
 @dataclass
 class Told:
-    """What became of a story.
+    """Outcome of a story.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ def number(name: str, default: int) -> int:
 
 @cache
 def why_no_private_memory() -> str | None:
-    """Why a program cannot have a /dev/shm of its own here, None if it can."""
+    """Return the reason why a program cannot have a /dev/shm of its own here, None if it can."""
     if shutil.which("unshare") is None:
         return "no program 'unshare' on the PATH"
     tried = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a rank does in the matrix of faults: ``python -m tests.faults.rank FOLDER ARGUMENT``, under a guard of its own.
+"""One rank of the matrix of faults: ``python -m tests.faults.rank FOLDER ARGUMENT``, under a guard of its own.
 
 Each story has communicators of its own, so that a rank that has gone away from one story can take part in the next.
 Something happens to the last rank of a story's communicator; where it is killed, each story has another one.

@@ -17,13 +17,13 @@ LIMIT_S = 1.0
 """HALOX_TIMEOUT where a rank is gone."""
 
 SLACK_S = 60.0
-"""How much later than that the error may come, on a machine that may be busy with other things."""
+"""Longest delay of the error beyond that, on a machine that may be busy with other things."""
 
 ELSEWHERE_S = 20.0
 """HALOX_TIMEOUT where ranks make different calls: they find out after a second or two."""
 
 SHORT_S = 0.25
-"""How long a rank stops that is waited for."""
+"""Duration of the stop of a rank for which the others wait."""
 
 PATIENT_S = 60.0
 """HALOX_TIMEOUT where all ranks come in the end."""
@@ -35,11 +35,11 @@ FAULTS = (
     "raising",
     "elsewhere",
 )
-"""What happens to the last rank: SIGKILL; SIGSTOP until the others have seen an error; SIGSTOP for SHORT_S; an
+"""Faults of the last rank: SIGKILL; SIGSTOP until the others have seen an error; SIGSTOP for SHORT_S; an
 exception, after which it makes no more calls; another call than the others'."""
 
 STAGES = {"before": 0.0, "early": 0.1, "halfway": 0.5, "late": 0.9}
-"""Where that happens: at the call, or once this share of the functions of halox that it enters has been entered."""
+"""Times of the fault: at the call, or once this share of the functions of halox that it enters has been entered."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where shared memory has too little for a field or a plan, messages go by MPI, and `explain` says so."""
+"""Too little shared memory for a field or a plan: messages go by MPI, and `explain` says so."""
 
 from __future__ import annotations
 

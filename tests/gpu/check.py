@@ -403,7 +403,7 @@ def milc_figures(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """What ran the check."""
+    """Return the machine and the versions that ran the check."""
     import cupy
     import mpi4py
     import numpy
@@ -426,7 +426,7 @@ def machine() -> dict[str, Any]:
 
 
 class Result:
-    """What was found so far: in the file after each step, so that it survives whatever ends the run."""
+    """Results so far: in the file after each step, so that it survives whatever ends the run."""
 
     def __init__(self, parts: str) -> None:
         self._started = time.monotonic()
@@ -496,7 +496,7 @@ PARTS = {
     ("--figures",): "figures of several ranks",
     ("--one",): "all, of one GPU",
 }
-"""What is checked, by command line."""
+"""Descriptions of the parts that are checked, by command line."""
 
 
 def main(arguments: list[str]) -> int:

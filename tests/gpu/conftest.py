@@ -1,4 +1,4 @@
-"""What every test on a GPU begins and ends with."""
+"""Set-up and tear-down of every test on a GPU."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def jax():
 
 
 class Library:
-    """How a library makes an array on the GPU of one on the host."""
+    """A library, and its conversion of arrays on the host to arrays on the GPU."""
 
     def __init__(self, name: str, request) -> None:
         self.name = name

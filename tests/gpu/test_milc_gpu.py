@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +13,7 @@ from apps.milc import checks, links, random_fields, scidac
 from apps.milc.cg import ConjugateGradient, Stop
 from apps.milc.lattice import EVEN, ODD, PARITIES, Lattice
 from apps.milc.operator import Staggered
+from tests import support
 from tests.mpi import whole_lattice
 from tests.mpi.test_milc import HISTORIES, SAMPLE, applied, error, operator_of
 from tests.support import milc_data, require
@@ -27,7 +23,6 @@ require("gpu")
 
 import cupy  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (6, 10, 8, 36)
 WHOLE = tuple(slice(0, n) for n in SHAPE)
 TOLERANCE = {"single": 3e-6, "double": 3e-15}
@@ -144,22 +139,9 @@ class TestConjugateGradient:
                 assert far < 1e-7 * float(cupy.linalg.norm(answer[parity].ravel()))
 
 
-def halox_run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "halox", "run", "milc", "--device", "gpu", "--json", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
 def verified(*words: str) -> dict[str, Any]:
-    ended = halox_run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    figures: dict[str, Any] = json.loads(ended.stdout)
-    assert figures["device"] == "gpu" and figures["verified"] is True
+    figures = support.verified("milc", "--device", "gpu", *words)
+    assert figures["device"] == "gpu"
     return figures
 
 
@@ -175,6 +157,8 @@ class TestCommand:
         assert figures["even"]["residual"] <= limit and figures["odd"]["residual"] <= limit
 
     def test_paths_that_cannot_be_captured_are_named(self) -> None:
-        ended = halox_run("-n", "2", "--graph", HALOX_PATH="staged")
+        ended = support.halox(
+            "run", "milc", "--device", "gpu", "-n", "2", "--graph", HALOX_PATH="staged"
+        )
         assert ended.returncode == 2, ended.stdout + ended.stderr
         assert "captured" in ended.stderr and "Traceback" not in ended.stderr

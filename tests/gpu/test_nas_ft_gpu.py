@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +16,7 @@ from apps.nas_ft.host_kernels import HostKernels
 from apps.nas_ft.memory import needed_bytes
 from apps.nas_ft.options import Settings
 from apps.nas_ft.solver import Solver, sampled
+from tests import support
 from tests.support import require
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +24,6 @@ require("gpu")
 
 import cupy  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(2, 2, 2), (1, 5, 3), (33, 30, 70), (16, 255, 130)]
 
 
@@ -82,22 +77,9 @@ def test_samples_equal_numpy(kernels: DeviceKernels) -> None:
     np.testing.assert_allclose(kernels.sums(samples)[1], u.ravel()[offsets].sum(), rtol=1e-13)
 
 
-def halox_run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "halox", "run", "nas_ft", "--device", "gpu", "--json", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-
 def verified(*words: str) -> dict[str, Any]:
-    ended = halox_run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    figures: dict[str, Any] = json.loads(ended.stdout)
-    assert figures["device"] == "gpu" and figures["verified"] is True
+    figures = support.verified("nas_ft", "--device", "gpu", *words)
+    assert figures["device"] == "gpu"
     assert figures["relative_error"] <= 1e-12
     return figures
 
@@ -140,7 +122,9 @@ def test_graphs(name: str, ranks: int) -> None:
 
 
 def test_paths_that_cannot_be_captured_are_named() -> None:
-    ended = halox_run("-n", "2", "--graph", HALOX_PATH="staged")
+    ended = support.halox(
+        "run", "nas_ft", "--device", "gpu", "-n", "2", "--graph", HALOX_PATH="staged"
+    )
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "staged path" in ended.stderr and "captured" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -150,7 +134,7 @@ def test_class_d_fits_or_says_how_much_it_needs() -> None:
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free > 100 << 30:
         pytest.skip("class D fits, and takes minutes: halox run nas_ft --class D")
-    ended = halox_run("--class", "D")
+    ended = support.halox("run", "nas_ft", "--device", "gpu", "--class", "D")
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "class D needs" in ended.stderr and "are free there" in ended.stderr
     assert "Traceback" not in ended.stderr

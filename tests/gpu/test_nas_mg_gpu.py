@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from apps.nas_mg.classes import CLASSES, OPERATOR
 from apps.nas_mg.device_kernels import DeviceKernels
 from apps.nas_mg.host_kernels import HostKernels
-from tests.support import require
+from tests.support import halox, require, verified
 
 pytestmark = pytest.mark.gpu
 require("gpu")
 
 import cupy  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(2, 2, 2), (1, 4, 3), (33, 30, 70), (64, 256, 130)]
 
 
@@ -72,31 +65,15 @@ def test_transfers_equal_numpy(kernels: DeviceKernels, shape: tuple[int, int, in
 def test_official_verification(name: str, ranks: int, graph: bool) -> None:
     if graph and ranks > cupy.cuda.runtime.getDeviceCount():
         pytest.skip(f"{ranks} GPUs are needed: ranks that share a GPU exchange by the host")
-    words = f"run nas_mg --class {name} -n {ranks} --device gpu --json" + " --graph" * graph
-    ended = subprocess.run(
-        [sys.executable, "-m", "halox", *words.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    figures = json.loads(ended.stdout)
+    words = f"--class {name} -n {ranks} --device gpu" + " --graph" * graph
+    figures = verified("nas_mg", *words.split())
     assert figures["device"] == "gpu" and figures["graph"] is graph
     assert figures["checks"] == {"official_norm": True, "norms_of_first_iterations": True}
 
 
 def test_paths_that_cannot_be_captured_are_named() -> None:
-    words = ["run", "nas_mg", "-n", "2", "--device", "gpu", "--graph", "--class", "S"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "halox", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HALOX_PATH": "staged"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = "run nas_mg -n 2 --device gpu --graph --class S"
+    ended = halox(*words.split(), HALOX_PATH="staged")
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "staged path" in ended.stderr and "captured" in ended.stderr
     assert "Traceback" not in ended.stderr

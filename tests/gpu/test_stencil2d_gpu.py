@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from apps.stencil2d.operator import EXACT_WEIGHTS, Stencil
-from tests.support import require
+from tests.support import require, verified
 
 pytestmark = pytest.mark.gpu
 require("gpu")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -36,16 +28,7 @@ def test_kernel_equals_numpy(shape: tuple[int, int], dtype: str) -> None:
 
 @pytest.mark.parametrize(("ranks", "every"), [(1, 1), (2, 1), (4, 3)])
 def test_whole_run(ranks: int, every: int) -> None:
-    words = f"run stencil2d -n {ranks} --custom-size 60,71 --num-iters 50 --passes 1 --device gpu"
-    ended = subprocess.run(
-        [sys.executable, "-m", "halox", *words.split(), f"--iters-per-exchange={every}", "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    figures = json.loads(ended.stdout)
-    assert figures["device"] == "gpu" and figures["verified"] is True
+    words = f"-n {ranks} --custom-size 60,71 --num-iters 50 --passes 1 --device gpu"
+    figures = verified("stencil2d", *words.split(), f"--iters-per-exchange={every}")
+    assert figures["device"] == "gpu"
     assert all(checks["equals_one_rank"] is True for checks in figures["checks"].values())

@@ -16,7 +16,7 @@ from halox.errors import HaloxError
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 
 Table = dict[str, tuple[Callable[[MPI.Intracomm], None], type[HaloxError], str]]
-"""What is done, the error, and words that its text must hold, by name; a name ends in " >1" with several ranks only."""
+"""Call, error, and words that its text must hold, by name; a name ends in " >1" if it takes several ranks."""
 
 
 def check_error(table: Table, name: str, comm: MPI.Intracomm) -> None:

@@ -326,7 +326,7 @@ def judge(logs: list[list[Op]], seeds: int = 4) -> None:
 
 
 class Work:
-    """What the streams of all ranks were given; ``without`` leaves out one wait, by rank and place in the log."""
+    """Work given to the streams of all ranks; ``without`` leaves out one wait, by rank and place in the log."""
 
     def __init__(self, logs: list[list[Op]], without: tuple[int, int] | None = None) -> None:
         self.ops: list[Op] = []

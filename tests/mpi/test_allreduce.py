@@ -70,7 +70,7 @@ def node_of(rank: int, nodes: str) -> int:
 
 
 def wanted(algorithm: str, op: str, values: Any, nodes: str) -> Any:
-    """What the ranks' values come to, in the order that the algorithm promises."""
+    """Return the ranks' values combined in the order that the algorithm promises."""
     if algorithm == "host":
         return expected(op, values)
     groups: dict[int, list[Any]] = {}
@@ -131,7 +131,7 @@ def test_the_size_does_not_change_the_order(comm: World) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("rows", [3, 2000])
 class TestArrays:
-    """Where arrays and results lie."""
+    """Places of arrays and results in memory."""
 
     def test_in_place(self, algorithm: str, rows: int, comm: World) -> None:
         array, total = self._values(rows, comm)

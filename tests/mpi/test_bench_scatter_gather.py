@@ -162,7 +162,7 @@ def test_keys_are_mapped_once_or_in_every_transfer(
 def test_keys_of_an_adapter(
     name: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as the engine makes over a stand-in; mapped once, or in every transfer."""
+    """The case counts as many keys as the engine makes over a stand-in; they are mapped once, or in every transfer."""
     (case,) = select([name])
     monkeypatch.setenv("HALOX_NODE", "rank")
     mapped = [0]

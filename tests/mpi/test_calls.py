@@ -134,7 +134,7 @@ def test_a_plan_on_one_rank_alone(node: str, comm: Comm, monkeypatch: pytest.Mon
 
 @several
 def test_plans_started_in_another_order(node: str, comm: Comm) -> None:
-    """Which is allowed."""
+    """Ranks may start their plans in different orders."""
     with box(comm) as grid:
         fields = [grid.full(comm.rank + 0.5 * n) for n in range(2)]
         plans = [grid.plan(field) for field in fields]

@@ -71,7 +71,7 @@ def possible(way: str, ranks: int) -> set[str]:
 
 
 def wanted(algorithm: str, way: str, op: str, values: list[Any]) -> Any:
-    """What the ranks' values come to, in the order that the algorithm promises."""
+    """Return the ranks' values combined in the order that the algorithm promises."""
     if algorithm == "binomial":
         parts = list(values)
         while len(parts) > 1:
@@ -269,7 +269,7 @@ def test_bad_arguments(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
 
 
 def test_captures(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
-    """What needs the host is refused before anything is done, by all ranks."""
+    """All ranks refuse work that needs the host before any of it is done."""
     machine.capturing = True
     with pytest.raises(StateError, match="making a reduction needs the host"):
         reduced(None, comm, 3, "f8", "sum")
@@ -525,7 +525,7 @@ class TestSeenBefore:
         return shapes
 
     def test_python_calls(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """As many as those of the persistent form."""
+        """A cached call makes at most two calls more than the persistent form."""
         given, out = Array(np.ones(5)), Array(np.ones(5))
         with reduced(None, comm, 5, "f8", "max") as reduce:
             for place in (given, out, None):
@@ -576,7 +576,7 @@ class TestSeenBefore:
         assert len(grid._reductions.fields.launches) == 3
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """What was kept for one is not taken for another one at its address."""
+        """A launch kept for one array does not serve another one at its address."""
         found = grid._reductions.arrays.launches
         ids = set()
         total = comm.size * (comm.size + 1) // 2

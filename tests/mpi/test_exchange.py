@@ -79,7 +79,7 @@ def test_random_grid(number: int, comm: MPI.Intracomm, monkeypatch: pytest.Monke
 
 
 def test_some_are_read_in_place(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many of the random grids are, for which the limit is the same."""
+    """Messages above a low limit are read in place, like many of the random grids', which have the same limit."""
     monkeypatch.setattr("halox.paths.host.DIRECT_BYTES", 1)
     with halox.Grid((4 * comm.size, 6), proc_shape=(comm.size, 1), comm=comm, device="cpu") as grid:
         rows = grid.explain(grid.zeros("f4")).rows

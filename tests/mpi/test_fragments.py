@@ -320,7 +320,7 @@ def test_requests_of_more_bytes_than_counts_hold(comm: MPI.Intracomm) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["shared", "mpi"])
 def test_stages_overlap(kind: str, comm: MPI.Intracomm) -> None:
-    """What the peer has sent is unpacked while this rank still packs."""
+    """Fragments of the peer are unpacked while this rank still packs."""
     rig = Rig(comm, "ring", kind)
     for step in range(20):
         rig.fill(step)

@@ -149,7 +149,7 @@ class Rig:
             time.sleep(self.random.choice([0.0005, 0.004]))
 
     def values(self, wire: Wire, part: int, epoch: int) -> np.ndarray:
-        """What a part's source holds in an epoch."""
+        """Return the contents of a part's source in an epoch."""
         n = 5000 if wire.sent[part] in LARGE else ELEMENTS
         number = self.wires.index(wire) * 10 + part
         return np.arange(n) + 1e4 * number + 1e7 * (epoch + 1)
@@ -193,7 +193,7 @@ class Rig:
         self.expect(epoch if fill else 0)
 
     def logs(self) -> Any:
-        """What all ranks' streams were given, on rank 0; None on the others."""
+        """Return the work given to all ranks' streams, on rank 0; None on the others."""
         return self.world.comm.gather(self.gpu.log)
 
     def leave(self) -> None:

@@ -27,7 +27,7 @@ def grid(comm: World) -> Iterator[halox.Grid]:
 
 
 def rows(grid: halox.Grid, low: int, high: int) -> np.ndarray:
-    """What each row of an array with these halos must hold."""
+    """Return the value that each row of an array with these halos must hold."""
     first = grid.owned[0].start
     return np.arange(first - low, first + 4 + high) % grid.grid_shape[0]
 

@@ -79,7 +79,7 @@ def test_plans_are_measured_and_exchange_as_ever(
 
 
 def test_accumulation_is_measured_without_harm(comm: MPI.Intracomm) -> None:
-    """What is added is zero from the second time on, so that the sums are those of one call."""
+    """Halos are zero from the second call on, so that the sums are those of one call."""
     with halox.Grid((3 * comm.size,), halo=1, periodic=True, comm=comm, device="cpu") as grid:
         u, v = grid.ones("f8"), grid.ones("f8")
         grid.accumulate(v)

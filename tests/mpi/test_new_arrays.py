@@ -52,7 +52,7 @@ def start(grid: halox.Grid, order: str = "C") -> np.ndarray:
 
 
 def halo_of(grid: halox.Grid, u: np.ndarray) -> np.ndarray:
-    """What the rows of an exchanged copy of the field must be, halos of the first axis included."""
+    """Return the rows that an exchanged copy of the field must have, halos of the first axis included."""
     owned = grid.owned[0]
     return np.take(u, range(owned.start - 1, owned.stop + 1), axis=0, mode="wrap")
 

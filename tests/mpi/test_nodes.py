@@ -220,7 +220,7 @@ def test_all_nodes_must_take_device_pointers(
 
 
 def test_a_failed_exchange_leaves_no_memory(comm: MPI.Intracomm) -> None:
-    """What was allocated before the error is freed, on all ranks together."""
+    """Memory allocated before the error is freed, on all ranks together."""
     world = World(comm)
     around = Context(world)
     block = around.arena.allocate(1000)

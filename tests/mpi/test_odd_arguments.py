@@ -35,7 +35,7 @@ KINDS = (
 
 
 class _Ranks:
-    """What calls need, on all ranks."""
+    """Objects that the calls need, on all ranks."""
 
     def __init__(self, comm: World) -> None:
         self.comm = comm

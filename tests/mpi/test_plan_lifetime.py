@@ -137,7 +137,7 @@ def test_left_on_both_ranks(node: str, comm: MPI.Intracomm) -> None:
 
 
 def test_left_where_the_other_never_starts(node: str, comm: MPI.Intracomm) -> None:
-    """What no message comes for, and what nobody receives, does not keep the grid from closing."""
+    """A receive without a message, and a message that nobody receives, do not keep the grid from closing."""
     for _ in range(2):
         with box(comm) as grid:
             for components in COMPONENTS:

@@ -30,7 +30,7 @@ SHAPES: list[Any] = ["shared_buffer", "binomial"]
 
 
 class FakeMoves:
-    """What a stream is given, written down."""
+    """Log of the work that a stream is given."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu

@@ -1,4 +1,4 @@
-"""What every path must get right, here those of NumPy arrays; tests/gpu/ranks asks the same of GPUs'."""
+"""Demands on every path, here on those of NumPy arrays; tests/gpu/ranks makes the same on GPUs'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every path must get right, whatever it is: tests/mpi holds NumPy arrays to it, tests/gpu/ranks those on GPUs.
+"""Demands on every path, whatever it is: tests/mpi makes them on those of NumPy arrays, tests/gpu/ranks on GPUs'.
 
 Values tell their place and step, so that a cell that comes late, early or from elsewhere is wrong. Where it can be, the
 result is looked at on the stream, and the host runs ahead.
@@ -100,7 +100,7 @@ def settle(xp: Any) -> None:
 
 
 def values(grid: halox.Grid, dtype: Any = "f8", step: Any = 0, halo: bool = True) -> Any:
-    """What the cells of a periodic grid hold at a step, halo included, with few that are alike."""
+    """Return the values of the cells of a periodic grid at a step, halo included, with few that are alike."""
     places = [
         (i % n) * factor
         for i, n, factor in zip(
@@ -168,7 +168,7 @@ def _run(
 
 
 def accumulations(way: Way, comm: MPI.Intracomm, count: int) -> None:
-    """What is added where, against the same on NumPy arrays."""
+    """Hold accumulated values against those of the same call on NumPy arrays."""
     from halox.runtime.gpu.devices import to_host
 
     reference = Way("host", "cpu")
@@ -336,7 +336,7 @@ def two_streams(way: Way, comm: MPI.Intracomm, n: int, rounds: int, fields: int 
 
 
 def after_a_stalled_stream(way: Way, comm: MPI.Intracomm, own: bool) -> None:
-    """What is sent is written, and what is received was read, by kernels that have not run yet."""
+    """Exchange while kernels that have not run yet write the cells to be sent, and read those to be received into."""
     with way.box(comm, n=16) as grid:
         u, xp = grid.zeros("f8"), grid.xp
         plan = grid.plan(u)

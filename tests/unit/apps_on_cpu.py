@@ -90,7 +90,7 @@ C_TYPES = {"i4": ctypes.c_int, "i8": ctypes.c_longlong, "f8": ctypes.c_double}
 
 
 class Module:
-    """What ``cupy.RawModule`` is to the app."""
+    """Stand-in for ``cupy.RawModule``."""
 
     def __init__(
         self, source: Path, launches: str, shim: str, options: Sequence[str], calls: list[str]

@@ -152,7 +152,7 @@ class Launch:
 
 
 class Stream:
-    """Where a rank's launches go: in which order its blocks run, on how many multiprocessors, how much held up."""
+    """Schedule of a rank's launches: the order of its blocks, the number of multiprocessors, and delays."""
 
     def __init__(self, rank: int, order: str, multiprocessors: int, delays: int, seed: int) -> None:
         self.rank, self.multiprocessors, self.delays = rank, multiprocessors, delays
@@ -249,7 +249,7 @@ class Rank:
 
 
 def at_once(n: int, work: Callable[[int], Any]) -> list[Any]:
-    """What some threads return, or what one of them raises."""
+    """Run work in some threads at once, and return their results; raises the error of any."""
     with ThreadPoolExecutor(n) as pool:
         return [future.result() for future in [pool.submit(work, i) for i in range(n)]]
 

@@ -60,7 +60,7 @@ def _standard_headers(*flags: str) -> Path:
 
 @cache
 def _surroundings() -> tuple[str, ...]:
-    """What a library depends on beside its text: the headers that it may include, the compiler, the machine."""
+    """Return a library's dependencies beside its text: the headers that it may include, the compiler, the machine."""
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
     said = subprocess.run(["g++", "--version"], capture_output=True, text=True, timeout=500)
     return (*headers, said.stdout, platform.machine())

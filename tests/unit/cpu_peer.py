@@ -70,7 +70,7 @@ extern "C" void delay(u64 seed, u32 permille)
     delays = {seed * 2654435761u + 88172645463325252ull, permille};
 }
 """
-"""What the header cannot define before the kernel has defined its structs."""
+"""Definitions that the header cannot hold, since the kernel must have defined its structs before."""
 
 _RUN = """
 extern "C" void run(u32 grid, u32 threads, int backwards, const u32* blocks, u32 count, const void* segments,
@@ -201,7 +201,7 @@ class Array:
 
 @dataclass
 class Launch:
-    """What PreparedLaunch is given."""
+    """Arguments of a `PreparedLaunch`."""
 
     defines: tuple[tuple[str, str], ...]
     blocks: int
@@ -261,7 +261,7 @@ class Rank:
         return len(self.arrays) - 1
 
     def exported(self) -> dict[tuple[int, int], Any]:
-        """What the senders of messages that go straight into arrays are told, by (receiver, tag)."""
+        """Return the records for senders of messages that go straight into arrays, by (receiver, tag)."""
         return {(m.peer, m.tag): peer_info(m, self.arrays, self.arena) for m in self.job.receives}
 
     def prepare(self, draft: Any) -> None:
@@ -322,12 +322,12 @@ class Rank:
             array.data[:] = values
 
     def pack(self) -> None:
-        """What a launch of its own does before: messages of types that the kernel does not walk."""
+        """Pack messages of types that the kernel does not walk, for which a GPU has a launch of its own before."""
         for array, layout, packed in self._buffered("send"):
             packed[:] = array.data[layout.bytes]
 
     def unpack(self) -> None:
-        """What a launch of its own does afterwards."""
+        """Unpack them, for which a GPU has a launch of its own afterwards."""
         for array, layout, packed in self._buffered("receive"):
             array.data[layout.bytes] = packed
 
@@ -405,7 +405,7 @@ class _Memory(negotiation._Memory):
         super().reserve(key, nbytes)
 
     def gaps(self, block: np.ndarray) -> list[np.ndarray]:
-        """What lies between the parts."""
+        """Return the bytes between the parts."""
         ends = [*list(self.at.values())[1:], self.size]
         return [
             block[start + self.sizes[key] : end]
@@ -500,7 +500,7 @@ def connect(
 
 
 def _swapped(drafts: Sequence[Any], told: Sequence[Mapping[int, Any]]) -> list[dict[int, Any]]:
-    """What each rank is told by its peers, by peer."""
+    """Return the records of each rank's peers for it, by peer."""
     return [
         {other: told[other][rank] for other in draft.peers} for rank, draft in enumerate(drafts)
     ]
@@ -561,7 +561,7 @@ def exchange(
 
 
 def contents(rank: Rank, epoch: int) -> list[np.ndarray]:
-    """What a rank's arrays hold before an exchange."""
+    """Return the contents of a rank's arrays before an exchange."""
     return [content(rank.number, i, epoch, a.data.size) for i, a in enumerate(rank.arrays)]
 
 

@@ -54,7 +54,7 @@ class Hardware:
 
 
 class Wire:
-    """What connects the adapters of this process, and those of others in the folder."""
+    """Connection between the adapters of this process, and with those of other processes in the folder."""
 
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder

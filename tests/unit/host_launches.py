@@ -139,7 +139,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "strided_between": _between,
     "Zeroing": _zeroing,
 }
-"""What takes the place of the functions of `halox.packing.device`."""
+"""Stand-ins for the functions of `halox.packing.device`, by name."""
 
 
 @contextmanager

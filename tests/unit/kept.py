@@ -1,4 +1,4 @@
-"""What tests compile, kept by digest from one run to the next, and made once by processes that run at once."""
+"""Libraries that tests compile: kept by digest between runs, and made once by processes that run at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT_DAYS = 14
 
 @cache
 def folder() -> Path:
-    """Where libraries are kept from one run to the next; the ranks that this process starts use them too."""
+    """Return the folder of libraries kept between runs; the ranks that this process starts use it too."""
     given = os.environ.get(FOLDER)
     if given:
         return Path(given)
@@ -48,7 +48,7 @@ def _drop_old(place: Path) -> None:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Where a file of a name lies, which is made at the path given if there is none yet."""
+    """Return the path of a file by its name; ``make`` writes it, at the path it is given, if there is none yet."""
     found, part = folder() / name, folder() / f"part-{name}"
     with (folder() / f"{name}.lock").open("w") as lock:
         flock(lock, LOCK_EX)

@@ -26,7 +26,7 @@ from halox.paths.scatter_gather.windows import Window
 
 @dataclass(eq=False)
 class Fabric:
-    """What connects the engines of some ranks: who has which key, and what has been handed to whom."""
+    """Connection between the engines of some ranks: owners of keys, and what has been handed to each rank."""
 
     keys: dict[int, tuple[MemoryEngine, MemoryKey]] = field(default_factory=dict)
     letters: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))

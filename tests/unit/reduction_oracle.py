@@ -1,4 +1,4 @@
-"""What NumPy makes of the values of several ranks, and values to try."""
+"""Reductions of several ranks' values by NumPy, and values to try."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sample(dtype, op, shape, seed=0):
 
 
 def expected(op, values):
-    """What NumPy makes of the ranks' values, in their order."""
+    """Combine the ranks' values by NumPy, in their order."""
     values = list(values)
     with np.errstate(all="ignore"):
         if op.startswith("logical"):

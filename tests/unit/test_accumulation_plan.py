@@ -1,4 +1,4 @@
-"""What is added to what where a type is a list: as few copies as the list has regular stretches."""
+"""Pairs of cells that are added for types that are lists: as few copies as a list has regular runs."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ class TestFields:
     @pytest.mark.parametrize("name", ["min", "max"])
     @pytest.mark.parametrize("dtype", ["i1", "f4", "?", *full("u8")])
     def test_extremes_of_a_dtype(self, name, dtype):
-        """Where all cells are what the reduction begins with."""
+        """Cells all equal to the value that the reduction begins with."""
         dtype = np.dtype(dtype)
         limit = {"b": lambda: name == "min", "f": lambda: np.inf if name == "min" else -np.inf}
         value = limit.get(

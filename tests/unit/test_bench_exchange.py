@@ -58,7 +58,7 @@ def places(case: ExchangeCase, ranks: int) -> dict[int, tuple[int, ...]]:
 def exchanged(
     case: ExchangeCase, arrays: dict[int, list[np.ndarray]], ranks: int
 ) -> dict[int, list[np.ndarray]]:
-    """What every rank holds afterwards, worked out on the whole grid by NumPy's padding."""
+    """Return every rank's arrays after the exchange, worked out on the whole grid by NumPy's padding."""
     coords = places(case, ranks)
     h, axes = case.halo, range(case.ndim)
     pads = [(h, h) if a in case.along else (0, 0) for a in axes]

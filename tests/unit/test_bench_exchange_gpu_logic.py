@@ -1,4 +1,4 @@
-"""What the benchmarks between GPUs make of measurements, and how they capture, without a GPU."""
+"""Benchmarks between GPUs, without a GPU: their use of measurements, and their captures."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def one(name: str) -> Case:
 
 
 def packed(case: Case, slab: np.ndarray) -> np.ndarray:
-    """What the datatype engine packs."""
+    """Return the bytes that the datatype engine packs."""
     datatype, start = case.place(0)
     out = np.empty(case.payload, np.uint8)
     HostPacker(slab[start:], datatype, case.count).pack(out)

@@ -1,4 +1,4 @@
-"""Which packer ``method="auto"`` takes, and what it says about it."""
+"""Packers that ``method="auto"`` chooses, and the reasons it gives."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("words", ["info", "run --list", "run nas_ft"])
     def test_nobody_reads_the_output(self, words: str) -> None:
-        """As in ``halox info | head -0``: no traceback, not from the interpreter's own flush either."""
+        """No traceback where the reader ends first (``halox info | head -0``), not from the last flush either."""
         out_of, into = os.pipe()
         os.close(out_of)
         try:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,28 +19,12 @@ from tests import support
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def halox_run(
-    *words: str, timeout_s: float = 500, cwd: Path | None = None, given: str = ""
-) -> subprocess.CompletedProcess[str]:
-    support.require("mpi")
-    return subprocess.run(
-        [sys.executable, "-m", "halox", "run", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=cwd,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+halox_run = partial(support.halox, "run")
 
 
 def stencil(ranks: int, *words: str) -> dict[str, Any]:
-    common = ("--passes", "1", "--warmup-passes", "0", "--device", "cpu", "--json")
-    ended = halox_run("stencil2d", "-n", str(ranks), *common, *words)
-    assert ended.returncode == 0, ended.stderr
-    figures: dict[str, Any] = json.loads(ended.stdout)
-    assert figures["verified"] is True
+    common = ("--passes", "1", "--warmup-passes", "0", "--device", "cpu")
+    figures = support.verified("stencil2d", "-n", str(ranks), *common, *words)
     assert figures["ranks"] == ranks
     for checks in figures["checks"].values():
         assert checks["equals_one_rank"] is True
@@ -195,7 +180,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def looked(folder: Path, arguments: list[str], given: str) -> list[object]:
-    """What the script sees on a rank."""
+    """Return the list that the script must print on a rank."""
     script = str(folder / "look.py")
     helper = str(folder / "helper.py")
     return ["__main__", script, str(folder), arguments, [], helper, len(given)]

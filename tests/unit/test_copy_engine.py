@@ -19,7 +19,7 @@ from tests.unit.fake_driver import CAPTURED, STREAM, fake_driver
 
 GUARD = 0xA5
 ORIGIN = 4 * MOST_SPAN
-"""Where displacement 0 stands in the memory of random types."""
+"""Index of displacement 0 in the memory of random types."""
 
 
 def memory_of(nbytes: int, seed: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What fields are filled with, on the host and on a GPU played by a small class."""
+"""Fill values of fields, on the host and on a GPU played by a small class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halox.runtime.gpu.devices import fill, fill_value
 
 
 class OnGpu:
-    """What `fill` asks of a CuPy array; its kernels know numbers only, and no strings."""
+    """The part of a CuPy array that `fill` uses; its kernels know numbers only, and no strings."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and what is public is documented."""
+"""Examples of the documentation run, and public names are documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine does where there is no GPU, and what of its GPU code needs none."""
+"""The engine without a GPU: its errors, and the parts of its GPU code that need none."""
 
 from __future__ import annotations
 

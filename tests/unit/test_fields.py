@@ -64,7 +64,7 @@ class Case:
 
 
 class Reference:
-    """What every stored point must hold, worked out from block sizes alone."""
+    """Values that every stored point must hold, worked out from block sizes alone."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -462,7 +462,7 @@ def test_decomposition_refuses_what_does_not_fit() -> None:
 
 
 def test_a_layout_with_eighty_neighbours_is_cheap() -> None:
-    """As measured by other work of Python on the same processor: others may be busy."""
+    """Its time is held against other work of Python on the same processor, since the machine may be busy."""
     domain = decompose((32,) * 4, 81, halo=1, periodic=True)
     spec = FieldSpec(((1, 1),) * 4, (3,), (3,))
 

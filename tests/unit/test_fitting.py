@@ -80,7 +80,7 @@ def test_times_that_do_not_determine_the_constants_give_none() -> None:
 
 
 def test_the_first_points_are_enough() -> None:
-    """Where time runs out early, what was measured is of use."""
+    """Measurements that end early, for want of time, are of use."""
     assert fit(samples_of(SHIPPED["peer/ll"])[:8]) is not None
 
 

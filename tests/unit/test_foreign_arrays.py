@@ -96,7 +96,7 @@ class InterfaceTensor(Tensor):
 
 
 class Immutable(InterfaceTensor, OldTensor):
-    """As JAX's."""
+    """Read-only array, like JAX's."""
 
     read_only = True
 
@@ -109,7 +109,7 @@ class InterfaceOnly:
 
 
 class Differentiated:
-    """As PyTorch's that needs a gradient: asked for its memory it raises, and not AttributeError."""
+    """Array like PyTorch's that needs a gradient: asked for its memory it raises, and not AttributeError."""
 
     def __dlpack_device__(self):
         return HOST, 0
@@ -301,7 +301,7 @@ class TestArraysThatRaise:
 
 
 def changed(**fields):
-    """What changes a capsule: fields of the array's description, or of the capsule itself."""
+    """Return a function that changes a capsule: fields of the array's description, or of the capsule itself."""
 
     def change(versioned):
         for name, value in fields.items():
@@ -352,7 +352,7 @@ class TestCapsules:
 
 
 class Gpu:
-    """What the engine asks of CuPy and of the driver."""
+    """The parts of CuPy and of the driver that the engine uses."""
 
     def __init__(self, stream):
         self.capturing, self.waits, self.devices = False, [], []

@@ -1,4 +1,4 @@
-"""What of the GPU check can be tested without a GPU: the digest that ties its result to the sources."""
+"""The GPU check, without a GPU: the digest that ties its result to the sources."""
 
 from __future__ import annotations
 

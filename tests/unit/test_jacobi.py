@@ -45,7 +45,7 @@ def on_ranks(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def printed(said: str) -> tuple[str, int, float]:
-    """How the steps were made, how many, and the residual."""
+    """Return the kind of the steps, their number, and the residual."""
     found = PRINTED.search(said)
     assert found, said
     return found[3], int(found[4]), float(found[5])

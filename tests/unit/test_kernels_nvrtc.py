@@ -186,7 +186,7 @@ class TestKindsOfSegments:
     @pytest.mark.parametrize(("in_flight", "table"), [(1, 12), (4, 0)])
     @pytest.mark.parametrize("kinds", ["LL", "WIDE", "STAGED", "DIRECT", "COPY LL", "COPY WIDE"])
     def test_registers_suffice(self, kinds, in_flight, table):
-        """Where all words are of one width; for small exchanges all of them, else all but a few."""
+        """With words of one width, small exchanges spill no register, and others a few at most."""
         mask = sum(1 << kind for kind in Kind if set(kind.name.split("_")) & set(kinds.split()))
         defines = (*peer(3, 8, in_flight, table), ("KINDS", str(mask)))
         assert max(spilled("peer", defines)) <= (0 if in_flight == 1 else FEW)

@@ -105,7 +105,7 @@ LAYOUTS = {
 
 
 def by_mpi(types: Any, sent: oracle.Memory, received: oracle.Memory) -> np.ndarray:
-    """What MPI's own packing and unpacking make of the receiver's memory."""
+    """Return the receiver's memory after MPI's own packing and unpacking."""
     wanted = oracle.Memory(types[1], 1)
     wanted.bytes[:] = received.bytes
     made = [t.to_mpi() for t in types]

@@ -106,7 +106,7 @@ def test_a_moved_channel_exchanges_the_other_array(dtype: str) -> None:
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8, 24])
 def test_an_array_of_another_alignment(offset: int) -> None:
-    """Which takes one more table, since words are shorter; and no table from then on."""
+    """It takes one more table, since words are shorter, and none from then on."""
     dtype = f"u{offset}" if offset < 8 else "f8"
     channel = channel_of([array_at(dtype)])
     for number in range(4):

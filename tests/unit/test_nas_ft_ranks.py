@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.unit.test_cli_ranks import halox_run
+from tests.support import halox, verified
 
 
 @pytest.mark.parametrize(
@@ -22,16 +20,14 @@ from tests.unit.test_cli_ranks import halox_run
 )
 def test_official_verification(name: str, ranks: int, decomposition: str, shape: list[int]) -> None:
     words = ["--class", name, "-n", str(ranks), "--decomposition", decomposition, "--device", "cpu"]
-    ended = halox_run("nas_ft", *words, "--json")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    figures = json.loads(ended.stdout)
-    assert figures["verified"] is True and figures["relative_error"] <= 1e-12
+    figures = verified("nas_ft", *words)
+    assert figures["relative_error"] <= 1e-12
     assert (figures["class"], figures["ranks"], figures["process_grid"]) == (name, ranks, shape)
     assert len(figures["checksums"]) == figures["iterations"] == 6
     assert max(one["relative_error"] for one in figures["checksums"]) == figures["relative_error"]
 
 
 def test_what_cannot_be_is_told_once() -> None:
-    ended = halox_run("nas_ft", "-n", "2", "--device", "cpu", "--graph")
+    ended = halox("run", "nas_ft", "-n", "2", "--device", "cpu", "--graph")
     assert ended.returncode == 2
     assert ended.stderr.count("--graph needs GPUs") == 1 and "Traceback" not in ended.stderr

@@ -175,7 +175,7 @@ class TestOperators:
 def test_walks_of_many_planes(
     device_kernels: DeviceKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on large grids: a thread walks some planes, and the last walk is shorter."""
+    """A thread walks some planes, as on large grids, and the last walk is shorter."""
     monkeypatch.setattr("apps.nas_mg.device_kernels.planes_per_thread", lambda *_: 4)
     u, v = random((12, 7, 9)), random((12, 7, 9), 1)
     expected = v[1:-1, 1:-1, 1:-1] + by_27_points(u, OPERATOR)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from typing import Any
 
 import pytest
 
-from tests.support import full
-from tests.unit.test_cli_ranks import halox_run
+from tests.support import full, halox, verified
 
 
 def multigrid(name: str, ranks: int, *words: str) -> dict[str, Any]:
-    ended = halox_run(
-        *("nas_mg", "--class", name, "-n", str(ranks), "--device", "cpu", "--json", *words)
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    figures: dict[str, Any] = json.loads(ended.stdout)
-    assert figures["verified"] is True and figures["relative_error"] <= 1e-8
+    figures = verified("nas_mg", "--class", name, "-n", str(ranks), "--device", "cpu", *words)
+    assert figures["relative_error"] <= 1e-8
     assert figures["checks"] == {"official_norm": True, "norms_of_first_iterations": True}
     assert (figures["class"], figures["ranks"]) == (name, ranks)
     return figures
@@ -61,6 +55,6 @@ def test_bytes_exchanged() -> None:
     ("ranks", "text"), [(3, "a power of two of ranks, not on 3"), (2, "--graph needs GPUs")]
 )
 def test_what_cannot_be_is_told_once(ranks: int, text: str) -> None:
-    ended = halox_run("nas_mg", "-n", str(ranks), "--device", "cpu", "--graph")
+    ended = halox("run", "nas_mg", "-n", str(ranks), "--device", "cpu", "--graph")
     assert ended.returncode == 2
     assert ended.stderr.count(text) == 1 and "Traceback" not in ended.stderr

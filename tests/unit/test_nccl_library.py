@@ -123,7 +123,7 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestWatch:
-    """What the device writes to the words, at times that are set here; the limit is 10 seconds."""
+    """Words that the device writes, at times that are set here; the limit is 10 seconds."""
 
     @pytest.fixture(autouse=True)
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:

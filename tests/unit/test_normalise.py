@@ -1,4 +1,4 @@
-"""What users may write, and the errors for what they may not."""
+"""Arguments as users may write them, and the errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations mean: for which dtypes, and all of them by the kernels' text against NumPy."""
+"""Operations: their dtypes, and the results of the kernels' text against NumPy's."""
 
 from __future__ import annotations
 

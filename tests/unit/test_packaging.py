@@ -1,4 +1,4 @@
-"""What packaging takes along: every module and every kernel must be among it."""
+"""Contents of the distribution: every module and every kernel must be among them."""
 
 from __future__ import annotations
 

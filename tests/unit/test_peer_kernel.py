@@ -193,7 +193,7 @@ class TestWays:
         ],
     )
     def test_more_chunks_than_threads(self, way, ends, where, order):
-        """So that a block that helps looks for chunks several times."""
+        """A block that helps then looks for chunks several times."""
         with (
             patch.object(peer_plan, "CHUNK_BYTES", (32, 64)),
             patch.object(peer_plan, "DIRECT_CHUNK_BYTES", (64, 64)),
@@ -354,7 +354,7 @@ class TestRanks:
 
     @pytest.mark.parametrize("ways", [("ll", "direct"), ("staging", "ll"), ("direct", "staging")])
     def test_a_kernel_of_some_kinds(self, ways):
-        """What a GPU would run: compiled for the kinds that there are, which the ranks do not share."""
+        """Kernels as on a GPU, each compiled for the kinds that its rank has, which are not those of the other."""
         flows = [Flow(0, 0, "copy", [faces(8)])]
         flows += [Flow(0, 1, ways[0], [faces(8)]), Flow(1, 0, ways[1], [faces(8)])]
         ranks = connect(flows, adapt=as_planned)

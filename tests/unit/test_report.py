@@ -1,4 +1,4 @@
-"""What a plan tells of itself."""
+"""Reports of plans."""
 
 from __future__ import annotations
 

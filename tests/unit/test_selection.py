@@ -360,7 +360,7 @@ def test_both_ends_choose_alike(name: str) -> None:
     "wish", ["peer", *sorted(PEER), "ipc", "ipc/put", "ipc/get", "staged", "cuda_aware", "host"]
 )
 def test_wishes(name: str, wish: str) -> None:
-    """What is asked for is taken, or the error says why not and what there is instead."""
+    """The path asked for is taken, or the error gives the reason against it and the paths there are instead."""
     sender, receiver, selection = situation(name)
     _, possible, why_not = POSSIBLE[name]
     fitting = {way for way in possible if wish in (way, way.partition("/")[0])}

@@ -258,7 +258,7 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 
 def element_index(datatype: object, array: np.ndarray) -> np.ndarray:
-    """Which elements of the memory a datatype touches, in its order."""
+    """Return the indices of the elements of the memory that a datatype touches, in its order."""
     blocks = datatype.blocks()  # type: ignore[attr-defined]
     start = array.__array_interface__["data"][0] - flat(array).__array_interface__["data"][0]
     size = array.itemsize
@@ -387,7 +387,7 @@ def test_shared_memory_is_seen_exactly() -> None:
 
 
 def test_the_slab_of_permuted_axes_is_packed_in_their_order() -> None:
-    """What the packed order rests on: a slab's elements come in the order in which its axes are given."""
+    """A slab's elements are packed in the order in which its axes are given: the basis of the packed order."""
     array = np.arange(24).reshape(2, 3, 4)
     strides = [array.strides[axis] for axis in (2, 0, 1)]
     found = slab((4, 2, 3), strides, (0, 0, 0), (4, 2, 3), array.dtype)

@@ -20,7 +20,7 @@ require("cxx")
 
 
 class CpuLaunch:
-    """What PreparedLaunch is to a GPU; ``made`` lists them all."""
+    """Stand-in for `PreparedLaunch`; ``made`` lists them all."""
 
     made: list[CpuLaunch]
 

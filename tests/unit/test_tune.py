@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,6 @@ from halox.runtime.topology import Topology
 from tests import support
 
 ON_GPUS = tuned("gpu")
-ROOT = Path(__file__).resolve().parents[2]
 
 MACHINE = {
     name: ProtocolCost(2 * cost.latency_us, cost.message_us, tuple(s / 3 for s in cost.gb_per_s))
@@ -220,15 +217,7 @@ def test_matrix_of_many_ranks_stays_short() -> None:
 
 
 def halox(*words: str, cache: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    support.require("mpi")
-    ended = subprocess.run(
-        [sys.executable, "-m", "halox", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ended = support.halox(*words, XDG_CACHE_HOME=str(cache))
     assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr
     return ended

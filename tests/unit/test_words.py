@@ -29,6 +29,8 @@ CLEAN = [
     "asv_bench",
     "examples",
     "halox/__init__.py",
+    "halox/__main__.py",
+    "halox/_version.py",
     "halox/allocation.py",
     "halox/cli",
     "halox/collectives",
@@ -37,16 +39,21 @@ CLEAN = [
     "halox/division.py",
     "halox/errors.py",
     "halox/exchange",
+    "halox/fft",
     "halox/field_layouts.py",
     "halox/field_options.py",
     "halox/gathering.py",
     "halox/grid.py",
+    "halox/grid_data.py",
     "halox/packing",
     "halox/paths",
     "halox/runtime",
+    "halox/scattering.py",
+    "halox/staging.py",
     "halox/tables.py",
     "halox/transpose.py",
     "halox/values.py",
+    "halox/window.py",
     "halox/xarray.py",
 ]
 
@@ -136,12 +143,17 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             previous = child
 
 
-def python_offenders(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the offenders in docstrings, comments, strings and defined names."""
-    tree = ast.parse(source)
+def clauses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the docstrings that begin with a clause."""
     for line, text in docstrings(tree):
         if CLAUSE.match(text.strip()):
             yield line, f"a clause as summary: {text.strip().splitlines()[0]}"
+
+
+def python_offenders(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the offenders in docstrings, comments, strings and defined names."""
+    tree = ast.parse(source)
+    yield from clauses(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from ((node.lineno + line, word) for line, word in banned(node.value))
@@ -204,6 +216,18 @@ def rooms() -> list[str]:
 def test_clean_rooms_stay_clean(room: str) -> None:
     assert files(room), f"{room} is gone: take it from CLEAN"
     found = offenders(room)
+    assert not found, "\n".join(map(str, found))
+
+
+def test_summaries_of_tests() -> None:
+    paths = files("tests")
+    assert Path(__file__).resolve() in paths
+    found = [
+        Offender(str(path.relative_to(ROOT)), line, text)
+        for path in paths
+        if path.suffix == ".py"
+        for line, text in clauses(ast.parse(path.read_text()))
+    ]
     assert not found, "\n".join(map(str, found))
 
 

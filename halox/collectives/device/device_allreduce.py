@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -14,11 +15,14 @@ from halox.collectives.device.kernel_reductions import KernelReduction
 from halox.collectives.device.nccl_reduction import NcclAcrossNodes
 from halox.collectives.prepared import Launch
 from halox.errors import DeviceError, FieldError, StateError
-from halox.runtime.arrays import Described, DType, as_ndarray, describe, scalar_array
+from halox.runtime.arrays import Array, Described, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_cupy_array, is_device_array
 from halox.runtime.gpu.devices import as_device_array
 from halox.runtime.gpu.streams import is_capturing
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray
 
 
 class DeviceAllreduce(ArrayReduction):
@@ -40,10 +44,10 @@ class DeviceAllreduce(ArrayReduction):
         self.captures = self._do.captures
         self._nbytes = prod(shape) * dtype.itemsize
         self._part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-        self._empty = cupy().empty
+        self._empty: Callable[..., CupyArray] = cupy().empty
         self._current_stream = cupy().cuda.get_current_stream
 
-    def __call__(self, array: Any, out: Any = None) -> Any:
+    def __call__(self, array: object, out: object = None) -> object:
         """Combine the ranks' arrays: see `ArrayReduction`."""
         stream = self._current_stream()
         try:
@@ -68,7 +72,7 @@ class DeviceAllreduce(ArrayReduction):
             _write(out, target)
         return out
 
-    def bind(self, array: Any, out: Any) -> Launch | None:
+    def bind(self, array: object, out: object) -> Launch | None:
         """Prepare calls that need no host, for arrays that are read and written as they are."""
         if not isinstance(self._do, KernelReduction | NcclAcrossNodes) or not self._is_plain(array):
             return None
@@ -85,20 +89,20 @@ class DeviceAllreduce(ArrayReduction):
         """Free what it holds; collective."""
         self._do.close()
 
-    def _source(self, array: Any) -> Any:
+    def _source(self, array: object) -> CupyArray:
         """Return a rank's values as a contiguous run on the GPU."""
         given = scalar_array(array, self.dtype) if np.isscalar(array) else array
         found = describe(given, "array")
         self._check(found, "array")
         return self._plain(as_device_array(_host(given) if found.device is None else given))
 
-    def _is_plain(self, array: Any) -> bool:
+    def _is_plain(self, array: object) -> TypeGuard[CupyArray]:
         """Whether an array is CuPy's own, and an aligned contiguous run."""
         return (
             is_cupy_array(array) and array.flags.c_contiguous and array.data.ptr % self._part == 0
         )
 
-    def _plain(self, array: Any) -> Any:
+    def _plain(self, array: CupyArray) -> CupyArray:
         """Return an array of the GPU, or an aligned contiguous copy of it."""
         is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
         if is_run and is_aligned:
@@ -114,7 +118,7 @@ class DeviceAllreduce(ArrayReduction):
         found.data.copy_from_device_async(array.data, self._nbytes)
         return found
 
-    def _target(self, source: Any, out: Any) -> Any:
+    def _target(self, source: CupyArray, out: object) -> CupyArray:
         """Return where the result is formed: ``out`` itself, where that will do."""
         if out is not None:
             self._check(describe(out, "out"), "out")
@@ -122,7 +126,7 @@ class DeviceAllreduce(ArrayReduction):
                 return out
         return self._empty(self.shape, self.dtype)
 
-    def _is_target(self, out: Any, source: Any) -> bool:
+    def _is_target(self, out: object, source: CupyArray) -> TypeGuard[CupyArray]:
         """Whether a result can be formed in an array, which is the source or disjoint from it."""
         if not self._is_plain(out):
             return False
@@ -138,11 +142,11 @@ class DeviceAllreduce(ArrayReduction):
             )
 
 
-def _host(array: Any) -> Any:
+def _host(array: Any) -> Array:
     return np.ascontiguousarray(as_ndarray(array)).reshape(np.shape(array))
 
 
-def _write(out: Any, result: Any) -> None:
+def _write(out: object, result: CupyArray) -> None:
     if is_device_array(out):
         as_device_array(out)[...] = result
     else:

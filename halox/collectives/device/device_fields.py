@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from halox.runtime.gpu.cuda import cupy, is_device_array
 from halox.runtime.gpu.devices import as_device_array
 from halox.runtime.gpu.streams import Stream, is_capturing
 
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray
+
 _DOING = "a reduction"
 
 
@@ -60,7 +63,7 @@ class DeviceReductions(HostArrays):
         super().__init__(context, device, find_layout)
         self._gpu = device
 
-    def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
+    def field(self, name: str, fields: Sequence[object], out: object) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
         with self._world.guard:
             self._world.check_open()
@@ -88,7 +91,7 @@ class DeviceReductions(HostArrays):
             self.fields.prepare(name, arrays, out, lambda: bind(cells, address))
             return target if out is None else out
 
-    def _target(self, out: Any, dtype: DType) -> Any:
+    def _target(self, out: object, dtype: DType) -> CupyArray:
         found = describe(out, "out")
         if found.device != self._gpu:
             where = "the host" if found.device is None else f"GPU {found.device}"
@@ -130,7 +133,7 @@ class DeviceReductions(HostArrays):
             return InOneLaunch(name, meet(world, draft))
         return InTwoSteps(context, self._gpu, name, dtypes, is_known)
 
-    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
+    def array(self, op: str, arrays: Sequence[object], out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
         array = arrays[0]
         if not is_device_array(array):
@@ -165,7 +168,7 @@ class InOneLaunch:
         self._name, self._reduction = name, reduction
         self._current_stream = cupy().cuda.get_current_stream
 
-    def __call__(self, cells: Sequence[Cells], out: Any) -> None:
+    def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch; does not block."""
         described = [one.described for one in cells]
         stream = self._current_stream()
@@ -229,7 +232,7 @@ class InTwoSteps:
 
             self._cells = world.guarded(make, _DOING)
 
-    def __call__(self, cells: Sequence[Cells], out: Any) -> None:
+    def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch, and combine; blocks as the allreduce does."""
         cp = cupy()
         stream = cp.cuda.get_current_stream()

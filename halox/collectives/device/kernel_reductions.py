@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from halox.collectives.device.kernel_plans import (
     MOST_RANKS,
     ReductionPlan,
 )
+from halox.collectives.prepared import Launch
 from halox.errors import (
     ExchangeTimeoutError,
     HaloxError,
@@ -49,10 +50,13 @@ from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray
+
 _MAKING = "the making of a reduction"
 _MEETING = "a reduction after one that was cancelled"
 
-Target = int | Callable[[], Any]
+Target: TypeAlias = "int | Callable[[], CupyArray]"
 """Address of a result, or what makes a CuPy array for it at each call."""
 
 Argument: TypeAlias = "ctypes.Array[ctypes.c_char]"
@@ -145,16 +149,16 @@ class _Meeting:
 
     def _bind(
         self, launch: PreparedLaunch, sources: Sequence[tuple[Address, int]], target: Target
-    ) -> Callable[[], Any]:
+    ) -> Launch:
         """Launch with fixed addresses on CuPy's current stream; returns the array if the target is a new one."""
         if callable(target):
             return self._bind_to_new(self._bind_at(launch, sources), target)
         return self._bind_at(launch, (*sources, (self._target, target)))
 
-    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], Any]) -> Callable[[], Any]:
+    def _bind_to_new(self, go: Callable[[], None], new: Callable[[], CupyArray]) -> Launch:
         target, current_stream = self._target, cupy().cuda.get_current_stream
 
-        def call() -> Any:
+        def call() -> CupyArray:
             try:
                 result = new()
             except Exception:
@@ -172,7 +176,7 @@ class _Meeting:
     ) -> Callable[[], None]:
         """Return what sets some addresses, unless they are set, and launches on CuPy's current stream."""
         current_stream, failed, order = cupy().cuda.get_current_stream, self._failed, self._order
-        on: Any = None
+        on: Stream | None = None
         go: Callable[[], None]
 
         def call() -> None:
@@ -283,7 +287,7 @@ class KernelReduction(_Meeting):
         self._source.value, self._target.value = source, target
         self._launch.launch(stream.ptr)
 
-    def bind(self, source: int, target: Target) -> Callable[[], Any]:
+    def bind(self, source: int, target: Target) -> Launch:
         """Prepare calls with these addresses on CuPy's current stream, with less on the way each time."""
         return self._bind(self._launch, ((self._source, source),), target)
 
@@ -351,7 +355,7 @@ class FieldReduction(_Meeting):
         """Launch on a stream; collective, does not block. Calls keep their order across streams, but in captures."""
         self._go(self._find(cells), [one.pointer for one in cells], target, stream)
 
-    def bind(self, cells: Sequence[Described], target: Target) -> Callable[[], Any]:
+    def bind(self, cells: Sequence[Described], target: Target) -> Launch:
         """Prepare calls with these cells on CuPy's current stream, with less on the way each time."""
         places, launch = self._find(cells)
         sources = [(place, one.pointer) for place, one in zip(places, cells, strict=False)]

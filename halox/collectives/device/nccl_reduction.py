@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,6 +38,14 @@ from halox.runtime.gpu.streams import Stream, StreamOrder
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from halox.collectives.device.kernel_reductions import Target
+    from halox.collectives.prepared import Launch
+    from halox.runtime.array_types import CupyArray
+    from halox.runtime.arrays import Array
 
 _ALIGNMENT = 512
 _COPIED_BYTES = 1 << 20
@@ -149,7 +157,7 @@ class _Notes:
     def __init__(self) -> None:
         self.made = 0
         self.found: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        self._sent: list[tuple[Any, Any]] = []
+        self._sent: list[tuple[MPI.Request, Array]] = []
 
     def send(self, world: World, number: int, call: int) -> None:
         """Tell the ranks of other nodes; does not wait."""
@@ -245,13 +253,13 @@ class NcclAcrossNodes:
         self._order.follow(stream)
         self._put(source, target, stream)
 
-    def bind(self, source: int, target: int | Callable[[], Any]) -> Callable[[], Any]:
+    def bind(self, source: int, target: Target) -> Launch:
         """Prepare calls on CuPy's current stream, to one address, or to arrays that are made for the results."""
         reduce, current_stream = self.reduce, cupy().cuda.get_current_stream
         if not callable(target):
             return lambda: reduce(source, target, current_stream(), None)
 
-        def call() -> Any:
+        def call() -> CupyArray:
             stream = current_stream()
             try:
                 result = target()

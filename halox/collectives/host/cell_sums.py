@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -47,16 +46,16 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | 
                 yield (row, *index)
 
 
-def total(cells: Array) -> Any:
+def total(cells: Array) -> object:
     """Return the sum, in 64 bits a part."""
     return np.sum(cells, dtype=wide_dtype(cells.dtype))
 
 
-def sum_of_squares(cells: Array) -> Any:
+def sum_of_squares(cells: Array) -> object:
     """Return the sum of the squares of the absolute values, in float64."""
     scratch = np.empty(BLOCK, "f8")
 
-    def square(block: Array) -> Any:
+    def square(block: Array) -> object:
         into = scratch[: block.size].reshape(block.shape)
         if block.dtype.kind != "c":
             return np.square(block, out=into, dtype="f8").sum()
@@ -66,12 +65,12 @@ def sum_of_squares(cells: Array) -> Any:
     return _summed(cells, np.dtype("f8"), lambda index: square(cells[index]))
 
 
-def dot(cells: Array, others: Array) -> Any:
+def dot(cells: Array, others: Array) -> object:
     """Return the sum of ``conj(cells) * others``, multiplied and summed in 64 bits a part."""
     wide = wide_dtype(np.result_type(cells.dtype, others.dtype))
     scratch = np.empty(BLOCK, wide)
 
-    def multiply(index: tuple[slice | int, ...]) -> Any:
+    def multiply(index: tuple[slice | int, ...]) -> object:
         block = cells[index]
         into = scratch[: block.size].reshape(block.shape)
         if block.dtype.kind == "c":
@@ -83,8 +82,8 @@ def dot(cells: Array, others: Array) -> Any:
 
 
 def _summed(
-    cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], np.generic]
-) -> Any:
+    cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], object]
+) -> object:
     with np.errstate(all="ignore"):
         found = [number(index) for index in blocks(cells.shape)]
         return np.array(found, dtype).sum(dtype=dtype)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from math import prod
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class HostAllreduce(ArrayReduction):
         assert target is not None
         return self._delivered(array, target.reshape(self.shape), out)
 
-    def _memory(self, array: Any, out: Any) -> tuple[Array, Array]:
+    def _memory(self, array: object, out: object) -> tuple[Array, Array]:
         """Return contiguous values of the host, and where the result is formed: in ``out`` where that will do."""
         if np.isscalar(array):
             array = scalar_array(array, self.dtype)
@@ -80,7 +80,7 @@ class HostAllreduce(ArrayReduction):
                     return source, held.reshape(-1)
         return source, np.empty(source.shape, self.dtype)
 
-    def _delivered(self, array: Any, result: Array, out: Any) -> Any:
+    def _delivered(self, array: object, result: Array, out: object) -> object:
         if out is None:
             if np.isscalar(array):
                 return result[()]
@@ -93,7 +93,7 @@ class HostAllreduce(ArrayReduction):
             held[...] = result
         return out
 
-    def _is_plain(self, array: Any) -> bool:
+    def _is_plain(self, array: object) -> TypeGuard[Array]:
         """Whether an array is NumPy's own, fits, and is a run that can be read and written as it is."""
         return (
             type(array) is np.ndarray
@@ -102,7 +102,7 @@ class HostAllreduce(ArrayReduction):
             and array.flags.carray
         )
 
-    def _are_plain(self, array: Any, out: Any) -> bool:
+    def _are_plain(self, array: object, out: object) -> TypeGuard[Array]:
         """Whether arrays are plain, and ``out`` none, the same one or disjoint."""
         return self._is_plain(array) and (
             out is None
@@ -110,7 +110,7 @@ class HostAllreduce(ArrayReduction):
             or (self._is_plain(out) and not np.may_share_memory(array, out))
         )
 
-    def bind(self, array: Any, out: Any) -> Launch | None:
+    def bind(self, array: object, out: object) -> Launch | None:
         """Prepare calls with plain arrays; None for others, and without a grid."""
         if self._prepared is None or not self._are_plain(array, out):
             return None
@@ -119,7 +119,7 @@ class HostAllreduce(ArrayReduction):
         find_source, find_target = weakref.ref(array), None if out is None else weakref.ref(out)
         dtype, shape, reduce, guard = array.dtype, self.shape, self._combined.reduce, self._guard
 
-        def launch() -> Any:
+        def launch() -> object:
             source: Any = find_source()
             is_plain = source.dtype is dtype and source.shape == shape and source.flags.carray
             if find_target is None:

@@ -28,14 +28,14 @@ from halox.values import shortened, shown
 
 _REDUCING, _COMBINING = "a reduction", "an allreduce"
 
-_OF_CELLS: dict[str, Callable[..., Any]] = {
+_OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
     "min": np.min,
     "max": np.max,
     "norm": sum_of_squares,
     "dot": dot,
 }
-_OF_RANKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max}
+_OF_RANKS: dict[str, Callable[..., object]] = {"min": np.min, "max": np.max}
 
 
 class HostFieldReduction:
@@ -50,7 +50,7 @@ class HostFieldReduction:
         self._signature = f"{','.join(dtype.str for dtype in dtypes)} {spec.digest}"
         self._shown = f"{', '.join(map(str, dtypes))}, {spec}"
 
-    def __call__(self, cells: Sequence[Any], out: Any) -> Any:
+    def __call__(self, cells: Sequence[object], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
 
         Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the
@@ -76,7 +76,9 @@ class HostFieldReduction:
         as_ndarray(out)[...] = result
         return out
 
-    def bind(self, cells: Sequence[Cells], out: Any, again: Callable[..., Any]) -> Launch | None:
+    def bind(
+        self, cells: Sequence[Cells], out: object, again: Callable[..., object]
+    ) -> Launch | None:
         """Prepare calls with these fields; None for arrays of other libraries."""
         fields = [one.field for one in cells]
         if not all(type(array) is np.ndarray for array in fields):
@@ -86,7 +88,7 @@ class HostFieldReduction:
         find_out = None if out is None else weakref.ref(out)
         world, name = self._world, self._name
 
-        def launch() -> Any:
+        def launch() -> object:
             views, place = [], None if find_out is None else find_out()
             for find, dtype, interior in found:
                 field: Any = find()
@@ -118,7 +120,7 @@ class HostArrays:
         self.fields = PreparedReductions()
         self.arrays: PreparedReductions[ArrayReduction] = PreparedReductions(MOST_ARRAYS)
 
-    def array(self, op: str, arrays: Sequence[Any], out: Any) -> Any:
+    def array(self, op: str, arrays: Sequence[object], out: object) -> object:
         """Combine an array of each rank, element by element; collective, blocks."""
         array = arrays[0]
         with self._world.guard:
@@ -161,7 +163,7 @@ class HostReductions(HostArrays):
 
     fields: PreparedReductions[HostFieldReduction]
 
-    def field(self, name: str, fields: Sequence[Any], out: Any) -> Any:
+    def field(self, name: str, fields: Sequence[object], out: object) -> object:
         """Reduce fields to one value; collective, blocks."""
         with self._world.guard:
             self._world.begin(name)
@@ -207,7 +209,7 @@ def _compare(world: World, mine: Signature | None, error: Exception | None) -> N
         )
 
 
-def _values(array: Any, op: str, out: Any) -> Array:
+def _values(array: object, op: str, out: object) -> Array:
     """Return an array or a number as an array of NumPy, which the operation has a meaning for."""
     try:
         host = to_host(array)

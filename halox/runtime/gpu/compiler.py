@@ -9,10 +9,13 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import cupy
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyFunction
 
 OPTIONS = ("-std=c++17",)
 
@@ -53,7 +56,7 @@ def preamble(defines: tuple[tuple[str, str], ...]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in defines)
 
 
-def _without_files(load: Callable[[], Any], error: OSError) -> Any:
+def _without_files(load: Callable[[], CupyFunction], error: OSError) -> CupyFunction:
     """Compile without CuPy's cache on the disk, which cannot be read or written."""
     warnings.warn(
         f"CuPy cannot keep compiled kernels on the disk ({error}), so that every process compiles them anew; set "
@@ -65,7 +68,9 @@ def _without_files(load: Callable[[], Any], error: OSError) -> Any:
 
 
 @cache
-def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()) -> Any:
+def kernel(
+    name: str, function: str, device: int, defines: tuple[tuple[str, str], ...] = ()
+) -> CupyFunction:
     """Load an ``extern "C"`` function of ``name``.cu on a device; ``defines`` are the lines of its preamble.
 
     Returns CuPy's function, which keeps its module loaded. Raises `DeviceError` if there is no GPU, or the kernel
@@ -74,10 +79,11 @@ def kernel(name: str, function: str, device: int, defines: tuple[tuple[str, str]
     """
     cp = cupy()
 
-    def load() -> Any:
+    def load() -> CupyFunction:
         with cp.cuda.Device(device):
             module = cp.RawModule(code=preamble(defines) + source(name), options=OPTIONS)
-            return module.module.get_function(function)
+            found: CupyFunction = module.module.get_function(function)
+            return found
 
     try:
         try:

@@ -7,10 +7,14 @@ import sys
 import warnings
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from halox.errors import DeviceError
 from halox.runtime import dlpack
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray
+    from halox.runtime.gpu.streams import Stream
 
 _cupy_types: set[type] = set()  # known so far
 INSTALL_BINDINGS = (
@@ -59,7 +63,7 @@ def why_no_gpu() -> str | None:
     return None
 
 
-def _why_not_counted(error: Any, driver: int, needed: int) -> str:
+def _why_not_counted(error: object, driver: int, needed: int) -> str:
     if "InsufficientDriver" in str(error):
         return (
             f"the NVIDIA driver supports CUDA {version_text(driver)}, and this CuPy needs CUDA "
@@ -98,7 +102,7 @@ def gpu_count() -> int:
     return 0 if why_no_gpu() is not None else int(cupy().cuda.runtime.getDeviceCount())
 
 
-def is_cupy_array(x: object) -> bool:
+def is_cupy_array(x: object) -> TypeGuard[CupyArray]:
     """Whether an object is an array of CuPy; does not import it."""
     # Known types first: every call passes here.
     if type(x) in _cupy_types:
@@ -126,7 +130,7 @@ def is_device_array(x: object, name: str = "array") -> bool:
         raise dlpack.refused(name, error) from error
 
 
-def stream_pointer(stream: Any = None) -> int:
+def stream_pointer(stream: Stream | int | None = None) -> int:
     """Address of a stream: a CuPy stream, an address itself, or None for CuPy's current stream."""
     if stream is None:
         return int(cupy().cuda.get_current_stream().ptr)

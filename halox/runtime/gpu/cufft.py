@@ -14,16 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from halox.errors import DeviceError, StateError
-from halox.runtime.dlpack import DType, XArray
+from halox.runtime.dlpack import DType
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.streams import StreamOrder, is_capturing
 
-Run: TypeAlias = Callable[[XArray, XArray], None]
+if TYPE_CHECKING:
+    from halox.runtime.array_types import XArray
+
+Run: TypeAlias = "Callable[[XArray, XArray], None]"
+"""Transforms the first array into the second one."""
 
 _FORWARD, _INVERSE = -1, 1
 _MOST_AXES = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from halox.errors import DeviceError, FieldError
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
 from halox.values import shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyArray, Field
 
 
 def choose_device(wanted: str, turn: int | None) -> int | None:
@@ -43,25 +46,32 @@ def array_module(device: int | None) -> ModuleType:
     return cuda.cupy()
 
 
-def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Any:
+@overload
+def allocate(shape: tuple[int, ...], dtype: DType, device: None) -> Array: ...
+@overload
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field: ...
+def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
     """Return an array with undefined contents on the host or a GPU."""
     if device is None:
         return np.empty(shape, dtype)
     with cuda.cupy().cuda.Device(device):
-        return cuda.cupy().empty(shape, dtype)
+        found: CupyArray = cuda.cupy().empty(shape, dtype)
+        return found
 
 
-def as_device_array(array: Any) -> Any:
+def as_device_array(array: object) -> CupyArray:
     """View any library's array on a GPU as a CuPy array; copy anything else to the current GPU."""
     if cuda.is_cupy_array(array):
         return array
     if cuda.is_device_array(array) and hasattr(type(array), "__dlpack__"):
         # Its library then ends what it has under way on the array first.
-        return cuda.cupy().from_dlpack(array)
-    return cuda.cupy().asarray(array)
+        found: CupyArray = cuda.cupy().from_dlpack(array)
+    else:
+        found = cuda.cupy().asarray(array)
+    return found
 
 
-def to_host(array: Any) -> Array:
+def to_host(array: object) -> Array:
     """Return an array's values as a NumPy array, a copy of one on a GPU."""
     if cuda.is_device_array(array):
         array = as_device_array(array)
@@ -105,7 +115,7 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
     return found
 
 
-def fill(array: Any, value: Array | None) -> None:
+def fill(array: Field, value: Array | None) -> None:
     """Set all elements of a contiguous array to a value of its dtype; None for bytes of zero, padding included."""
     if isinstance(array, np.ndarray):
         if value is None:

@@ -83,7 +83,7 @@ def make_context(device: int | None = None) -> None:
     runtime.free(0)
 
 
-def failure(function: Callable[..., Any], code: int) -> DeviceError:
+def failure(function: Callable[..., object], code: int) -> DeviceError:
     """Return the error for a code that a function of the driver returned."""
     name = bindings().CUresult(code).name
     return DeviceError(f"{function.__name__}: {name}; {_REMEDIES.get(code, _OTHERWISE)}")

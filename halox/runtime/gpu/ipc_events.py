@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from halox.errors import DeviceError
 from halox.runtime.gpu.cuda import cupy
@@ -47,7 +46,7 @@ class EventPool:
 
     def open(self, rank: int, handles: Mapping[int, bytes]) -> None:
         """Open another rank's events, those not opened yet; raise `DeviceError` if one cannot be opened."""
-        runtime: Any = cupy().cuda.runtime
+        runtime = cupy().cuda.runtime
         with cupy().cuda.Device(self._device):
             for number, handle in handles.items():
                 if (rank, number) in self._opened:

@@ -12,12 +12,20 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from halox.errors import DeviceError
 from halox.runtime.gpu import driver
 from halox.runtime.gpu.cuda import cupy
 from halox.values import as_int, shown
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyFunction
+
+Parameter: TypeAlias = (
+    "ctypes._SimpleCData[int] | ctypes._SimpleCData[int | None] | ctypes.Array[ctypes.c_char]"
+)
+"""Value of a kernel's parameter."""
 
 _STREAMS = 16  # for whose launches a configuration is kept
 _CAPABILITY, _DRIVER = 90, 12030  # of programmatic dependent launch, in graphs too
@@ -37,10 +45,10 @@ class PreparedLaunch:
 
     def __init__(
         self,
-        function: Any,
+        function: CupyFunction,
         grid: int | tuple[int, ...],
         block: int | tuple[int, ...],
-        args: Sequence[Any],
+        args: Sequence[Parameter],
         *,
         device: int = 0,
         shared_bytes: int = 0,
@@ -121,7 +129,7 @@ def _entry(is_dependent: bool) -> Callable[..., tuple[Any] | None]:
     return plain
 
 
-def _dependent(shape: tuple[int, ...], stream_ptr: int) -> Any:
+def _dependent(shape: tuple[int, ...], stream_ptr: int) -> object:
     """Return the configuration of a programmatic dependent launch."""
     cu = driver.bindings()
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()

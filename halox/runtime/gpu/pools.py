@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
+
+if TYPE_CHECKING:
+    from halox.runtime.gpu.streams import Stream
 
 Item = TypeVar("Item")
 
@@ -42,7 +45,7 @@ class SideStream:
         cuda = cupy().cuda
         with cuda.Device(device):
             # CUDA takes the nearest priority that the GPU has.
-            self.stream: Any = cuda.Stream(non_blocking=True, priority=-5)
+            self.stream: Stream = cuda.Stream(non_blocking=True, priority=-5)
             self.before, self.after = (cuda.Event(disable_timing=True) for _ in range(2))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from halox.errors import ExchangeTimeoutError, StateError
 from halox.runtime.gpu.cuda import cupy, stream_pointer
 from halox.runtime.waiting import Waiter
+
+if TYPE_CHECKING:
+    from halox.runtime.array_types import CupyEvent
 
 LEGACY_STREAMS = (0, 1)
 """The null stream and CU_STREAM_LEGACY, which cannot be captured."""
@@ -63,10 +66,16 @@ class Stream(Protocol):
     def ptr(self) -> int:
         """Address of the stream."""
 
+    def __enter__(self) -> Self:
+        """Make it CuPy's current stream."""
+
+    def __exit__(self, *error: object) -> None:
+        """Make the stream before it current again."""
+
     def synchronize(self) -> None:
         """Wait for all its work."""
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: CupyEvent) -> None:
         """Order later work after an event."""
 
     @property

@@ -38,7 +38,7 @@ def possible_paths(
 
 
 def why_not(way: Way, comm: MPI.Intracomm) -> str | None:
-    """Why a way cannot be had between the ranks as they are; HALOX_NODE must be set for it."""
+    """Return the reason why a way is not possible between these ranks, None if it is; HALOX_NODE must be set for it."""
     if way not in _known:
         wanted = [w for w in (*WAYS, *COPIES) if w.node == way.node]
         shape, procs = (8 * comm.size, 8, 8), (comm.size, 1, 1)

@@ -59,7 +59,7 @@ def made(comm: MPI.Intracomm, *arguments: Any) -> halox.Allreduce:
 
 
 def wanted(algorithm: str, op: str, values: list[Any]) -> Any:
-    """What the values come to in the order promised."""
+    """Return the values combined in the order promised."""
     parts = list(values)
     while algorithm == "binomial" and len(parts) > 1:
         parts = [expected(op, parts[i : i + 2]) for i in range(0, len(parts), 2)]

@@ -230,7 +230,7 @@ def test_a_grid_on_the_host(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the tuning file of this rank is looked for."""
+    """Set the folder in which this rank looks for its tuning file, and yield it."""
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setenv("XDG_CACHE_HOME", name)
         path = calibration.tuning_file()

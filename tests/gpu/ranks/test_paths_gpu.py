@@ -29,7 +29,7 @@ STRIDED = [Way("peer/ll"), Way("peer/staging"), *NCCL, *BY_HOST]
 
 
 def test_paths_that_must_be_there(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver says of the GPUs decides, not halox."""
+    """The driver's answers about the GPUs decide which paths there must be, not halox."""
     runtime = cupy.cuda.runtime
     monkeypatch.setenv("HALOX_NODE", "")
     count = runtime.getDeviceCount()

@@ -1,4 +1,4 @@
-"""What plans and grids take, they give back; what comes to lie where something else was is not mistaken for it.
+"""Plans and grids release the memory that they take; an array at the address of an earlier one is not mistaken for it.
 
 HALOX_PLANS=10000 makes as many plans on each path as the figure asks for; by default there are fewer.
 """

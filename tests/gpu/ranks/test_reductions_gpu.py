@@ -206,7 +206,7 @@ class TestSeenBefore:
 
     @staticmethod
     def kept(grid: halox.Grid) -> Any:
-        """What the grid keeps for the arrays of `Grid.allreduce`."""
+        """Return the launches that the grid keeps for the arrays of `Grid.allreduce`."""
         return grid._reductions.arrays.launches
 
     def test_operations_and_places(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
@@ -238,7 +238,7 @@ class TestSeenBefore:
         assert agree(all(float(found) == value for found, value in results), comm)
 
     def test_arrays_that_are_gone(self, grid: halox.Grid, comm: MPI.Intracomm) -> None:
-        """What was kept for one is not taken for another one at its address."""
+        """A launch kept for one array does not serve another one at its address."""
         total = comm.size * (comm.size + 1) // 2
         addresses, ok, count = set(), True, 0
         for dtype, elements in (("f8", 512), ("i8", 512), ("f8", 256)) * 10:

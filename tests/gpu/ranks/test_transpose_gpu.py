@@ -62,7 +62,7 @@ def test_pencils_round_a_ring_of_three(shape: tuple[int, ...], comm: MPI.Intraco
 
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_ordered_after_a_stalled_stream(non_blocking: bool, comm: MPI.Intracomm) -> None:
-    """What is sent is written, and what is received was read, by kernels that have not run yet."""
+    """Kernels that have not run yet write the cells to be sent, and read those to be received into."""
     a, b, _ = pencils((24, 20, 16), comm, device="gpu")
     with a, b, halox.Transpose(a, b) as t:
         u, v, back = a.zeros("f8"), b.zeros("f8"), a.zeros("f8")

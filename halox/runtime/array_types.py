@@ -1,0 +1,196 @@
+"""Types of arrays and of memory that CuPy makes, which has no annotations itself; for type checkers alone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, TypedDict
+
+from halox.runtime.dlpack import Array, DType
+
+
+class XArray(Protocol):
+    """Array of NumPy or CuPy."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in bytes."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of an element."""
+
+    @property
+    def data(self) -> Any:
+        """Memory: a buffer, or on a GPU a pointer."""
+
+    def transpose(self, *axes: Any) -> Any:
+        """View with the axes in another order."""
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """View, or take elements."""
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        """Set elements."""
+
+
+class CupyMemory(Protocol):
+    """Memory that CuPy has allocated."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of its first byte."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+
+
+class CupyPointer(Protocol):
+    """`cupy.cuda.MemoryPointer`: an address within an allocation."""
+
+    @property
+    def ptr(self) -> int:
+        """Address."""
+
+    @property
+    def mem(self) -> CupyMemory:
+        """Memory that it points into."""
+
+    @property
+    def device_id(self) -> int:
+        """Number of the GPU."""
+
+    def copy_from_device_async(self, source: CupyPointer, nbytes: int, /) -> None:
+        """Copy bytes of a GPU to here, on the current stream."""
+
+    def memset_async(self, value: int, nbytes: int, /) -> None:
+        """Set bytes on the current stream."""
+
+
+class CupyFlags(Protocol):
+    """Flags of an array of CuPy."""
+
+    @property
+    def c_contiguous(self) -> bool:
+        """Whether the elements are one run in C order."""
+
+    @property
+    def forc(self) -> bool:
+        """Whether the elements are one run in C or Fortran order."""
+
+
+class CupyDevice(Protocol):
+    """`cupy.cuda.Device`."""
+
+    @property
+    def id(self) -> int:
+        """Number of the GPU."""
+
+
+class CupyArray(Protocol):
+    """`cupy.ndarray`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in bytes."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
+    @property
+    def dtype(self) -> DType:
+        """Type of an element."""
+
+    @property
+    def flags(self) -> CupyFlags:
+        """Flags of the layout."""
+
+    @property
+    def data(self) -> CupyPointer:
+        """Address of element [0, ..., 0]."""
+
+    @property
+    def device(self) -> CupyDevice:
+        """GPU."""
+
+    def get(self) -> Array:
+        """Copy to the host."""
+
+    def fill(self, value: object) -> None:
+        """Set all elements."""
+
+    def set(self, values: Array, /) -> None:
+        """Copy from an array of the host, of the same shape and dtype."""
+
+    def copy(self, order: str = "C") -> CupyArray:
+        """Copy on the GPU."""
+
+    def astype(self, dtype: object) -> CupyArray:
+        """Convert to another dtype."""
+
+    def reshape(self, *shape: object) -> CupyArray:
+        """View, or copy, in another shape."""
+
+    def transpose(self, *axes: object) -> CupyArray:
+        """View with the axes in another order."""
+
+    def __getitem__(self, key: object, /) -> CupyArray:
+        """View, or take elements."""
+
+    def __setitem__(self, key: object, value: object, /) -> None:
+        """Set elements."""
+
+
+class CupyEvent(Protocol):
+    """`cupy.cuda.Event`."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the event."""
+
+
+class CudaInterface(TypedDict, total=False):
+    """``__cuda_array_interface__`` of an array on a GPU."""
+
+    shape: tuple[int, ...]
+    typestr: str
+    data: tuple[int, bool]
+    strides: tuple[int, ...] | None
+    descr: list[tuple[str, str]]
+    stream: int | None
+
+
+class CupyFunction(Protocol):
+    """`cupy.cuda.Function`."""
+
+    @property
+    def ptr(self) -> int:
+        """Address of the function, a CUfunction."""
+
+
+Field: TypeAlias = Array | CupyArray
+"""Array of a grid's own kind: NumPy's on the host, CuPy's on a GPU."""
