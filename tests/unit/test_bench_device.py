@@ -280,9 +280,7 @@ class TestCommand:
     def test_pack(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        words = (
-            "--patterns vector/8B-64KiB,vector/128B-64KiB --repeats 1 --direction pack"
-        )
+        words = "--patterns vector/8B-64KiB,vector/128B-64KiB --repeats 1 --direction pack"
         result = self.run(monkeypatch, tmp_path, f"{words} --plot {tmp_path / 'plots'}")
         assert result["machine"]["device"] == "gpu"
         assert {row["method"] for row in result["rows"]} >= {"auto", "traversal", COPY}
