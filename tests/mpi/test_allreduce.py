@@ -31,6 +31,8 @@ from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
+pytestmark = pytest.mark.usually(1, 3)
+
 World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"

@@ -22,6 +22,8 @@ from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import ROOT
 
+pytestmark = pytest.mark.usually(2)
+
 Comm = MPI.Intracomm
 Call = Callable[[halox.Grid, Any], Any]
 

@@ -32,6 +32,8 @@ from tests.mpi.bad_input import undocumented
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
 
+pytestmark = pytest.mark.usually(3)
+
 zarr = pytest.importorskip("zarr")
 
 CELLS = (6, 12)

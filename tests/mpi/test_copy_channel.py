@@ -29,7 +29,7 @@ from tests.mpi.test_ipc import EPOCHS, Rig, Wire, chain, check_waits, judged, ri
 from tests.mpi.test_typed import TYPES
 from tests.mpi.word_order import WordWork
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(3)]
 
 
 class CopyRig(Rig):
@@ -370,7 +370,7 @@ def test_half_an_exchange_in_a_capture(rig: Callable[..., CopyRig], comm: MPI.In
 def test_capture_is_refused_before_anything_happens(
     refusing: str, rig: Callable[..., CopyRig], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the driver of any peer does not capture words, and on streams that cannot be captured."""
+    """A driver of any peer that captures no words, and a stream that cannot be captured."""
     if refusing != "legacy stream" and (comm.rank == 0) == (refusing == "here"):
         monkeypatch.setattr(CopyRig, "refused", "the driver does not want to")
     made = rig(ring("put", comm.size))

@@ -30,7 +30,7 @@ from tests.unit.host_launches import host_launches
 require("cxx")
 require("nvrtc")  # comes with the driver's bindings
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(2)]
 
 PATH = "scatter_gather/copy_engine"
 
@@ -272,7 +272,7 @@ def test_it_is_not_taken_unasked(machine: Any, comm: MPI.Intracomm) -> None:
 
 
 def test_constants_are_measured(machine: Any, comm: MPI.Intracomm) -> None:
-    """As by ``halox tune``, in fields of a grid's own; the next plans are predicted by them."""
+    """Measured in fields of a grid's own, by the code of ``halox tune``; the next plans are predicted by them."""
     from halox.cli.probing import Point, Prober, campaign, fitted, partners
     from halox.exchange.costs import Costs
     from halox.runtime.world import World

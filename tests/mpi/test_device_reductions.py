@@ -37,7 +37,7 @@ from tests.unit.reduction_oracle import expected, same, sample
 
 require("cxx")
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(3)]
 
 KERNELS = ("oneshot", "reduce_scatter_allgather")
 WAYS = ["own GPUs", "one GPU", "a node each", "two nodes"]

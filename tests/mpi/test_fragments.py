@@ -42,6 +42,8 @@ from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import trials
 
+pytestmark = pytest.mark.usually(2)
+
 SIZES = {0: 70_000, 1: 9_000, 2: 16}
 """Bytes by tag: 17, 2 and 1 fragments of 4096 bytes or a little more."""
 

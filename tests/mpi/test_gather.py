@@ -18,6 +18,8 @@ from halox.runtime.communicator import UNFINISHED
 from tests.mpi.conftest import agree
 from tests.mpi.limits import SHORT_S, short_waits
 
+pytestmark = pytest.mark.usually(1, 2)
+
 OUT_OF_ORDER = {"names": ["a", "b"], "formats": ["f8", "f4"], "offsets": [8, 0]}
 WITH_HOLES = {
     "names": ["a", "b"],

@@ -34,7 +34,7 @@ from tests.mpi.fake_gpu import FakeArena, FakeGpu, Op, Work, judge, touched, wai
 from tests.mpi.limits import short_waits
 from tests.mpi.test_typed import TYPES
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = [pytest.mark.ranks(2, 3, 4), pytest.mark.usually(2)]
 
 ELEMENTS = 130
 LARGE = {

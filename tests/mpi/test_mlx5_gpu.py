@@ -37,7 +37,7 @@ from tests.unit.fake_driver import fake_driver
 require("cxx")
 require("nvrtc")  # comes with the driver's bindings
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 __all__ = ["ranks", "wire"]  # fixtures
 

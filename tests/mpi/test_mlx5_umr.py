@@ -21,7 +21,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.unit import fake_verbs
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 PATH = "scatter_gather/mlx5_umr"
 BLOCKS, BLOCK = 96, 512

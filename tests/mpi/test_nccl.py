@@ -26,7 +26,7 @@ from tests.unit.host_launches import HostLaunch, host_launches
 
 require("cxx")
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.unit.reduction_oracle import expected, same, sample
 
 require("cxx")
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 
 @pytest.fixture

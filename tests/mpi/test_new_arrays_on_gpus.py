@@ -23,7 +23,7 @@ from tests.unit.host_launches import host_launches
 
 require("cxx")
 
-pytestmark = pytest.mark.ranks(1, 2, 3)
+pytestmark = [pytest.mark.ranks(1, 2, 3), pytest.mark.usually(3)]
 
 SHAPE, HALO = (12, 9, 8), 1
 PATHS = ["staged/shared", "staged/mpi", "ipc", "peer/ll", "peer/staging"]

@@ -18,6 +18,8 @@ from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
 from tests.support import no_shared_memory
 
+pytestmark = pytest.mark.usually(2)
+
 FOR_GPUS = ["peer", "peer/ll", "nccl", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
 
 

@@ -16,6 +16,8 @@ from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES, grid
 
+pytestmark = pytest.mark.usually(1, 3)
+
 
 def whole_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Bytes at random, the same on all ranks."""

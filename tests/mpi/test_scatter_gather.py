@@ -21,7 +21,7 @@ from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usually(2)]
 
 PATH = "scatter_gather/process_vm"
 BLOCK, COUNT = 16 << 10, 8

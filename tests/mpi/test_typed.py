@@ -15,6 +15,8 @@ from halox.packing import host_mpi
 from halox.paths.host.odd_blocks import OddBlocks
 from tests.support import trials
 
+pytestmark = pytest.mark.usually(1, 2)
+
 TYPES = {
     "contiguous": dt.contiguous(24, "f8"),
     "vector": dt.vector(8, 3, 5, "f8"),

@@ -8,6 +8,8 @@ from mpi4py import MPI
 from tests.mpi import ways
 from tests.mpi.ways import Way
 
+pytestmark = pytest.mark.usually(3)
+
 WAYS = [Way("host", "cpu"), Way("host", "cpu", "rank"), Way("scatter_gather", "cpu")]
 
 

@@ -14,6 +14,8 @@ import halox
 from halox.errors import FieldError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
 
+pytestmark = pytest.mark.usually(2)
+
 xr = pytest.importorskip("xarray")
 
 SHAPE = (7, 6)

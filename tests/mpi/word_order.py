@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 class WordWork(Work):
-    """What the streams of all ranks were given, words included; ``without`` leaves out a step of words.
+    """Work given to the streams of all ranks, words included; ``without`` leaves out a step of words.
 
     ``one_queue`` lets all streams of a rank share a queue of the hardware, in the order in which they were given work.
     """
@@ -137,7 +137,7 @@ class WordWork(Work):
         ends = tuple(map(len, steps))
 
         def settled(at: tuple[int, ...]) -> tuple[int, ...]:
-            """Where all have come by events alone, whose order makes no difference."""
+            """Return the places that all have come to by events alone, whose order makes no difference."""
             here, before = list(at), None
             while here != before:
                 before = list(here)

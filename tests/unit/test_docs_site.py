@@ -121,6 +121,7 @@ def broken_links(site: Path) -> tuple[list[str], int, int]:
     return sorted(set(broken)), followed, anchors
 
 
+@pytest.mark.full
 def test_links_and_anchors_lead_somewhere(site: Path) -> None:
     broken, followed, anchors = broken_links(site)
     assert not broken, "\n".join(broken)
@@ -138,6 +139,7 @@ def test_broken_links_are_noticed(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ([f"a.html: {target}" for target in gone], 8, 4)
 
 
+@pytest.mark.full
 def test_pages_are_whole(site: Path) -> None:
     """Ids are unique, pictures have a text, and nothing is loaded from elsewhere."""
     for page in pages(site):
@@ -158,6 +160,7 @@ def _entries(site: Path) -> dict[str, str]:
     return dict(python)
 
 
+@pytest.mark.full
 def test_every_public_name_has_one_page(site: Path) -> None:
     entries = _entries(site)
     names = {f"halox.{name}": getattr(halox, name) for name in halox.__all__}
@@ -183,6 +186,7 @@ def test_every_public_name_has_one_page(site: Path) -> None:
     assert {name for name in entries if name.count(".") == 1} - {"halox.xarray"} <= set(names)
 
 
+@pytest.mark.full
 def test_guides_and_reference_are_linked_both_ways(site: Path) -> None:
     guide, entry = site / "checkpoints.html", site / "reference" / "halox.Grid.html"
     assert "reference/halox.Grid.html#halox.Grid.save" in Links(guide).links
@@ -194,7 +198,7 @@ INTERNAL = {("halox.Plan", "hold"), ("halox.Plan", "views")}
 
 
 def test_attributes_are_written_one_by_one() -> None:
-    """As "rank, size : int" they would be rendered as a name and a type "(rank,)"."""
+    """Attributes in one line, "rank, size : int", would be rendered as a name and a type "(rank,)"."""
     for module in (halox, halox.datatypes):
         for name in module.__all__:
             text = inspect.getdoc(getattr(module, name)) or ""
@@ -228,6 +232,7 @@ PICTURES = """Promise.all(Array.from(document.images, async (one) => {
 })).then((all) => ({number: all.length, missing: all.filter(Boolean)}))"""
 
 
+@pytest.mark.full
 def test_pages_in_a_browser(site: Path) -> None:
     """At the widths of a phone, a tablet and a laptop, with the console empty."""
     support.require("browser")
@@ -272,6 +277,7 @@ def test_the_browser_notices(tmp_path: Path) -> None:
         assert "nothing is not defined" in told and "none.png" in told
 
 
+@pytest.mark.full
 def test_the_search_finds_pages(site: Path) -> None:
     support.require("browser")
     program = browser.find()

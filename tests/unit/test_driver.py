@@ -255,7 +255,7 @@ class TestWords:
 
     @pytest.mark.parametrize("broken", ["nothing", "operation", "capture"])
     def test_whether_graphs_hold_them(self, broken, newest, monkeypatch):
-        """What the driver refuses is said, and the capture always ended."""
+        """A refusal by the driver is said, and the capture always ended."""
         ended = []
 
         class Stream:

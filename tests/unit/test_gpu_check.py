@@ -80,7 +80,9 @@ def test_one_command_measures_on_all_numbers_of_ranks(
         apps.append((name, number))
         return {"app": name, "ranks": number, "exit_status": 1}
 
-    def targets(kind: str, number: int | None, scratch: Path) -> list[dict[str, Any]]:
+    def targets(
+        kind: str, number: int | None, scratch: Path, *words: object
+    ) -> list[dict[str, Any]]:
         kinds.append((kind, number))
         return []
 

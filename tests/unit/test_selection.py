@@ -258,8 +258,8 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "NCCL, contiguous at either end": (
         {
             "topology": {"nodes": (0, 1)},
-            "sender": {"runs": (True,)},
-            "receiver": {"node": 1},
+            "sender": {"runs": (True,), "nbytes": 1 << 20},
+            "receiver": {"node": 1, "nbytes": 1 << 20},
             "surveys": {"nccl": None},
         },
         {"staged/mpi", "nccl/packed", "nccl/parts"},
