@@ -115,7 +115,7 @@ class ChunkGrid:
 
     @cached_property
     def _bounds(self) -> tuple[tuple[int, ...], ...]:
-        """Where the blocks of each grid axis begin, and where the last one ends."""
+        """Return the first cell of each block along each grid axis, and the end of the last one."""
         spec, axes = self.layout.spec, self.layout.decomposition.axes
         found = []
         for number, axis in enumerate(axes):

@@ -22,8 +22,6 @@ from tests.unit import kept
 
 ROOT = Path(__file__).resolve().parents[2]
 PHONE, TABLET, LAPTOP = 360, 800, 1280
-SAMPLE = {"halox.Grid", "halox.Plan", "halox.datatypes", "halox.errors", "halox.pack"}
-"""Pages of the reference that are opened by default; the whole matrix opens all."""
 
 
 class Links(HTMLParser):
@@ -238,8 +236,7 @@ def test_pages_in_a_browser(site: Path) -> None:
     support.require("browser")
     program, bad, pictures = browser.find(), [], 0
     assert program is not None
-    every = bool(os.environ.get(support.FULL))
-    opened = [p for p in pages(site) if every or p.parent.name != "reference" or p.stem in SAMPLE]
+    opened = pages(site)
     assert len(opened) >= 35
     with browser.page(program) as page:
         for path in opened:

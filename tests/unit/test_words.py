@@ -32,6 +32,7 @@ CLEAN = [
     "halox/__main__.py",
     "halox/_version.py",
     "halox/allocation.py",
+    "halox/checkpoint",
     "halox/cli",
     "halox/collectives",
     "halox/datatypes",
