@@ -46,7 +46,9 @@ NCCL_FAILURES = f"{FOLDER}/test_nccl_failures_gpu.py"
 ON_FOUR_RANKS = ("exchange",)
 ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
-AT_ONCE, RANKS_AT_ONCE = 12, 3
+ON_ONE_RANK = 2
+"""Suites of the files for ranks on one rank; each has files with tests for one."""
+AT_ONCE, RANKS_AT_ONCE = 8, 3
 """Suites on a GPU: of one process, and of ranks, which take turns on it; five of these took eight times as long."""
 ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
@@ -197,8 +199,8 @@ def one_process(gpus: int) -> list[Job]:
     others = files - {RANDOM_TYPES, FAILURES, *LONGEST}
     of_ranks = rank_files()
     on_one_rank = [
-        lambda scratch, files=of_ranks[k::SHARDS]: suite(files[0], 1, scratch, *files[1:])
-        for k in range(SHARDS)
+        lambda scratch, files=of_ranks[k::ON_ONE_RANK]: suite(files[0], 1, scratch, *files[1:])
+        for k in range(ON_ONE_RANK)
     ]
     shards = [
         partial(suite, RANDOM_TYPES, None, options=("-s",), shard=f"{k}/{SHARDS}")

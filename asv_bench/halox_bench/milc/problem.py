@@ -96,6 +96,7 @@ class Problem:
         stop = cg.Stop(LOOSE, ITERATIONS)
         self.gradient: Any = cg.ConjugateGradient(self.operator, self._even, MASS, stop)
         self.source = self.operator.vector(self._even)
+        self._done = 0
         numbers = random.random((*self.source.shape, 2)) - 0.5
         self.source[...] = xp.asarray(numbers[..., 0] + 1j * numbers[..., 1])
 
@@ -167,14 +168,16 @@ class Problem:
             step.call()
 
     def iterations(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call that is an iteration, and rewinds after `REWOUND_AFTER`; ``call`` is one, or a graph of one."""
-        done = 0
+        """Return a call that is an iteration; ``call`` is one, or a graph of one.
+
+        All such calls together rewind after `REWOUND_AFTER` iterations: far beyond convergence, residuals of single
+        precision vanish, which ends the iteration.
+        """
 
         def run() -> None:
-            nonlocal done
-            if done % REWOUND_AFTER == 0:
+            if self._done % REWOUND_AFTER == 0:
                 self.gradient.rewind(self.source)
-            done += 1
+            self._done += 1
             call()
 
         return run
