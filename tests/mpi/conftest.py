@@ -51,7 +51,7 @@ def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
 
 
 SMALL = (1, 2, 3)
-"""Numbers of ranks on which tests run by default, unless marked ``usually``; on others, those of geometry."""
+"""Numbers of ranks on which tests run by default, and on others those of geometry, unless marked ``usually``."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks are asked for
@@ -62,10 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         mark = item.get_closest_marker("ranks")
         (kept if mark is None or size in mark.args else left).append(item)
-        if HERE not in item.path.parents or item.get_closest_marker("geometry"):
-            continue
         usual = item.get_closest_marker("usually")
-        if size not in (usual.args if usual else SMALL):
+        is_usual = (
+            size in usual.args if usual else size in SMALL or item.get_closest_marker("geometry")
+        )
+        if HERE in item.path.parents and not is_usual:
             item.add_marker(pytest.mark.full)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

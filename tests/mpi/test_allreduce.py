@@ -31,7 +31,7 @@ from tests.support import no_shared_memory
 from tests.unit.reduction_oracle import expected, same, sample
 from tests.unit.test_operations import PAIRS
 
-pytestmark = pytest.mark.usually(1, 3)
+pytestmark = pytest.mark.usually(1, 3, 8)
 
 World = MPI.Intracomm
 Allreduce = partial(halox.Allreduce, device="cpu")

@@ -22,7 +22,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.reference import DTYPES, NUMERIC, check_adjoint, factorisations, same_bytes
 from tests.support import full, trials
 
-pytestmark = pytest.mark.usually(1, 3)
+pytestmark = pytest.mark.usually(1, 3, 4)
 
 SEED = int(os.environ.get("HALOX_SEED", "20261122"))
 CASES = int(os.environ.get("HALOX_GRIDS", trials(32)))

@@ -32,7 +32,7 @@ from tests.mpi.bad_input import undocumented
 from tests.mpi.test_gather import OUT_OF_ORDER, OVERLAPPING, WITH_HOLES
 from tests.mpi.test_scatter import whole_array
 
-pytestmark = pytest.mark.usually(3)
+pytestmark = pytest.mark.usually(3, 4)
 
 zarr = pytest.importorskip("zarr")
 

@@ -28,7 +28,7 @@ from tests.mpi.test_exchange import SEED
 from tests.support import trials
 from tests.unit import fake_cufft
 
-pytestmark = pytest.mark.usually(3)
+pytestmark = pytest.mark.usually(3, 4)
 
 World = MPI.Intracomm
 NORMS = ["backward", "ortho", "forward"]

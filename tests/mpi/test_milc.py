@@ -22,7 +22,7 @@ from tests.mpi import whole_lattice
 from tests.mpi.conftest import agree, by_first
 from tests.support import milc_data
 
-pytestmark = pytest.mark.usually(2)
+pytestmark = pytest.mark.usually(2, 4)
 
 SHAPE = (12, 6, 8, 8)
 """Sites along t, z, y and x that 1 to 4, 6 and 8 ranks can divide with three sites each."""

@@ -357,6 +357,7 @@ class TestCommands:
         assert "chosen path over best path" in ended.stdout
         assert list((tmp_path / "plots").glob("exchange-3d-x-*.png"))
 
+    @pytest.mark.full
     def test_pingpong_on_two_ranks(self, tmp_path: Path) -> None:
         file = tmp_path / "rows.json"
         ended = halox_bench(
@@ -389,6 +390,7 @@ class TestCommands:
             assert np.isclose(r["gb_per_s"], r["nbytes"] / r["half_us"] / 1e3)
         assert len(list((tmp_path / "plots").glob("ddtbench-*-host.png"))) == 3
 
+    @pytest.mark.full
     def test_scatter_gather_on_two_ranks(self, tmp_path: Path) -> None:
         file = tmp_path / "rows.json"
         ended = halox_bench(

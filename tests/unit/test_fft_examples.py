@@ -126,7 +126,7 @@ CASES = dict.fromkeys(
 PLANES = ["--cells 17 --steps 20 --re 50 --dt 0.02", "--cells 16"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [*support.full(1, 2), 3])
 @pytest.mark.parametrize("options", CASES)
 def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
     """Energy and enstrophy; the example itself compares them with the series."""
@@ -137,7 +137,7 @@ def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
     assert (energy, enstrophy) == pytest.approx(CASES[options], abs=1e-9)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [*support.full(1), 3])
 @pytest.mark.parametrize("options", PLANES)
 def test_vortices_in_a_plane_on_ranks(ranks: int, options: str) -> None:
     """The example compares the vorticity with the exact one everywhere."""
