@@ -30,7 +30,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     folders = all((config.invocation_params.dir / arg).is_dir() for arg in config.args)
     cores = len(os.sched_getaffinity(0))
     if folders and cores > 1:
-        options.numprocesses, options.dist = min(cores, 4), "worksteal"
+        # One more than cores: tests of time limits sleep.
+        options.numprocesses, options.dist = min(cores + 1, 4), "worksteal"
 
 
 def pytest_configure(config: pytest.Config) -> None:
