@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 SELECTED = "selected"
 MPI_TYPES = "mpi4py types, Isend/Irecv"
@@ -117,9 +117,42 @@ class PingPong:
     track_time_over_mpi4py.unit = "ratio"  # type: ignore[attr-defined]
 
 
-class DdtBench:
-    """DDTBench's patterns there and back between two ranks; half a round trip."""
+class _Messages:
+    """A benchmark of ``halox bench`` between two ranks, as half a round trip of each pattern; asv leaves it out."""
 
+    kind = ""
+    params: tuple[list[str], ...] = ([],)
+    few: tuple[str, ...] = ()
+    param_names = ("pattern",)
+    timeout = 600
+    number = 1
+    batches = 21
+
+    @classmethod
+    def small(cls) -> Self:
+        tiny = cls()
+        tiny.params = (list(cls.few),)
+        tiny.batches = 1
+        return tiny
+
+    def setup_cache(self) -> dict[str, dict[str, dict[str, Any]]]:
+        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
+        words += ["--patterns", ",".join(self.params[0])]
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in measured(self.kind, *words, limit_s=self.timeout):
+            found.setdefault(row["case"], {})[row["name"]] = row
+        return found
+
+    def track_half_trip(self, measured: Any, pattern: str) -> float:
+        return float(measured[pattern][SELECTED]["half_us"])
+
+    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+
+
+class DdtBench(_Messages):
+    """DDTBench's patterns there and back between two ranks."""
+
+    kind = "ddtbench"
     params = (
         [
             "WRF_x_vec/2x2",
@@ -133,30 +166,7 @@ class DdtBench:
             "FFT2/512",
         ],
     )
-    param_names = ("pattern",)
-    timeout = 600
-    number = 1
-    batches = 21
-
-    @classmethod
-    def small(cls) -> DdtBench:
-        tiny = cls()
-        tiny.params = (["NAS_LU_y/12", "SPECFEM3D_oc/c1"],)
-        tiny.batches = 1
-        return tiny
-
-    def setup_cache(self) -> dict[str, dict[str, dict[str, Any]]]:
-        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
-        words += ["--patterns", ",".join(self.params[0])]
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in measured("ddtbench", *words, limit_s=self.timeout):
-            found.setdefault(row["case"], {})[row["name"]] = row
-        return found
-
-    def track_half_trip(self, measured: Any, pattern: str) -> float:
-        return float(measured[pattern][SELECTED]["half_us"])
-
-    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+    few = ("NAS_LU_y/12", "SPECFEM3D_oc/c1")
 
     def track_time_over_mpi4py(self, measured: Any, pattern: str) -> float:
         rows = measured[pattern]
@@ -171,9 +181,10 @@ class DdtBench:
     track_packing_over_mpi_pack.unit = "ratio"  # type: ignore[attr-defined]
 
 
-class ScatterGather:
-    """Strided messages there and back between two ranks, beside packing by hand; half a round trip."""
+class ScatterGather(_Messages):
+    """Strided messages there and back between two ranks, beside packing by hand."""
 
+    kind = "scatter_gather"
     params = (
         [
             "vector-1KiB/64",
@@ -184,30 +195,7 @@ class ScatterGather:
             "SPECFEM3D_mt/1024x2x64",
         ],
     )
-    param_names = ("pattern",)
-    timeout = 600
-    number = 1
-    batches = 21
-
-    @classmethod
-    def small(cls) -> ScatterGather:
-        tiny = cls()
-        tiny.params = (["vector-1KiB/16", "SPECFEM3D_mt/1024x2x32"],)
-        tiny.batches = 1
-        return tiny
-
-    def setup_cache(self) -> dict[str, dict[str, dict[str, Any]]]:
-        words = ["-n", "2", "--where", "host", "--repeats", str(self.batches)]
-        words += ["--patterns", ",".join(self.params[0])]
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in measured("scatter_gather", *words, limit_s=self.timeout):
-            found.setdefault(row["case"], {})[row["name"]] = row
-        return found
-
-    def track_half_trip(self, measured: Any, pattern: str) -> float:
-        return float(measured[pattern][SELECTED]["half_us"])
-
-    track_half_trip.unit = "us"  # type: ignore[attr-defined]
+    few = ("vector-1KiB/16", "SPECFEM3D_mt/1024x2x32")
 
     def track_time_over_packing_by_hand(self, measured: Any, pattern: str) -> float:
         rows = measured[pattern]

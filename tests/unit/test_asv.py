@@ -22,8 +22,8 @@ KINDS = ("time_", "track_", "peakmem_", "mem_")
 def classes(module: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     monkeypatch.syspath_prepend(str(FOLDER))
     found = importlib.import_module(f"benchmarks.{module}")
-    for _, value in inspect.getmembers(found, inspect.isclass):
-        if value.__module__ == found.__name__:
+    for name, value in inspect.getmembers(found, inspect.isclass):
+        if value.__module__ == found.__name__ and not name.startswith("_"):
             yield value
 
 
