@@ -30,8 +30,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     folders = all((config.invocation_params.dir / arg).is_dir() for arg in config.args)
     cores = len(os.sched_getaffinity(0))
     if folders and cores > 1:
-        # One more than cores: tests of time limits sleep.
-        options.numprocesses, options.dist = min(cores + 1, 4), "worksteal"
+        options.numprocesses, options.dist = min(cores, 4), "worksteal"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -25,7 +25,7 @@ def on_ranks(ranks: int) -> Ended:
 
 
 # The longest first. Six are a grid of unlike sides, as three are, and a tree with a rest.
-@pytest.mark.parametrize("ranks", [8, *full(6), 4, 3, 2])
+@pytest.mark.parametrize("ranks", [8, *full(6, 4), 3, 2])
 def test_on_ranks(ranks: int) -> None:
     # A rank run has hundreds of tests, and limits of its own.
     faulthandler.cancel_dump_traceback_later()

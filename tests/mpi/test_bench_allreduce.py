@@ -388,8 +388,8 @@ def test_norm_over_reading(
         return
     (found,) = norm
     assert found["target"] == 1.15 and found["value"] > 0
-    speed = 8**4 / found["baseline"] / 1e3  # of which the figure has one digit behind the point
-    assert speed == pytest.approx(found["copy_gb_per_s"], abs=0.051)
+    speed = 8**4 / found["baseline"] / 1e3  # of rounded numbers
+    assert speed == pytest.approx(found["copy_gb_per_s"], rel=0.02)
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
