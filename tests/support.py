@@ -134,6 +134,21 @@ def halox_under_launcher(
     )
 
 
+def on_ranks(ranks: int, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a command line on ranks that a launcher starts."""
+    require("mpi")
+    from halox.cli import launcher
+
+    return subprocess.run(
+        launcher.command(launcher.find(), ranks, list(words)),
+        env={**launcher.environment(ranks), "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
 def milc_data() -> Path:
     """Return the folder of MILC's sample, that of HALOX_MILC_DATA or ../shared/milc; skip the test if there is none."""
     folder = Path(os.environ.get("HALOX_MILC_DATA") or ROOT.parent / "shared" / "milc")

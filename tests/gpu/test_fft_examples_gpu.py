@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import require
-from tests.unit.test_fft_examples import BOX, CASES, PLANE, PLANES, POISSON, on_ranks, printed
+from tests.support import on_ranks, require
+from tests.unit.test_fft_examples import BOX, CASES, PLANE, PLANES, POISSON, printed
 
 pytestmark = pytest.mark.gpu
 require("gpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
@@ -48,6 +49,18 @@ def by_first(make: Callable[[], T], comm: MPI.Intracomm) -> T:
     if error is not None:
         raise error
     return cast(T, found)
+
+
+def on_first(work: Callable[[], object], comm: MPI.Intracomm) -> None:
+    """Do something on rank 0, and fail on all ranks with its traceback if it fails."""
+    error = None
+    if comm.rank == 0:
+        try:
+            work()
+        except Exception:
+            error = traceback.format_exc()
+    error = comm.bcast(error)
+    assert error is None, error
 
 
 SMALL = (1, 2, 3)

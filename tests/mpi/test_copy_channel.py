@@ -22,7 +22,7 @@ from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
 from halox.runtime.gpu.pools import Pool
 from halox.runtime.leftovers import Leftovers
-from tests.mpi.conftest import agree
+from tests.mpi.conftest import agree, on_first
 from tests.mpi.fake_gpu import AREA, FakeEvent, FakeStream
 from tests.mpi.limits import short_waits
 from tests.mpi.test_ipc import EPOCHS, Rig, Wire, chain, check_waits, judged, ring
@@ -223,7 +223,8 @@ def test_more_blocks_than_a_key_holds(
     assert made.keys is not None
     windows = [len(found.windows) for found in made.keys._local.values()]
     assert agree(min(windows) > 1, comm), windows
-    on_first(comm, lambda logs: WordWork(logs).run(0), made.logs())
+    logs = made.logs()
+    on_first(lambda: WordWork(logs).run(0), comm)
 
 
 def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracomm) -> None:
@@ -237,18 +238,6 @@ def test_plans_use_the_same_keys(rig: Callable[..., CopyRig], comm: MPI.Intracom
         made.channel = made.make()
         counts.append((made.mapped, len(made.keys._remote), made.gpu.made))
     assert agree(len(set(counts)) == 1 and counts[0][0] == 4, comm), counts
-
-
-def on_first(comm: MPI.Intracomm, judge: Callable[[Any], None], logs: Any) -> None:
-    """Judge on rank 0, fail on all."""
-    error = None
-    try:
-        if logs is not None:
-            judge(logs)
-    except Exception:
-        error = traceback.format_exc()
-    error = comm.bcast(error)
-    assert error is None, error
 
 
 def steps_of(made: CopyRig, graphs: list[Any], order: str) -> None:
@@ -279,7 +268,8 @@ def test_replays_and_normal_exchanges(
             for seed in range(4):
                 work.run(seed)
 
-    on_first(comm, judged_words, made.logs())
+    logs = made.logs()
+    on_first(lambda: judged_words(logs), comm)
 
 
 @forms
@@ -295,7 +285,8 @@ def test_no_order_of_a_graph_is_stuck(
         for one_queue in (False, True):
             assert WordWork(logs, one_queue=one_queue).explore() > 10
 
-    on_first(comm, explored, made.logs())
+    logs = made.logs()
+    on_first(lambda: explored(logs), comm)
 
 
 @shapes
@@ -324,7 +315,8 @@ def test_every_word_is_needed(shape: str, rig: Callable[..., CopyRig], comm: MPI
             idle.append(without)
         assert not idle, idle
 
-    on_first(comm, all_needed, made.logs())
+    logs = made.logs()
+    on_first(lambda: all_needed(logs), comm)
 
 
 def test_a_graph_holds_copies_and_words_alone(

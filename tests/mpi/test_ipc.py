@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,7 @@ from halox.runtime.arena import SharedArena
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.world import World
-from tests.mpi.conftest import agree
+from tests.mpi.conftest import agree, on_first
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Op, Work, judge, touched, waits
 from tests.mpi.limits import short_waits
 from tests.mpi.test_typed import TYPES
@@ -279,15 +278,8 @@ def _kinds(op: Op) -> set[str]:
 
 
 def judged(logs: Any, comm: MPI.Intracomm) -> None:
-    """Judge on rank 0, fail on all."""
-    error = None
-    try:
-        if logs is not None:
-            judge(logs)
-    except Exception:
-        error = traceback.format_exc()
-    error = comm.bcast(error)
-    assert error is None, error
+    """Judge the order of the streams' work on rank 0, fail on all."""
+    on_first(lambda: judge(logs), comm)
 
 
 def check_waits(made: Rig, comm: MPI.Intracomm) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from halox.runtime.arena import SharedArena
 from halox.runtime.gpu import cuda
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.world import World
+from tests.mpi.conftest import on_first
 from tests.mpi.fake_gpu import FakeArena, FakeGpu, Work, judge, waits
 from tests.mpi.limits import short_waits
 from tests.unit.cpu_allreduce import AtOnce
@@ -130,18 +130,6 @@ def rig(
     comm.Barrier()
     made.shared.close()
     made.world.close()
-
-
-def on_first(work: Any, comm: MPI.Intracomm) -> None:
-    """Do something on rank 0, fail on all."""
-    error = None
-    if comm.rank == 0:
-        try:
-            work()
-        except Exception:
-            error = traceback.format_exc()
-    error = comm.bcast(error)
-    assert error is None, error
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -96,23 +96,13 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path: Pat
 
 
 def test_an_error_of_one_rank_ends_all(tmp_path: Path) -> None:
-    from halox.cli import launcher
-
     program = tmp_path / "program.py"
     program.write_text(
         "from mpi4py import MPI\n"
         "from halox.cli.run import together\n"
         "together(MPI.COMM_WORLD, lambda: 1 // MPI.COMM_WORLD.rank and MPI.COMM_WORLD.bcast(0))\n"
     )
-    support.require("mpi")
-    ended = subprocess.run(
-        launcher.command(launcher.find(), 2, [str(program)]),
-        env=launcher.environment(2),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ended = support.on_ranks(2, str(program))
     assert ended.returncode not in (0, 2)
     assert "ZeroDivisionError" in ended.stderr and "rank 0 failed" in ended.stderr
 

@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,17 +62,7 @@ def test_examples_run(example: Path) -> None:
 
 @pytest.mark.parametrize("example", _by_default_or_not(), ids=lambda p: p.stem)
 def test_examples_run_on_ranks(example: Path) -> None:
-    support.require("mpi")
-    from halox.cli import launcher
-
-    ended = subprocess.run(
-        launcher.command(launcher.find(), 3, [str(example)]),
-        env=launcher.environment(3),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ended = support.on_ranks(3, str(example))
     assert ended.returncode == 0, ended.stderr
     assert "3 rank(s)" in ended.stdout
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import runpy
-import subprocess
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 
 import halox
-from halox.cli import launcher
 from tests import support
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,18 +31,6 @@ Series = dict[Vector, list[Fraction]]
 
 def box() -> dict[str, Any]:
     return runpy.run_path(str(BOX))
-
-
-def on_ranks(ranks: int, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    support.require("mpi")
-    return subprocess.run(
-        launcher.command(launcher.find(), ranks, list(words)),
-        env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
 
 
 def product(first: Series, second: Series, into: Series) -> None:
@@ -130,7 +115,7 @@ PLANES = ["--cells 17 --steps 20 --re 50 --dt 0.02", "--cells 16"]
 @pytest.mark.parametrize("options", CASES)
 def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
     """Energy and enstrophy; the example itself compares them with the series."""
-    ended = on_ranks(ranks, str(BOX), *options.split(), "--device", "cpu")
+    ended = support.on_ranks(ranks, str(BOX), *options.split(), "--device", "cpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     device, _, energy, enstrophy = printed(ended.stdout)
     assert device == "cpu" and ended.stdout.startswith(f"{ranks} rank(s)")
@@ -141,7 +126,7 @@ def test_the_vortex_in_a_box_on_ranks(ranks: int, options: str) -> None:
 @pytest.mark.parametrize("options", PLANES)
 def test_vortices_in_a_plane_on_ranks(ranks: int, options: str) -> None:
     """The example compares the vorticity with the exact one everywhere."""
-    ended = on_ranks(ranks, str(PLANE), *options.split(), "--device", "cpu")
+    ended = support.on_ranks(ranks, str(PLANE), *options.split(), "--device", "cpu")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith(f"{ranks} rank(s), cpu: ")
 
@@ -224,6 +209,6 @@ def test_a_wrong_solution_of_poisson_s_equation_is_noticed(wrong: str) -> None:
         f"halox.FFT.{wrong} = changed\n"
         "runpy.run_path(sys.argv[1])['main']()\n"
     )
-    ended = on_ranks(2, "-c", program, str(POISSON))
+    ended = support.on_ranks(2, "-c", program, str(POISSON))
     assert ended.returncode != 0
     assert "the result is wrong" in ended.stderr

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import runpy
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 
 import halox
-from halox.cli import launcher
 from halox.errors import StateError
 from tests import support
 from tests.unit.cpu_kernels import compiled_once
@@ -30,18 +27,6 @@ PRINTED = re.compile(
 
 def example() -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLE))
-
-
-def on_ranks(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    support.require("mpi")
-    return subprocess.run(
-        launcher.command(launcher.find(), ranks, list(words)),
-        env={**os.environ, **launcher.environment(ranks), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
 
 
 def printed(said: str) -> tuple[str, int, float]:
@@ -79,7 +64,7 @@ def serial(cells: tuple[int, int, int], tolerance: float, every: int) -> tuple[i
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_equals_a_serial_run(ranks: int) -> None:
     options = "--cells 9 8 11 --tolerance 1e-3 --read-every 6 --device cpu"
-    ended = on_ranks(ranks, str(EXAMPLE), *options.split())
+    ended = support.on_ranks(ranks, str(EXAMPLE), *options.split())
     assert ended.returncode == 0, ended.stderr
     way, steps, residual = printed(ended.stdout)
     known_steps, known = serial((9, 8, 11), 1e-3, 6)
@@ -93,7 +78,7 @@ def test_a_missing_exchange_is_noticed() -> None:
         "halox.Grid.plan = lambda *_, **__: lambda: None\n"
         "runpy.run_path(sys.argv[1])['main'](['--device', 'cpu', '--steps', '10'])\n"
     )
-    ended = on_ranks(2, "-c", program, str(EXAMPLE))
+    ended = support.on_ranks(2, "-c", program, str(EXAMPLE))
     assert ended.returncode != 0
     assert "the result is wrong" in ended.stderr
 

@@ -9,14 +9,12 @@ from typing import Any
 
 from halox.cli.progress import TerminalProgress
 from halox_bench.common import options
-from halox_bench.common.options import add_list
 from halox_bench.common.targets import shown
 from halox_bench.ddtbench import targets
 from halox_bench.ddtbench.cases import PATTERNS, DdtCase, select
 from halox_bench.ddtbench.run import DdtBench
 from halox_bench.pingpong import plots
-from halox_bench.pingpong.command import between_two, check_places, played
-from halox_bench.pingpong.run import PLACES
+from halox_bench.pingpong.command import add_patterns, between_two, check_places, played
 from halox_bench.ranks import command
 
 NAME = "halox bench ddtbench"
@@ -26,15 +24,12 @@ ABOUT = "all patterns of DDTBench between two ranks, phase by phase, beside MPI'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``halox bench ddtbench``."""
     command.add_arguments(parser)
-    parser.add_argument("--list", action="store_true", help="list the cases and end")
     parser.add_argument(
         "--targets",
         action="store_true",
         help="only host packing and unpacking beside MPI_Pack, which have a target",
     )
-    add_list(parser, "--patterns", "patterns, or pattern/size, with wildcards; default: all")
-    where = f"where the arrays are, out of {', '.join(PLACES)}; default: all there are"
-    add_list(parser, "--where", where)
+    add_patterns(parser)
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_arguments(parser)
     add_list(parser, "--patterns", f"out of {', '.join(PATTERNS)}; default: all")
     add_list(parser, "--sizes", "orders of the float64 matrices", read=numbers, metavar="N,M")
-    where = f"where the arrays are, out of {', '.join(PLACES)}; default: all there are"
-    add_list(parser, "--where", where)
+    add_where(parser)
     parser.add_argument(
         "--busy", action="store_true", help="also with shares of both GPUs held by other work"
     )
@@ -45,6 +44,19 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     check_places(args)
     cases = select(args.patterns, args.sizes or (QUICK_SIZES if args.quick else SIZES))
     return between_two(args, words, NAME, partial(_play, cases=cases))
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the places of arrays, which `check_places` checks."""
+    where = f"where the arrays are, out of {', '.join(PLACES)}; default: all there are"
+    add_list(parser, "--where", where)
+
+
+def add_patterns(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose and list cases by pattern and size, and that of places."""
+    parser.add_argument("--list", action="store_true", help="list the cases and end")
+    add_list(parser, "--patterns", "patterns, or pattern/size, with wildcards; default: all")
+    add_where(parser)
 
 
 def check_places(args: argparse.Namespace) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 from halox.cli.progress import TerminalProgress
 from halox_bench.common import options
-from halox_bench.common.options import add_list
 from halox_bench.common.targets import Figure, shown
 from halox_bench.pingpong import plots
-from halox_bench.pingpong.command import between_two, check_places, played
-from halox_bench.pingpong.run import PLACES
+from halox_bench.pingpong.command import add_patterns, between_two, check_places, played
 from halox_bench.ranks import command
 from halox_bench.ranks.bench import Options
 from halox_bench.scatter_gather import targets
@@ -27,13 +25,10 @@ ABOUT = "strided messages between two ranks without packing, with and without ke
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``halox bench scatter_gather``."""
     command.add_arguments(parser)
-    parser.add_argument("--list", action="store_true", help="list the cases and end")
     parser.add_argument(
         "--targets", action="store_true", help="only the figures that have a target"
     )
-    add_list(parser, "--patterns", "patterns, or pattern/size, with wildcards; default: all")
-    where = f"where the arrays are, out of {', '.join(PLACES)}; default: all there are"
-    add_list(parser, "--where", where)
+    add_patterns(parser)
     parser.add_argument(
         "--busy", action="store_true", help="also with half of each GPU held by another kernel"
     )
