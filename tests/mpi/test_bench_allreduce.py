@@ -388,8 +388,8 @@ def test_norm_over_reading(
         return
     (found,) = norm
     assert found["target"] == 1.15 and found["value"] > 0
-    speed = 8**4 / found["baseline"] / 1e3  # of rounded numbers
-    assert speed == pytest.approx(found["copy_gb_per_s"], rel=0.02)
+    speed = 8**4 / found["baseline"] / 1e3
+    assert speed == pytest.approx(found["copy_gb_per_s"], rel=0.01, abs=0.06)  # one decimal
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
