@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar, cast
 
 import pytest
 
+from halox.runtime import waiting
 from tests.support import require
 
 require("mpi")
@@ -17,6 +19,7 @@ require("mpi")
 from mpi4py import MPI  # noqa: E402
 
 HERE = Path(__file__).parent
+_NAP_S = 0.00005
 T = TypeVar("T")
 
 
@@ -25,11 +28,21 @@ def comm() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+@pytest.fixture(autouse=True, scope="session")
+def long_waits_leave_the_core() -> Iterator[None]:
+    """Many tests let a rank wait for long, while others could have its core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_BUSY_S", 0.02)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def ranks_end_together() -> Iterator[None]:
     """Keep ranks in step, so that a test that fails on one rank cannot run into the next one's messages."""
     yield
-    MPI.COMM_WORLD.Barrier()
+    together = MPI.COMM_WORLD.Ibarrier()
+    while not together.Test():
+        time.sleep(_NAP_S)
 
 
 def agree(ok: bool, comm: MPI.Intracomm) -> bool:

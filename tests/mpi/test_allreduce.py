@@ -98,6 +98,7 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
     assert same_everywhere(found, comm)
 
 
+@pytest.mark.usually(1, 3)
 @pytest.mark.parametrize("elements", [50, 5000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_operations(algorithm: str, elements: int, comm: World) -> None:

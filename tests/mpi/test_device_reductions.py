@@ -801,6 +801,7 @@ class TestParities:
                     cells = 12 * comm.size if name == "sum" else 1
                     assert float(call(fields[one])) == value * cells
 
+    @pytest.mark.full
     @pytest.mark.parametrize("way", ["own GPUs"], indirect=True)
     def test_later(
         self, way: str, machine: Machine, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch

@@ -345,7 +345,7 @@ def test_a_call_that_fails(
         for transfer in channel._transfers:
             transfer._call = fail  # type: ignore[attr-defined]
     comm.Barrier()
-    with short_waits(2):
+    with short_waits():
         try:
             exchange()
         except HaloxError as error:

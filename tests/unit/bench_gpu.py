@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from functools import cache
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from halox.datatypes import Datatype, hindexed
 from halox.errors import DatatypeError
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.compiler import preamble
@@ -114,6 +115,11 @@ def memory_at(address: int, nbytes: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
 
 
+def rows(address: int, pitch: int, width: int, height: int) -> np.ndarray:
+    memory = memory_at(address, (height - 1) * pitch + width)
+    return np.lib.stride_tricks.as_strided(memory, (height, width), (pitch, 1))
+
+
 class Array(np.ndarray):
     """Host memory with the part of CuPy's arrays that is used."""
 
@@ -195,8 +201,7 @@ def memcpy(target: int, source: int, nbytes: int, kind: int, stream: int) -> Non
 def memcpy_2d(
     target: int, to_pitch: int, source: int, pitch: int, width: int, height: int, *_: int
 ) -> None:
-    for row in range(height):
-        ctypes.memmove(target + row * to_pitch, source + row * pitch, width)
+    rows(target, to_pitch, width, height)[...] = rows(source, pitch, width, height)
 
 
 def memcpy_3d(address: int, stream: int) -> None:
@@ -229,13 +234,15 @@ class Packer:
         self.method, self._datatype, self._count = method, datatype, count
         self.nbytes = datatype.size * count
 
-    def _host(self, array: int) -> HostPacker:
-        # Two bytes from the first touched are enough to have an origin; the rest goes by address.
+    @cached_property
+    def _touched(self) -> tuple[int, int, Datatype]:
+        """First and last byte, and the blocks from the first on."""
         blocks = self._datatype.blocks(self._count)
         low, high = int(blocks.offsets.min()), int((blocks.offsets + blocks.lengths).max())
-        from halox.datatypes import hindexed
+        return low, high, hindexed(blocks.lengths, blocks.offsets - low, "u1")
 
-        moved = hindexed(blocks.lengths, blocks.offsets - low, "u1")
+    def _host(self, array: int) -> HostPacker:
+        low, high, moved = self._touched
         return HostPacker(memory_at(array + low, high - low), moved)
 
     def pack(self, array: int, packed: int, stream: int) -> None:
@@ -307,6 +314,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, l2_bytes: int = 1 << 18) -> None
     }
     monkeypatch.setattr(rig, "DEVICE_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(rig, "LINK_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(baselines, "MOST_BLOCKS", 256)
     # What is waited for with patience is there at once or never.
     for module in (contention, neighbour):
         monkeypatch.setattr(module, "time", Ticks())

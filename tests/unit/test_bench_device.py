@@ -260,7 +260,7 @@ class TestRun:
     def test_many_blocks_are_extrapolated(self, rig: Rig) -> None:
         rows = measured(rig, ["vector/8B-64KiB"], methods=("strided",))
         (row, *_) = [row for row in rows if row.method == baselines.BLOCK_COPIES]
-        assert row.note == "extrapolated from 1024 of 8192 blocks"
+        assert row.note == "extrapolated from 256 of 8192 blocks"
 
 
 class TestCommand:

@@ -17,7 +17,8 @@ ROW = re.compile(r"^\| (`HALOX_[^|]+) \|.* \| ([^|]+) \|$", re.MULTILINE)
 
 def texts(path: Path) -> set[str]:
     """Text constants of a source: a variable is read by one, given there or in a constant."""
-    nodes = ast.walk(ast.parse(path.read_text()))
+    source = path.read_text()
+    nodes = ast.walk(ast.parse(source)) if "HALOX_" in source else ()
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 

@@ -86,6 +86,7 @@ def installed_halox(commands: Path, *words: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.full
 def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
     where = "import halox, halox_bench; print(halox.__file__, halox_bench.__file__)"
     found = subprocess.run(
@@ -99,6 +100,7 @@ def test_a_wheel_brings_the_benchmarks(installed: Path) -> None:
         assert "usage: halox bench" in installed_halox(installed, "bench", kind, "--help")
 
 
+@pytest.mark.full
 def test_a_wheel_brings_the_kernels(installed: Path) -> None:
     (packages,) = installed.parent.glob("lib/python*/site-packages")
     for folder, name in (("halox", "halox"), ("asv_bench/halox_bench", "halox_bench")):
