@@ -98,6 +98,7 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
     assert same_everywhere(found, comm)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.usually(1, 3)
 @pytest.mark.parametrize("elements", [50, 5000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -30,7 +30,7 @@ from tests.support import require
 from tests.unit import bench_gpu
 from tests.unit.cpu_kernels import SHIM, shared_library
 
-pytestmark = pytest.mark.usually(2)
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
 OPTIONS = Options("cpu", timing=BRIEF)

@@ -38,7 +38,7 @@ from halox_bench.ranks.rows import STREAM
 from tests.mpi.capturing import Capturing
 from tests.mpi.toy_path import ToyPath
 
-pytestmark = pytest.mark.usually(2)
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
 OPTIONS = Options("cpu", timing=BRIEF)

@@ -22,7 +22,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.limits import short_waits
 from tests.support import ROOT
 
-pytestmark = pytest.mark.usually(2)
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
 Comm = MPI.Intracomm
 Call = Callable[[halox.Grid, Any], Any]

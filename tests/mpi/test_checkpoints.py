@@ -262,6 +262,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_one_error_on_all_ranks(
     name: str, path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch

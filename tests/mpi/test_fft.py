@@ -297,6 +297,7 @@ def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.Monk
         assert sent == [n - 1 for n in (q, p) if n > 1]
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_without_scipy(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single precision by numpy.fft alone."""
     monkeypatch.setattr("halox.runtime.host_fft._scipy", lambda: None)
@@ -460,6 +461,7 @@ def test_later_calls_make_no_plans(comm: World) -> None:
         assert works == [len(p._work) for p in fft._pipelines.values()]
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_grids_are_given_back(comm: World) -> None:
     with box(comm) as grid:
         u = grid.ones("c16")
@@ -747,6 +749,7 @@ TABLE: Table = {
 }
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", TABLE)
 def test_bad_input(name: str, comm: World) -> None:
     check_error(TABLE, name, comm)

@@ -256,6 +256,7 @@ class TestOperator:
         assert gauge.deviation(lattice, block) == 0
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 class TestConjugateGradient:
     @pytest.mark.geometry
     @pytest.mark.parametrize(
@@ -444,6 +445,7 @@ def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
     return text
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 class TestFiles:
     @pytest.mark.geometry
     @pytest.mark.parametrize("dtype", ["c8", "c16"])
@@ -575,6 +577,7 @@ class TestFiles:
         assert agree(all("deviate from SU(3) by up to 0.56" in text for text in texts), comm)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 class TestApp:
     @pytest.mark.parametrize("precision", PRECISIONS)
     def test_figures(self, precision: str, naive: bool, comm: MPI.Intracomm) -> None:

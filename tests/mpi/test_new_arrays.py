@@ -17,6 +17,8 @@ from halox.exchange import cache
 from tests.mpi.conftest import agree
 
 World = MPI.Intracomm
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
 SHAPE = (24, 10)
 
 

@@ -16,6 +16,8 @@ import halox
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
 from tests.mpi.limits import short_waits
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
 LARGE = np.finfo("f8").max
 
 

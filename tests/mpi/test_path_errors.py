@@ -18,7 +18,7 @@ from tests.mpi.conftest import agree
 from tests.mpi.ways import fill, wrong_cells
 from tests.support import no_shared_memory
 
-pytestmark = pytest.mark.usually(2)
+pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
 FOR_GPUS = ["peer", "peer/ll", "nccl", "ipc", "ipc/put", "staged", "staged/shared", "cuda_aware"]
 

@@ -410,6 +410,7 @@ def test_plans_are_found_again_and_die_with_their_arrays(comm: World) -> None:
         assert len(t._plans) == 0 and agree(bool((v == 1).all()), comm)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_plans_release_their_memory(comm: World) -> None:
     a, b, _ = pencils((8, 8, 8), comm)
     with a, b:

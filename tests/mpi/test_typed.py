@@ -176,6 +176,7 @@ def test_transpose_of_a_matrix(comm: MPI.Intracomm) -> None:
     assert np.array_equal(turned, (np.arange(n * n).reshape(n, n) + 1000 * low).T)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_plans_release_their_memory(comm: MPI.Intracomm) -> None:
     with halox.Grid((8 * comm.size, 8), periodic=True, comm=comm, device="cpu") as grid:
         u = grid.zeros()

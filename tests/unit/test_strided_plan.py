@@ -97,7 +97,7 @@ class TestPaired:
         assert datatype.items(count).most_blocks >= blocks.n_blocks
         expected = np.repeat(blocks.offsets, blocks.lengths) + within(blocks.lengths)
         found = np.full(blocks.nbytes, np.iinfo(np.int64).min)
-        for memory, packed in paired(0, datatype, count, 0):
+        for memory, packed in paired(0, datatype, count, 0, limit=1 << 20):
             found[bytes_of(packed.strided)] = bytes_of(memory.strided)
         assert np.array_equal(found, expected)
 
