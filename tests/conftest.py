@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[support.FULL] = "1"
     # Open MPI 5 sleeps for a second in every start of MPI when this component finds no fabric.
     os.environ.setdefault("OMPI_MCA_btl", "^ofi")
-    # Processes of one test are many, and cores few.
+    # There are more processes than cores: threads that wait for one another would wait long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The processes that tests start would compile all of halox, and ranks all tests, each for itself.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

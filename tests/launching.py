@@ -35,8 +35,6 @@ SETTINGS = {
     "PYTEST_ADDOPTS": "",
     # No plugin is needed, and each is imported once a rank.
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    # There are more ranks than cores: threads that wait for one another would wait long.
-    "OPENBLAS_NUM_THREADS": "1",
 }
 """Environment of the ranks of such a run."""
 

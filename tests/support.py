@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -124,14 +125,7 @@ def halox_under_launcher(
 
     environ = launcher.environment(ranks) | environment
     del environ[launcher.STARTED_BY_HALOX]
-    return subprocess.run(
-        launcher.command(launcher.find(), ranks, ["-m", "halox", *words]),
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    return _launched(ranks, ["-m", "halox", *words], environ)
 
 
 def on_ranks(ranks: int, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -139,9 +133,18 @@ def on_ranks(ranks: int, *words: str, **environment: str) -> subprocess.Complete
     require("mpi")
     from halox.cli import launcher
 
+    environ = {**launcher.environment(ranks), "PYTHONPATH": str(ROOT), **environment}
+    return _launched(ranks, words, environ)
+
+
+def _launched(
+    ranks: int, words: Sequence[str], environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    from halox.cli import launcher
+
     return subprocess.run(
         launcher.command(launcher.find(), ranks, list(words)),
-        env={**launcher.environment(ranks), "PYTHONPATH": str(ROOT), **environment},
+        env=environ,
         capture_output=True,
         text=True,
         timeout=500,

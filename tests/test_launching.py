@@ -25,7 +25,7 @@ def test_a_stuck_run_prints_the_stack_of_every_rank(tmp_path: Path) -> None:
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
     command = [launcher.find().path, "-n", "3", sys.executable, str(script)]
-    ended = run(command, launcher.environment(3), quiet_s=8.0)
+    ended = run(command, launcher.environment(3), quiet_s=15.0)
     assert ended.status is None
     assert ended.said.count("Fatal Python error: Aborted") == 3, ended.said
     assert ended.said.count("in here") == 3, ended.said

@@ -85,7 +85,6 @@ def same_everywhere(found: Any, comm: World) -> bool:
     return len(set(comm.allgather(found.tobytes()))) == 1
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("elements", SIZES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.usefixtures("small_pieces")
@@ -99,7 +98,6 @@ def test_sizes(algorithm: str, elements: int, nodes: str, comm: World) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.usually(1, 3)
 @pytest.mark.parametrize("elements", [50, 5000])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_operations(algorithm: str, elements: int, comm: World) -> None:
@@ -317,7 +315,6 @@ def test_closed(comm: World) -> None:
         reduce(np.zeros(3))
 
 
-@pytest.mark.geometry
 def test_the_choice(nodes: str, comm: World) -> None:
     with Allreduce(comm, 3, "f8") as reduce:
         several = len({node_of(rank, nodes) for rank in range(comm.size)})
@@ -327,7 +324,6 @@ def test_the_choice(nodes: str, comm: World) -> None:
         assert "sum of shape (3,) of float64" in repr(reduce)
 
 
-@pytest.mark.geometry
 def test_of_the_grid(comm: World) -> None:
     """The same order, and so the same bits on all ranks."""
     with halox.Grid((4 * comm.size, 4), comm=comm, device="cpu") as grid:

@@ -57,7 +57,6 @@ WHOLE = [
 ]
 
 
-@pytest.mark.geometry
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("case", DIVIDED, ids=lambda case: case.name)
 def test_every_method_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None:
@@ -257,7 +256,6 @@ def expect_right(made: Turning, oracle: TransposeOracle, comm: MPI.Intracomm) ->
     made.close()
 
 
-@pytest.mark.geometry
 @pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("case", DIVIDED, ids=lambda case: case.name)
 def test_nccl(case: TransposeCase, comm: MPI.Intracomm, on_gpu: None) -> None:

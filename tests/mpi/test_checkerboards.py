@@ -54,7 +54,6 @@ def make_fields(grid: halox.Grid, case: Case, wanted: list[np.ndarray]) -> list[
     return fields
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("number", range(CASES))
 def test_random_checkerboard(
     number: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +88,6 @@ def test_random_checkerboard(
             assert agree(all(right), comm), (SEED, case, right)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("number", range(CASES // 2))
 def test_accumulate_is_the_transpose(number: int, comm: MPI.Intracomm) -> None:
     """<E u, v> = <u, E^T v> over all stored cells of all ranks, exactly, since all values are small integers."""
@@ -134,7 +132,6 @@ def whole_of(grid: halox.Grid, u: Any, parity: str) -> np.ndarray | None:
     return whole
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("offsets", [(1,), (3,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("shape", LATTICES, ids=str)
 def test_a_stencil_against_roll(
@@ -177,7 +174,6 @@ def test_a_stencil_against_roll(
             assert agree(bool(targets.any()) and right, comm)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("width", [1, 2, *full(3)])
 @pytest.mark.parametrize("shape", LATTICES, ids=str)
@@ -207,7 +203,6 @@ def test_as_a_whole_field(
             assert agree(bool(np.isnan(u[~inside]).all()), comm)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("shape", LATTICES, ids=str)
 def test_reductions_and_gather(shape: tuple[int, ...], comm: MPI.Intracomm) -> None:
     with lattice(shape, comm) as grid:
@@ -277,7 +272,6 @@ def test_offsets_of_a_field_of_all_cells(comm: MPI.Intracomm) -> None:
         assert agree(np.array_equal(u, wanted), comm)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("procs", [1, 2, 3, 4, 6, 8])
 def test_checkerboard_cuts_between_pairs(procs: int, comm: MPI.Intracomm) -> None:
     if comm.size != procs:

@@ -95,7 +95,6 @@ def with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
-@pytest.mark.geometry
 @pytest.mark.parametrize("chunk_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("compressors", [None, "zstd"])
 def test_the_same_bits_on_other_ranks_and_divisions(
@@ -158,7 +157,6 @@ def test_compressed_chunks_of_zeros(path: Path, comm: MPI.Intracomm) -> None:
         assert g.norm(g.load(path / "a", u=g.ones())["u"]) == 0
 
 
-@pytest.mark.geometry
 def test_blocks_are_recorded(path: Path, comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         g.save(path / "a", w=g.zeros(staggered=(0, 1)))

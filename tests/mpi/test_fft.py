@@ -251,14 +251,12 @@ def check(case: Case, comm: World, rng: np.random.Generator, device: str = "cpu"
             assert np.all(beside == (0 if out is None else -7)), "the halo was written"
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("number", range(trials(28)))
 def test_random_transforms(number: int, comm: World) -> None:
     rng = np.random.default_rng([SEED, 37, comm.size, number])
     check(random_case(rng, comm.size), comm, rng)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("number", range(16))
 def test_steps_of_a_gpu(number: int, comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plans of cuFFT, run by NumPy: other orders of axes, factors and copies than on the host."""
@@ -278,7 +276,6 @@ def test_without_shared_memory(number: int, comm: World, monkeypatch: pytest.Mon
 
 
 @pytest.mark.ranks(3, 4, 6)
-@pytest.mark.geometry
 def test_blocks_that_are_not_in_rank_order(comm: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of two nodes in turn, whose blocks are placed by node; messages stay in the rows of the blocks."""
     monkeypatch.setenv("HALOX_NODE", f"node {comm.rank % 2}")
@@ -314,7 +311,6 @@ def box(comm: World, shape: tuple[int, ...] = (12, 10, 14), **options: Any) -> h
     return halox.Grid(shape, comm=comm, device="cpu", **(settings | options))
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("real", [False, True])
 def test_divisions_of_pencils(real: bool, comm: World) -> None:
     """Two transposes, each among the ranks of a row or a column of the process grid only."""
@@ -332,7 +328,6 @@ def test_divisions_of_pencils(real: bool, comm: World) -> None:
         assert comm.allreduce(math.prod(fft.grid.rank_shape)) == cells
 
 
-@pytest.mark.geometry
 def test_divisions_of_slabs_and_blocks(comm: World) -> None:
     n = comm.size
     with (
@@ -350,7 +345,6 @@ def test_divisions_of_slabs_and_blocks(comm: World) -> None:
             assert fft.grid.proc_shape == (1, 4, 2) and len(fft._route.transposes) == 3
 
 
-@pytest.mark.geometry
 def test_wave_numbers(comm: World) -> None:
     shape = (12, 10, 14)
     with box(comm) as grid, halox.FFT(grid, (2, 0), real=True) as fft:
@@ -370,7 +364,6 @@ def test_wave_numbers(comm: World) -> None:
         assert all(np.allclose(a, b) for a, b in zip(one, plain, strict=True))
 
 
-@pytest.mark.geometry
 def test_a_derivative(comm: World) -> None:
     """Of a product of sines, in closed form."""
     with box(comm) as grid, halox.FFT(grid, real=True) as fft:
@@ -385,7 +378,6 @@ def test_a_derivative(comm: World) -> None:
         assert agree(float(abs(grid.interior(v) - wanted).max()) < 1e-12, comm)
 
 
-@pytest.mark.geometry
 def test_an_orthonormal_transform_keeps_the_norm(comm: World) -> None:
     with box(comm) as grid, halox.FFT(grid, norm="ortho") as fft:
         u = grid.zeros("c16")
@@ -394,7 +386,6 @@ def test_an_orthonormal_transform_keeps_the_norm(comm: World) -> None:
         assert np.isclose(fft.grid.norm(s), grid.norm(u), rtol=1e-13)
 
 
-@pytest.mark.geometry
 @pytest.mark.parametrize("shape", [(12, 10, 14), (9, 11, 15)])
 @pytest.mark.parametrize("real", [False, True])
 def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: World) -> None:
@@ -427,7 +418,6 @@ def test_a_product_without_aliases(shape: tuple[int, ...], real: bool, comm: Wor
         assert agree(float(abs(grid.interior(w) - wanted).max()) > 0.1, comm)
 
 
-@pytest.mark.geometry
 def test_the_nyquist_modes_make_the_round_trip(comm: World) -> None:
     with (
         box(comm, (8, 10, 12)) as grid,

@@ -31,7 +31,7 @@ WHOLE = tuple(slice(0, n) for n in SHAPE)
 TOLERANCE = {"single": 2e-6, "double": 2e-15}
 MILC_SIZES = pytest.mark.ranks(1, 2, 4, 8)
 """8 sites cannot be divided by three with three sites each."""
-PRECISIONS = [pytest.param("double", marks=pytest.mark.geometry), "single"]
+PRECISIONS = ["double", "single"]
 
 SAMPLE = 8, 8, 8, 8
 PLAQUETTES = 2.6203978710714737, 2.6214473754080179
@@ -171,7 +171,6 @@ class TestOperator:
             )
         assert agree(ok, comm)
 
-    @pytest.mark.geometry
     def test_gauge_covariance(self, lattice: Lattice, naive: bool, comm: MPI.Intracomm) -> None:
         whole, psi = whole_links(), whole_vectors()
 
@@ -224,7 +223,6 @@ class TestOperator:
             answer = np.abs(found.x - psi[parity] / (4 * 0.3**2 - expected)).max()
             assert float(lattice.grid.allreduce(answer, "max")) < 1e-13
 
-    @pytest.mark.geometry
     def test_bytes_are_the_fewest(self, lattice: Lattice, comm: MPI.Intracomm) -> None:
         for parity in PARITIES:
             field = lattice.vectors(np.dtype(complex), parity, halo=True)
@@ -258,7 +256,6 @@ class TestOperator:
 
 @pytest.mark.ranks(1, 2, 3, 4)
 class TestConjugateGradient:
-    @pytest.mark.geometry
     @pytest.mark.parametrize(
         ("precision", "residual"),
         [("double", 1e-14), pytest.param("single", 1e-9, marks=pytest.mark.ranks(1, 2, 3))],
@@ -360,7 +357,6 @@ class TestSampleOfMilc:
             found = gauge.plaquettes(lattice, block)
         assert found == pytest.approx(PLAQUETTES, abs=1e-13)
 
-    @pytest.mark.geometry
     @MILC_SIZES
     def test_residual_of_its_answer_and_its_iterations(
         self, data: Path, comm: MPI.Intracomm
@@ -447,7 +443,6 @@ def failure(work: Callable[[], object], comm: MPI.Intracomm) -> str:
 
 @pytest.mark.ranks(1, 2, 3, 4)
 class TestFiles:
-    @pytest.mark.geometry
     @pytest.mark.parametrize("dtype", ["c8", "c16"])
     @pytest.mark.parametrize("site", [scidac.LINKS, scidac.VECTOR], ids=lambda site: site.name)
     def test_written_by_any_number_of_ranks(

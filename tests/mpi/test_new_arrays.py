@@ -16,9 +16,9 @@ from halox.errors import FieldError, MismatchError, StateError
 from halox.exchange import cache
 from tests.mpi.conftest import agree
 
-World = MPI.Intracomm
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
+World = MPI.Intracomm
 SHAPE = (24, 10)
 
 

@@ -345,7 +345,7 @@ def test_a_call_that_fails(
         for transfer in channel._transfers:
             transfer._call = fail  # type: ignore[attr-defined]
     comm.Barrier()
-    with short_waits():
+    with short_waits(2):
         try:
             exchange()
         except HaloxError as error:
