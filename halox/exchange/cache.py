@@ -9,39 +9,27 @@ whichever arrays live: garbage collection, which differs between ranks, does not
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from halox.errors import HaloxError
 from halox.exchange.plan import Bound, Plan
-from halox.exchange.report import Report
 from halox.runtime.arrays import Described, DType, owner
 from halox.runtime.recurring import RecurringArrays
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""
 
+_ndarray = np.ndarray
+
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
 """Key of a plan that serves all arrays of some layouts, and arrays of them described."""
 
 
-class Moved:
-    """A plan as it is called for some of the arrays that it serves."""
-
-    __slots__ = ("_bound", "_plan")
-
-    def __init__(self, plan: Plan, bound: Bound) -> None:
-        self._plan, self._bound = plan, bound
-
-    def __call__(self) -> None:
-        """Run one exchange of these arrays."""
-        self._plan.__call__(self._bound)
-
-    def explain(self) -> Report:
-        """Return the plan's report."""
-        return self._plan.explain()
+Found: TypeAlias = tuple[Plan, Bound | None]
+"""A plan, and what to call it with: None for its own arrays, otherwise views of others or these themselves."""
 
 
 class _Entry:
@@ -49,9 +37,9 @@ class _Entry:
 
     __slots__ = ("number", "plan", "watched")
 
-    def __init__(self, number: int, plan: Plan) -> None:
+    def __init__(self, number: int, plan: Plan | None) -> None:
         self.number = number
-        self.plan: Plan | None = plan
+        self.plan = plan
         self.watched: tuple[weakref.ref[object], ...] = ()
 
 
@@ -71,13 +59,13 @@ class _Node:
         advises against it: no call pays for a look at them.)
     entry : _Entry or None
         Of the plan of the arrays up to this one.
-    moved : Moved or None
-        The plan with its views of these arrays, if it serves others, too.
+    found : Found or None
+        The same plan, with its views of these arrays if it serves others, too.
     after : _Nodes
         Arrays of earlier calls behind it.
     """
 
-    __slots__ = ("after", "dtype", "entry", "is_numpy", "moved", "shape", "watch", "writable")
+    __slots__ = ("after", "dtype", "entry", "found", "is_numpy", "shape", "watch", "writable")
 
     def __init__(self, array: object, nodes: _Nodes) -> None:
         key, place = id(array), weakref.ref(nodes)
@@ -94,7 +82,7 @@ class _Node:
         if isinstance(array, np.ndarray):
             self.dtype, self.writable = array.dtype, array.flags.writeable
         self.entry: _Entry | None = None
-        self.moved: Moved | None = None
+        self.found: Found | None = None
         self.after = _NOTHING
         self.watch = weakref.ref(array, forget)
 
@@ -106,7 +94,7 @@ class _Node:
         )
 
 
-_NOTHING = _Nodes()
+_NOTHING, _NEVER = _Nodes(), _Entry(0, None)
 
 
 class PlanCache:
@@ -127,18 +115,24 @@ class PlanCache:
         `HaloxError`.
     shared_key_of : callable, optional
         Returns the same of a plan that serves other arrays, too, and the arrays described; None where it cannot.
+    owners : collection of int, optional
+        Identities of the arrays in whose memory are fields that have plans of their own, or layouts that their shapes
+        alone do not tell.
     """
 
     def __init__(
         self,
         key_of: Callable[[tuple[object, ...]], Hashable],
         shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
+        owners: Collection[int] = (),
     ) -> None:
-        self._key_of, self._shared_key_of = key_of, shared_key_of
+        self._key_of, self._shared_key_of, self._owners = key_of, shared_key_of, owners
         self._has_shared = False
         # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
         self._has_strangers = False
         self._calls: dict[Hashable, _Nodes] = {}
+        # By the form of new arrays: the entry of a plan to which they are lent, or `_NEVER`.
+        self._forms: dict[Hashable, _Entry] = {}
         self._met = RecurringArrays()
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
@@ -148,17 +142,20 @@ class PlanCache:
         """Return how many plans are kept."""
         return len(self._entries)
 
-    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
+    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Found | None:
         """Return the plan of these arrays, None if there is none yet.
 
         None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
         together.
         """
+        form = None
         try:
-            nodes, node = self._calls[kind], None
+            nodes, node = self._calls.get(kind, _NOTHING), None
             array: Any
             for array in arrays:
-                node = nodes[id(array)]
+                node = nodes.get(id(array))
+                if node is None:
+                    break
                 if node.is_numpy:
                     if (
                         array.shape != node.shape
@@ -173,10 +170,15 @@ class PlanCache:
                 if node is not None:
                     entry = node.entry
                     if entry is not None and entry.plan is not None:
-                        return node.moved or entry.plan
-        except (KeyError, TypeError):
+                        return node.found
+            if self._has_shared and not self._has_strangers:
+                form = self._form(kind, arrays)
+                entry = self._forms.get(form)
+                if entry is not None and entry.plan is not None and not self._met.meet(arrays):
+                    return entry.plan, arrays
+        except TypeError:
             pass
-        return self._find_field(kind, arrays)
+        return self._find_field(kind, arrays, form)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
         """Keep a plan; collective, so that all ranks count alike."""
@@ -206,7 +208,7 @@ class PlanCache:
 
         entry = self._entries[key] = _Entry(self._added, plan)
         entry.watched = tuple(weakref.ref(owner(array), forget) for array in arrays)
-        self._remember(kind, arrays, entry, None)
+        self._remember(kind, arrays, entry, (plan, None))
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""
@@ -216,6 +218,7 @@ class PlanCache:
     def forget(self) -> None:
         """Look at all arrays again at their next calls; local."""
         self._calls.clear()
+        self._forms.clear()
         self._met.forget()
 
     def clear(self) -> None:
@@ -225,7 +228,32 @@ class PlanCache:
         self.forget()
         self.sweep()
 
-    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
+    def _form(self, kind: Hashable, arrays: tuple[object, ...]) -> Hashable:
+        """Return what arrays of NumPy are apart from their addresses; None where these may matter, or they are others.
+
+        They do not in memory that NumPy has allocated and in which no field is known.
+        """
+        form: tuple[Hashable, ...] = (kind,)
+        for array in arrays:
+            if type(array) is not _ndarray:
+                return None
+            flags, root = array.flags, array.base
+            if not flags.writeable:
+                return None
+            if root is None:
+                root = array
+            elif type(root) is _ndarray:
+                flags = root.flags
+            else:
+                return None
+            if not flags.owndata or id(root) in self._owners:
+                return None
+            form = (*form, array.shape, array.strides, array.dtype)
+        return form
+
+    def _find_field(
+        self, kind: Hashable, arrays: tuple[object, ...], form: Hashable
+    ) -> Found | None:
         """Find the plan of the fields that the arrays are, or that of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
@@ -240,18 +268,21 @@ class PlanCache:
             return None
         if entry is None or entry.plan is None:
             return None
-        moved = None
+        plan, bound = entry.plan, None
         if shared is not None:
-            bound = entry.plan.views(shared[1])
+            bound = plan.views(shared[1])
             if bound is None:
                 return None
-            moved = Moved(entry.plan, bound)
+            if form is not None and self._forms.get(form) not in (entry, _NEVER):
+                if len(self._forms) >= CAPACITY:
+                    self._forms.clear()
+                self._forms[form] = entry if plan.accepts(arrays) else _NEVER
         if self._met.meet(arrays):  # from now on found at once
-            self._remember(kind, arrays, entry, moved)
-        return entry.plan if moved is None else moved
+            self._remember(kind, arrays, entry, (plan, bound))
+        return plan, bound
 
     def _remember(
-        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, moved: Moved | None
+        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, found: Found
     ) -> None:
         nodes, node = self._calls.setdefault(kind, _Nodes()), None
         for array in arrays:
@@ -264,7 +295,7 @@ class PlanCache:
                 # And nothing is known of calls in which others come after it as it is now.
                 node = nodes[id(array)] = _Node(array, nodes)
         if node is not None:
-            node.entry, node.moved = entry, moved
+            node.entry, node.found = entry, found
 
     def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""

@@ -26,8 +26,8 @@ _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 _MOST_BOUND = 32
 
-Bound = list[object]
-"""Views of the arrays that a plan works on, for each of its movable channels."""
+Bound: TypeAlias = list[object] | tuple[object, ...]
+"""Views of arrays for each movable channel of a plan; or the arrays themselves, for one call."""
 
 
 LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
@@ -156,11 +156,19 @@ class Plan:
         self._life.watched = tuple(watched)
 
     def _move(self, bound: Bound | None) -> None:
-        """Work on other arrays of the same layouts from now on."""
+        """Work on other arrays of the same layouts: in this call, or by their views from now on."""
+        if type(bound) is tuple:
+            for channel in self._movable:
+                channel.lent = bound
+            return
         if bound is not None:
             for channel, views in zip(self._movable, bound, strict=True):
                 channel.bind(views)
         self.bound = bound
+
+    def accepts(self, arrays: tuple[object, ...]) -> bool:
+        """Whether the plan can be called with arrays that are like these but for their addresses."""
+        return all([channel.accepts(arrays) for channel in self._movable])
 
     def views(self, described: Sequence[Described]) -> Bound | None:
         """Return views of other arrays for a call; None if these must not be exchanged together.

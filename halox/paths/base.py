@@ -112,6 +112,8 @@ class Channel(ABC):
         Whether the host takes part in an exchange, beyond launching kernels.
     is_movable : bool
         Whether the channel can work on other arrays of the same layouts, by `views` and `bind`.
+    lent : sequence of ndarray
+        Arrays to work on in the next exchange in place of those bound; given by the plan, and forgotten at its end.
     has_ended : bool
         Whether nothing that this rank has begun is under way any more. Asked once it is closed.
     has_failed : bool
@@ -120,6 +122,7 @@ class Channel(ABC):
 
     needs_host = True
     is_movable = False
+    lent: Sequence[Any] = ()
     has_ended = True
     has_failed = False
 
@@ -145,6 +148,10 @@ class Channel(ABC):
 
     def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
         """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
+
+    def accepts(self, arrays: Sequence[Any]) -> bool:
+        """Whether arrays that are like these but for their addresses can be `lent`; local, of a movable channel."""
+        return False
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """End it, and release what no other rank reaches; local."""
