@@ -2,8 +2,9 @@
 
 A plan of arrays that are not the grid's own serves other arrays of their layout, too: the layout alone decides which
 copies it makes, addresses decide only where. Such a plan takes no path on which the ranks would have to agree on
-addresses, so that a new array costs new views and no communication. It lives as long as it is among the last,
-whichever arrays live: garbage collection, which differs between ranks, does not matter to it.
+addresses, so that a new array costs no communication: it is lent to the plan for one call, or costs new views. The
+plan lives as long as it is among the last, whichever arrays live: garbage collection, which differs between ranks, does
+not matter to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Found: TypeAlias = tuple[Plan, Bound | None]
 class _Entry:
     """A plan, for as long as its arrays live and it is among the last."""
 
-    __slots__ = ("number", "plan", "watched")
+    __slots__ = ("__weakref__", "number", "plan", "watched")
 
     def __init__(self, number: int, plan: Plan | None) -> None:
         self.number = number
@@ -44,9 +45,19 @@ class _Entry:
 
 
 class _Nodes(dict[int, "_Node"]):
-    """Arrays of earlier calls, by their identity."""
+    """Arrays of earlier calls, by their identity; others find one that no array fits, at less than an error costs."""
 
     __slots__ = ("__weakref__",)
+
+    def __missing__(self, key: int) -> _Node:
+        return _NO_NODE
+
+
+class _Calls(dict[Hashable, _Nodes]):
+    """First arrays of earlier calls, by the kind of call."""
+
+    def __missing__(self, key: Hashable) -> _Nodes:
+        return _NOTHING
 
 
 class _Node:
@@ -95,6 +106,8 @@ class _Node:
 
 
 _NOTHING, _NEVER = _Nodes(), _Entry(0, None)
+_NO_NODE = _Node(_NEVER, _NOTHING)
+_NO_NODE.shape = _NEVER
 
 
 class PlanCache:
@@ -130,7 +143,7 @@ class PlanCache:
         self._has_shared = False
         # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
         self._has_strangers = False
-        self._calls: dict[Hashable, _Nodes] = {}
+        self._calls = _Calls()
         # By the form of new arrays: the entry of a plan to which they are lent, or `_NEVER`.
         self._forms: dict[Hashable, _Entry] = {}
         self._met = RecurringArrays()
@@ -150,12 +163,10 @@ class PlanCache:
         """
         form = None
         try:
-            nodes, node = self._calls.get(kind, _NOTHING), None
+            nodes, node = self._calls[kind], None
             array: Any
             for array in arrays:
-                node = nodes.get(id(array))
-                if node is None:
-                    break
+                node = nodes[id(array)]
                 if node.is_numpy:
                     if (
                         array.shape != node.shape

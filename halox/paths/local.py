@@ -92,6 +92,7 @@ class LocalHostChannel(Channel):
         self._copies: list[Move] = []
         self._calls: list[Callable[[], object]] = []
         # The same copies by array, as indices to which and from which.
+        self.lent: Sequence[Array] = ()
         self._indices: list[tuple[int, Base | None, list[tuple[Index, Index]]]] = []
         if found is not None and cleared is not None:
             self.is_movable = True

@@ -184,6 +184,25 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
     assert grid._plan_number == 1
 
 
+@pytest.mark.ranks(1)
+def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid) -> None:
+    """Of the same shape, strides and dtype as others, they and views of them have a plan of their own."""
+    for _ in range(3):
+        grid.exchange(start(grid))
+    declared = grid.declare(start(grid), staggered=1, halo=((1, 1), (0, 1)))
+    for _ in range(3):
+        grid.exchange(start(grid))
+    assert grid._plan_number == 1
+    for _ in range(3):
+        grid.exchange(declared)
+        grid.exchange(declared[:])
+        grid.exchange(start(grid))
+        assert grid._plan_number == 2
+    found = grid._plans.find(grid.corners, (start(grid),))
+    others = grid._plans.find(grid.corners, (declared[:],))
+    assert found is not None and others is not None and found[0] is not others[0]
+
+
 def test_a_plan_keeps_no_array_alive(grid: halox.Grid) -> None:
     gone = []
     for _ in range(3):

@@ -127,6 +127,7 @@ class HostChannel(Channel):
         self._indexed: IndexedMessages | None = None
         self._odd: OddBlocks | None = None
         # The same moves as indices of arrays that are lent.
+        self.lent: Sequence[Array] = ()
         self._puts: list[_Sliced] = []
         self._gets: list[_Sliced] = []
         sent = places_of([part for m in job.sends for part in m.parts])

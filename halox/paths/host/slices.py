@@ -76,9 +76,10 @@ def slices_of(places: Sequence[Located], arrays: Sequence[Array]) -> list[Slice]
 def grouped(
     slices: Sequence[Slice], moves: Sequence[Moved]
 ) -> list[tuple[int, Base | None, list[Moved]]]:
-    """Return moves of some places in their order, those of one array in one form together."""
+    """Return moves of some places by array, in their order, those in one form together."""
     found: list[tuple[int, Base | None, list[Moved]]] = []
-    for one, move in zip(slices, moves, strict=True):
+    pairs = [*zip(slices, moves, strict=True)]
+    for one, move in sorted(pairs, key=lambda pair: pair[0].array):
         if not found or found[-1][:2] != (one.array, one.base):
             found.append((one.array, one.base, []))
         found[-1][2].append(move)
