@@ -135,7 +135,11 @@ class Plan:
             self._check(_READY)
         try:
             if _bound is not self.bound:  # not before: another thread may be inside until then
-                self._move(_bound)
+                if type(_bound) is tuple:
+                    for channel in self._movable:
+                        channel.lent = _bound
+                else:
+                    self._move(_bound)
             for step in self._steps:
                 step()
         except BaseException:
@@ -156,11 +160,7 @@ class Plan:
         self._life.watched = tuple(watched)
 
     def _move(self, bound: Bound | None) -> None:
-        """Work on other arrays of the same layouts: in this call, or by their views from now on."""
-        if type(bound) is tuple:
-            for channel in self._movable:
-                channel.lent = bound
-            return
+        """Work on other arrays of the same layouts from now on."""
         if bound is not None:
             for channel, views in zip(self._movable, bound, strict=True):
                 channel.bind(views)

@@ -26,19 +26,21 @@ _LARGE_BYTES = 1 << 15
 
 
 class Base(NamedTuple):
-    """Other form of a contiguous array, in the order of its addresses: shape, dtype, first byte."""
+    """Other form of a contiguous array, in the order of its addresses: shape, dtype, first byte.
+
+    ``is_row`` says that it has the array's own elements, in a row.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
     start: int = 0
+    is_row: bool = False
 
     def of(self, array: Array) -> Array:
         """View an array so."""
         run = array.ravel("K")
-        shape, dtype, start = self
-        if dtype is run.dtype and shape == run.shape:
-            return run
-        return np.ndarray(shape, dtype, run, start)
+        shape, dtype, start, is_row = self
+        return run if is_row else np.ndarray(shape, dtype, run, start)
 
 
 class Slice(NamedTuple):
@@ -88,8 +90,9 @@ def grouped(
 
 def flat(dtype: DType, start: int, array: Array) -> Base | None:
     """Return the base that has all memory of an array from a byte on as words; None unless it is contiguous."""
-    base = Base(((array.nbytes - start) // dtype.itemsize,), dtype, start)
-    return base if _is_contiguous(array) else None
+    n = (array.nbytes - start) // dtype.itemsize
+    is_row = start == 0 and dtype == array.dtype
+    return Base((n,), dtype, start, is_row) if _is_contiguous(array) else None
 
 
 def _bases(places: Sequence[Located], array: Array) -> list[Base | None]:
