@@ -11,13 +11,15 @@ the same bytes at both ends (`windows`), between keys that are mapped once and k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from halox.paths.base import (
     Build,
     Candidate,
     Carried,
     EndpointInfo,
+    Job,
     Path,
     Protocol,
     SelectionContext,
@@ -26,14 +28,16 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.copy_channel import CopyChannel, make_copy_channel
+from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.agreement import AgreeingChannel, agreed
+from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
 from halox.paths.scatter_gather.keys import Keys
-from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel, make_mlx5_channel
+from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays, why_not_registered
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.node_channel import NodeChannel, make_node_channel
+from halox.paths.scatter_gather.node_channel import NodeChannel
 from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.runtime import mlx5
 from halox.runtime.context import Context
@@ -55,7 +59,8 @@ ROW_BYTES = 128
 """Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
 takes them as long as some hundred bytes, however short it is."""
 
-Agreed = tuple[NodeChannel | None, CopyChannel | None, Mlx5Channel | None]
+Agreed: TypeAlias = dict[str, AgreeingChannel | None]
+"""Channels by engine, None on a rank without messages for it."""
 
 
 class Survey(NamedTuple):
@@ -97,10 +102,6 @@ def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
     return Keys(engine), Mail(engine)
 
 
-def _gpu_arrays(context: Context) -> GpuArrays | None:
-    return None if context.device_arena is None else GpuArrays(context.device_arena)
-
-
 def _why_not_registered(context: Context) -> str | None:
     """Return why the adapter of this rank does not reach its GPU's memory, None if it does, "" without one; local."""
     adapters = _surveyed(context).adapters
@@ -114,6 +115,17 @@ def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
         raise AssertionError("a message between GPUs on a rank without memory for it")
     engine = CopyEngine(context.device_arena)
     return Keys(engine), engine
+
+
+def _on_node(build: Build, job: Job, link: NodeLink | None) -> NodeChannel:
+    assert link is not None
+    return NodeChannel(job, build.context.once(_process_vm_keys), link)
+
+
+def _of_adapters(build: Build, job: Job, link: NodeLink | None) -> Mlx5Channel:
+    arena = build.context.device_arena
+    gpu = None if arena is None else GpuArrays(arena)
+    return Mlx5Channel(build.world, job, *build.context.once(_mlx5_keys), gpu)
 
 
 class ScatterGatherPath(Path):
@@ -248,28 +260,24 @@ class ScatterGatherPath(Path):
 
     def negotiate(self, build: Build) -> Agreed:
         """Swap keys with the peers, engine by engine."""
-        context = build.context
         link = build.link(self, words=len(build.whole.arrays))
-        on_host, on_gpu, far = None, None, None
-        if (self.name, ProcessVm.name) in build.protocols_used:
-            job = build.job(self, ProcessVm.name)
-            keys = context.once(_process_vm_keys) if job.messages else None
-            on_host = make_node_channel(build.world, job, keys, link)
-        if (self.name, CopyEngine.name) in build.protocols_used:
-            job = build.job(self, CopyEngine.name)
-            engine = None
-            if job.messages and context.events is not None:
-                engine = (*context.once(_copy_engine_keys), context.events)
-            directions = {m.key: self._direction(build, m) for m in job.messages}
-            on_gpu = make_copy_channel(build.world, job, directions, engine, link)
-        if (self.name, Mlx5Umr.name) in build.protocols_used:
-            job = build.job(self, Mlx5Umr.name)
-            far = make_mlx5_channel(
-                build.world,
-                job,
-                lambda: (*context.once(_mlx5_keys), _gpu_arrays(context)) if job.messages else None,
-            )
-        return on_host, on_gpu, far
+        made: Agreed = {}
+        for name, make in (
+            (ProcessVm.name, _on_node),
+            (CopyEngine.name, self._of_gpus),
+            (Mlx5Umr.name, _of_adapters),
+        ):
+            if (self.name, name) in build.protocols_used:
+                job = build.job(self, name)
+                made[name] = agreed(build.world, partial(make, build, job, link), job)
+        return made
+
+    def _of_gpus(self, build: Build, job: Job, link: NodeLink | None) -> CopyChannel:
+        context = build.context
+        assert context.events is not None and link is not None
+        directions = {m.key: self._direction(build, m) for m in job.messages}
+        engine = context.once(_copy_engine_keys)
+        return CopyChannel(job, directions, *engine, context.events, link)
 
     def _direction(self, build: Build, message: Message) -> Direction:
         """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
@@ -282,12 +290,8 @@ class ScatterGatherPath(Path):
 
     def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Return the channels that were agreed on."""
-        on_host, on_gpu, far = agreed or (None, None, None)
-        found = []
-        if on_host is not None:
-            found.append(Carried(f"{self.name}/{ProcessVm.name}", on_host, on_host.messages))
-        if on_gpu is not None:
-            found.append(Carried(f"{self.name}/{CopyEngine.name}", on_gpu, on_gpu.messages))
-        if far is not None:
-            found.append(Carried(f"{self.name}/{Mlx5Umr.name}", far, far.messages))
-        return found
+        return [
+            Carried(f"{self.name}/{name}", channel, channel.messages)
+            for name, channel in (agreed or {}).items()
+            if channel is not None
+        ]

@@ -9,12 +9,12 @@ maps its keys and tells the peer of them, unless the peer knows them already::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from halox.errors import PathError
-from halox.paths.base import Key
+from halox.paths.base import Channel, Job, Key
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
 from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
@@ -117,9 +117,10 @@ class Agreement:
         self.own = {}
 
 
-class AgreeingChannel(ABC):
+class AgreeingChannel(Channel):
     """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others."""
 
+    messages: tuple[Message, ...]
     _world: World
     _agreement: Agreement
 
@@ -144,9 +145,10 @@ class AgreeingChannel(ABC):
     def let_go(self) -> None:
         """Let go of the keys, and of the transfers between them."""
 
-    @abstractmethod
     def abandon(self) -> None:
         """Release everything, after an error that was raised on all ranks."""
+        self.close()
+        self.free()
 
     def remap(self, swap: Swap | None = None) -> None:
         """Map all keys anew and swap them, as if nothing were cached; between exchanges, together with the peers.
@@ -167,27 +169,22 @@ class AgreeingChannel(ABC):
 Made = TypeVar("Made", bound=AgreeingChannel)
 
 
-def agreed(world: World, begin: Callable[[], Made | None], peers: Sequence[int]) -> Made | None:
-    """Make a channel together with its peers; collective over the world.
+def agreed(world: World, make: Callable[[], Made], job: Job) -> Made | None:
+    """Make the channel of a job together with its peers; collective over the world.
 
-    ``begin`` returns the channel, None on a rank without messages, which takes part in the rounds alone.
+    None on a rank without messages, which takes part in the rounds alone.
     """
-
-    def proposed(mine: Made, _: object) -> dict[int, Any]:
-        return mine.proposals()
-
-    def offered(mine: Made, theirs: Mapping[int, Any]) -> dict[int, Any]:
-        return mine.offers(theirs)
 
     def opened(mine: Made, theirs: Mapping[int, Any]) -> Made:
         mine.open(theirs)
         return mine
 
+    rounds = (lambda mine, _: mine.proposals(), lambda mine, theirs: mine.offers(theirs), opened)
     made: Made | None = handshake(
         world,
-        begin,
-        (proposed, offered, opened),
+        lambda: make() if job.messages else None,
+        rounds,
         "the making of a plan",
-        peers=lambda _: peers,
+        peers=lambda _: job.peers,
     )
     return made

@@ -35,7 +35,6 @@ from halox.paths.scatter_gather.agreement import (
     Agreement,
     Offers,
     Proposals,
-    agreed,
     opposite,
 )
 from halox.paths.scatter_gather.copy_engine import CopyEngine
@@ -49,7 +48,6 @@ from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams
-from halox.runtime.world import World
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class CopyRecord:
     flags: DevicePlace | str
 
 
-class CopyChannel(AgreeingChannel, InPlaceChannel):
+class CopyChannel(InPlaceChannel, AgreeingChannel):
     """Moves arrays between GPUs by copies of the driver; see the module.
 
     Local. Streams wait for the peers'; the host waits for the peers' hosts alone, and in a capture for nobody.
@@ -232,11 +230,6 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
             transfer.post(stream=stream)
         self._record(self._moved_event, stream)
 
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-        self.free()
-
     def close(self) -> None:
         """Leave an exchange that is under way, and wait until the stream has done with the memory."""
         super().close()
@@ -262,23 +255,3 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
 def _is_mover(message: Message, direction: Direction) -> bool:
     """Whether this rank moves a message."""
     return (message.direction == "send") == (direction == "put")
-
-
-def make_copy_channel(
-    world: World,
-    job: Job,
-    directions: Mapping[Key, Direction],
-    engine: tuple[Keys, CopyEngine, EventPool] | None,
-    link: NodeLink | None,
-) -> CopyChannel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, which takes part in the rounds alone.
-    """
-
-    def begin() -> CopyChannel | None:
-        if engine is None or link is None:
-            return None
-        return CopyChannel(job, directions, *engine, link)
-
-    return agreed(world, begin, job.peers)

@@ -111,22 +111,6 @@ class Registrations:
         self._known[address, nbytes] = _Registration(region, ref)
         return region
 
-    def is_current(self, region: Region) -> bool:
-        """Whether a region is registered still, and its owner alive."""
-        found = self._known.get((region.address, region.nbytes))
-        return (
-            found is not None
-            and found.region.generation == region.generation
-            and found.owner is not None
-            and found.owner() is not None
-        )
-
-    def close(self) -> None:
-        """End all registrations."""
-        for found in self._known.values():
-            self._engine.deregister(found.region)
-        self._known = {}
-
 
 @dataclass(eq=False)
 class KeyList:
@@ -332,11 +316,3 @@ class Keys:
                 del self._moved[next(iter(self._moved))]
         self._moved[place] = found
         return found
-
-    def close(self) -> None:
-        """Release everything, when no peer reaches this rank any more."""
-        for found in [*self._local.values()]:
-            self.drop(found)
-        self.pool.close()
-        self.registrations.close()
-        self._remote, self._dropped, self._moved = {}, {}, {}

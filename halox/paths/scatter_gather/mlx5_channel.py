@@ -13,18 +13,17 @@ A rank that waits does this for its other exchanges between `start` and `finish`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from threading import Lock
 
-from halox.paths.base import Channel, Job, Key
+from halox.paths.base import Job, Key
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.agreement import (
     AgreeingChannel,
     Agreement,
     Offers,
     Proposals,
-    agreed,
     opposite,
 )
 from halox.paths.scatter_gather.keys import Keys, Memory
@@ -109,7 +108,7 @@ class _End:
         return self._done == self._rounds.count and is_written
 
 
-class Mlx5Channel(AgreeingChannel, Channel):
+class Mlx5Channel(AgreeingChannel):
     """Moves arrays between nodes without packing; see the module. ``gpu`` is there for arrays on this rank's GPU."""
 
     def __init__(
@@ -229,10 +228,6 @@ class Mlx5Channel(AgreeingChannel, Channel):
         doing = "write its cells" if end.message.direction == "receive" else "take cells"
         return f"rank {self._world.rank} has waited for rank {peer} to {doing}"
 
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-
     def close(self) -> None:
         """Leave an exchange that is under way; the peers may write until they have closed it too."""
         UNDER_WAY.pop(self, None)
@@ -245,18 +240,3 @@ class Mlx5Channel(AgreeingChannel, Channel):
         """Let go of the keys, and of the ends of messages that use them."""
         self._ends = []
         self._agreement.release()
-
-
-def make_mlx5_channel(
-    world: World, job: Job, engine: Callable[[], tuple[Keys, Mail, GpuArrays | None] | None]
-) -> Mlx5Channel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, for which ``engine`` returns None: it takes part in the rounds alone.
-    """
-
-    def begin() -> Mlx5Channel | None:
-        found = engine()
-        return None if found is None else Mlx5Channel(world, job, *found)
-
-    return agreed(world, begin, job.peers)

@@ -394,11 +394,11 @@ class Mlx5Umr(Engine):
         )
 
     def notify(self, peer: int, immediate: int) -> None:
-        """Hand a number to a peer, by a write of no bytes."""
+        """Hand a number to a peer, behind everything posted to it, by a write of no bytes."""
         self.write(peer, 0, immediate, None)
 
     def arrivals(self) -> list[tuple[int, int]]:
-        """Return what has arrived since the last call."""
+        """Return (peer, immediate) of what has arrived since the last call, in order a peer; does not wait."""
         self.progress()
         found = [*self._arrived]
         self._arrived.clear()

@@ -24,14 +24,12 @@ from halox.paths.scatter_gather.agreement import (
     Agreement,
     Offers,
     Proposals,
-    agreed,
     opposite,
 )
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import address_of
-from halox.runtime.world import World
 
 _MOST_AIMED = 64
 
@@ -79,18 +77,13 @@ def shares_of(
     return found
 
 
-class NodeChannel(AgreeingChannel, InPlaceChannel):
+class NodeChannel(InPlaceChannel, AgreeingChannel):
     """Moves arrays straight between processes; see the module.
 
     It moves to other arrays unless the engine needs them registered.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        keys: Keys,
-        link: NodeLink,
-    ) -> None:
+    def __init__(self, job: Job, keys: Keys, link: NodeLink) -> None:
         peers = job.peers
         super().__init__(link, peers, peers)
         self.messages = job.messages
@@ -183,11 +176,6 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
             ]
         return transfers, lists
 
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-        self.free()
-
     def close(self) -> None:
         """Leave an exchange that is under way, and let go of the keys."""
         super().close()
@@ -200,19 +188,3 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
                 self._keys.release(one)
         self._aimed, self._transfers, self._aim = {}, [], ()
         self._agreement.release()
-
-
-def make_node_channel(
-    world: World, job: Job, keys: Keys | None, link: NodeLink | None
-) -> NodeChannel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, which takes part in the rounds alone.
-    """
-
-    def begin() -> NodeChannel | None:
-        if keys is None or link is None:
-            return None
-        return NodeChannel(job, keys, link)
-
-    return agreed(world, begin, job.peers)

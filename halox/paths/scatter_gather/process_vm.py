@@ -15,16 +15,12 @@ import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
 from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey
-from halox.paths.scatter_gather.windows import Int64Array, Window
+from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
 WINDOWS, WINDOW_BYTES = 2, 8 << 10
 """Least windows of a message, which are shared out between both of its ends; each is a call of some 1 us, and so is of
 8 KiB at least."""
-
-
-class BlockKey(Key):
-    """A list of blocks in this process."""
 
 
 class BlockTransfer:
@@ -57,14 +53,6 @@ class ProcessVm(Engine):
     def __init__(self, rank: int, pids: Sequence[int]) -> None:
         self._rank, self._pids = rank, pids
 
-    def make_key(self) -> BlockKey:
-        """Return a key, which costs nothing."""
-        return BlockKey()
-
-    def map(self, key: Key, window: Window) -> None:
-        """Let a key stand for a window."""
-        key.window = window
-
     def export(self, key: Key) -> RemoteKey:
         """Return the addresses and lengths of the key's blocks, each with the number of its array."""
         window = key.window
@@ -88,9 +76,6 @@ class ProcessVm(Engine):
         theirs = iovec(*remote.blocks[:2])
         own = iovec(window.addresses, window.lengths)
         return BlockTransfer(Call(kind, self._pids[peer], own, theirs), self._rank, peer)
-
-    def complete(self) -> None:
-        """Return at once: a call moves its window before it returns."""
 
 
 def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:
