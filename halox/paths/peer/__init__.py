@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from halox.paths.base import (
@@ -19,6 +19,7 @@ from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
 from halox.paths.peer.table import pieces_between
+from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class PeerPath(Path):
 
     def negotiate(self, build: Build) -> PeerChannel | None:
         """Make the channel with the peers; it takes messages of this rank to itself along where it can."""
-        from halox.paths.peer.channel import make_peer_channel
+        from halox.paths.peer.channel import PeerChannel
+        from halox.paths.peer.negotiation import Cts, Negotiation
 
         world, whole, job = build.world, build.whole, build.job(self)
         copies = whole.only(lambda m: m.peer == world.rank)
@@ -84,8 +86,23 @@ class PeerPath(Path):
             copies = whole.only(lambda _: False)
         build.taken.update(m.key for m in copies.messages)
         infos = {(m.peer, m.tag): build.peer_info(self, m) for m in job.sends}
-        arena, protocols = build.context.device_arena, build.protocols(job)
-        return make_peer_channel(world, arena, job, copies, protocols, infos)
+        arena = build.context.device_arena
+
+        def begin() -> Negotiation | None:
+            if arena is None or not job.messages:
+                return None
+            return Negotiation(world, arena, job, copies, build.protocols(job), infos)
+
+        def made(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
+            agreed.open(replies)
+            return PeerChannel(agreed)
+
+        # GPUs are idle as far as earlier plans are concerned: their memory is used again.
+        rounds = (Negotiation.request, Negotiation.reply, made)
+        channel: PeerChannel | None = handshake(
+            world, begin, rounds, "the making of a plan", peers=lambda agreed: agreed.peers
+        )
+        return channel
 
     def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
         """Return the channel that was agreed on."""
