@@ -12,16 +12,14 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
+from halox.runtime.context import Context
+from halox.runtime.topology import Topology
 from halox.runtime.user_files import cache_folder, read_json, write_json
-
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
-    from halox.runtime.topology import Topology
-    from halox.runtime.world import World
+from halox.runtime.world import World
 
 Entry: TypeAlias = dict[str, Any]
 """Constants of one set-up in the file, with its fingerprint."""

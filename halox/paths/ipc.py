@@ -42,7 +42,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from halox.paths.base import (
     Build,
@@ -69,6 +68,8 @@ from halox.paths.launches import (
 )
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.streams import CallStreams
@@ -76,10 +77,6 @@ from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 from halox.values import rounded_up
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 SignalKey = tuple[str, int]
 """Name of the flag that goes with an event, and the event's number among the counts of that flag in one epoch."""

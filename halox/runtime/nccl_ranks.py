@@ -22,20 +22,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
+from halox.runtime.context import Context
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import Nccl, NcclOp, load_nccl, nccl_version_text
 from halox.runtime.status import ranks_text
 from halox.runtime.world import World
-
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
 
 _MAKING = "the making of an NCCL communicator"
 _LOOKS = 8

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from halox.errors import ExchangeTimeoutError, HaloxError
-
-if TYPE_CHECKING:
-    from halox.runtime.status import CallWatch
+from halox.runtime.status import CallWatch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""

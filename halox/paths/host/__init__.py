@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from halox.decomposition import FieldLayout
 from halox.paths.base import (
@@ -20,11 +19,9 @@ from halox.paths.base import (
 from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes, window_of
 from halox.paths.host.packed import packed_channels
 from halox.paths.messages import Message
-
-if TYPE_CHECKING:
-    from halox.paths.node import NodeLink
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
+from halox.paths.node import NodeLink
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 
 DIRECT_BYTES = 256
 """Blocks at least this long are read in place from a neighbour's window; shorter ones travel packed.

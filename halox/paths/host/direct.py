@@ -8,7 +8,7 @@ order of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arena import HostPlace
 from halox.runtime.arrays import WORDS, HostArray, common_word
-
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
+from halox.runtime.context import Context
 
 
 class Window(NamedTuple):

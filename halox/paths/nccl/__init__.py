@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from halox.paths.base import (
     Build,
@@ -18,11 +18,9 @@ from halox.paths.base import (
 )
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message, Part
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 PART_BYTES = 1 << 20
 """Least mean bytes of the parts of a message that go each by itself, its name ahead: one send is faster than several.

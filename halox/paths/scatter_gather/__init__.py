@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from halox.paths.base import (
     Build,
@@ -40,13 +40,11 @@ from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
 from halox.paths.scatter_gather.node_channel import NodeChannel
 from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.runtime import mlx5
+from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.topology import Topology
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
 """NumPy arrays that a message goes one way between, in blocks and of bytes at least so many, are copied by the kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from halox.paths.base import (
     Build,
@@ -18,9 +17,7 @@ from halox.paths.base import (
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
-
-if TYPE_CHECKING:
-    from halox.paths.node import NodeLink
+from halox.paths.node import NodeLink
 
 
 class StagedPath(Path):
