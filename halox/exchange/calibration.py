@@ -37,24 +37,12 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Set-up for which measured constants hold.
+    """Set-up for which measured constants hold."""
 
-    Attributes
-    ----------
-    gpu : str
-        Model of the ranks' GPUs, "none" for ranks on the host.
-    driver : str
-        Version of the NVIDIA driver and of the CUDA it supports.
-    topology : str
-        GPUs of a node, whether ranks share them, whether they map one another's memory, one node or several.
-    mpi : str
-        What the MPI library says of itself.
-    """
-
-    gpu: str
-    driver: str
-    topology: str
-    mpi: str
+    gpu: str  # model of the ranks' GPUs, "none" for ranks on the host
+    driver: str  # version of the NVIDIA driver and of the CUDA it supports
+    topology: str  # GPUs of a node, whether ranks share them and map one another's memory, one node or several
+    mpi: str  # as the library calls itself
 
 
 def tuning_file() -> Path:

@@ -39,36 +39,17 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 @dataclass(frozen=True)
 class _Said:
-    """A rank's part of the agreement on a plan, beside that on single messages.
+    """A rank's part of the agreement on a plan, beside that on single messages; see `Draft` for the rest."""
 
-    Attributes
-    ----------
-    wish : str or None
-        Path asked for.
-    on_gpu : bool
-    sends, receives : Counter
-        Messages to and from each rank.
-    operation : str
-    numbers : tuple of int
-    specs : tuple of str
-        Of the fields, as in `Draft`.
-    closed : tuple of int
-        Numbers of plans that it has closed, and others may not have.
-    plans : int
-        Number of the last plan that it has made on these ranks.
-    floats : bool
-        Whether the plan may serve other arrays, as in `Draft`.
-    """
-
-    wish: str | None
+    wish: str | None  # path asked for
     on_gpu: bool
-    sends: Counter[int]
+    sends: Counter[int]  # messages to each rank
     receives: Counter[int]
     operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
-    closed: tuple[int, ...]
-    plans: int
+    closed: tuple[int, ...]  # plans that it has closed, and others may not have
+    plans: int  # number of the last plan that it has made on these ranks
     floats: bool
 
 

@@ -24,21 +24,11 @@ from halox.runtime.arrays import Described, describe
 
 @dataclass(frozen=True)
 class Side:
-    """One end of a transpose on this rank.
-
-    Attributes
-    ----------
-    array : array
-        Of any strides.
-    overlaps : tuple of Overlap
-        Its boxes, and which rank's array holds the same cells at the other end.
-    axes : tuple of int
-        Its axes in the order that both ends have in common.
-    """
+    """One end of a transpose on this rank."""
 
     array: object
-    overlaps: tuple[Overlap, ...]
-    axes: tuple[int, ...]
+    overlaps: tuple[Overlap, ...]  # its boxes, and which rank's array holds the same cells
+    axes: tuple[int, ...]  # in the order that both ends have in common
 
 
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:

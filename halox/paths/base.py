@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from halox.runtime.topology import Topology
 
 Operation = Literal["copy", "add"]
+"""Received values replace the target's; or are added to them, and what was sent is set to zero."""
 
 Key = tuple[str, int, int]
 """Direction, peer and tag of a message."""
@@ -41,20 +42,10 @@ NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared m
 
 @dataclass(frozen=True)
 class Job:
-    """The messages of one plan that go one path, with the arrays they name.
+    """The messages of one plan that go one path, with the arrays they name."""
 
-    Attributes
-    ----------
-    arrays : sequence of HostArray or Described
-        The plan's arrays, borrowed: on the host or on this rank's GPU.
-    sends, receives : tuple of Message
-        Messages of this path, in the order of (peer, tag).
-    operation : {"copy", "add"}
-        Received values replace the target's; or are added to them, and what was sent is set to zero.
-    """
-
-    arrays: Sequence[Any]
-    sends: tuple[Message, ...]
+    arrays: Sequence[Any]  # the plan's, HostArray or Described
+    sends: tuple[Message, ...]  # in the order of (peer, tag), as the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
 
@@ -105,21 +96,12 @@ class Channel(ABC):
     its channels before it finishes any, and every rank finishes its channels in the same order of paths.
 
     A channel ends in two steps: each rank closes it when it likes, and it is freed when all have closed it.
-
-    Attributes
-    ----------
-    needs_host : bool
-        Whether the host takes part in an exchange, beyond launching kernels.
-    is_movable : bool
-        Whether the channel can work on other arrays of the same layouts, by `views` and `bind`.
-    has_ended : bool
-        Whether nothing that this rank has begun is under way any more. Asked once it is closed.
-    has_failed : bool
-        Whether an exchange has failed of which the caller may not have been told. Asked once it is closed.
     """
 
-    needs_host = True
-    is_movable = False
+    needs_host = True  # the host takes part in an exchange, beyond launching kernels
+    is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
+    # Asked of a closed channel: nothing that this rank has begun is under way; an exchange has failed of which the
+    # caller may not have been told.
     has_ended = True
     has_failed = False
 
@@ -163,94 +145,47 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way in which a path moves a message, as ``path="peer/ll"`` names it.
-
-    Attributes
-    ----------
-    name : str
-    cost, shared_gpu_cost : ProtocolCost or None
-        Shipped constants, also for ranks that share a GPU; None for protocols that follow fixed rules.
-    fallback : str or None
-        The protocol that replaces this one where the shared memory of a node is too small, as "path/protocol"; None
-        if this one needs none.
-    is_packed : bool
-        Whether messages travel packed through the node's shared memory.
-    reach : {"self", "node", "nodes"}
-        The partner with whom it is measured: the rank itself, one of its node, or one of another node where possible.
-    in_field : bool
-        Whether it is measured on a grid's own field, whose memory other ranks can map.
-    former : str or None
-        Earlier name, still accepted.
-    memory : {"host", "gpu"} or None
-        The arrays for which it is made, if not those of its path.
-    is_tuned : bool
-        Whether ``halox tune`` measures it, if it does its path.
-    """
+    """One way in which a path moves a message, as ``path="peer/ll"`` names it."""
 
     name: str
+    # Shipped constants; None for protocols that follow fixed rules.
     cost: ProtocolCost | None = None
-    shared_gpu_cost: ProtocolCost | None = None
+    shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
+    # "path/protocol" in its place where a node's shared memory is too small.
     fallback: str | None = None
-    is_packed: bool = False
+    is_packed: bool = False  # through the node's shared memory
+    # The partner with whom it is measured: the rank itself, one of its node, or one of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
-    in_field: bool = False
-    former: str | None = None
-    memory: Literal["host", "gpu"] | None = None
-    is_tuned: bool = True
+    in_field: bool = False  # measured on a grid's own field, whose memory other ranks can map
+    former: str | None = None  # earlier name, still accepted
+    memory: Literal["host", "gpu"] | None = None  # of its arrays, if not that of its path
+    is_tuned: bool = True  # by ``halox tune``, if its path is
 
 
 @dataclass(frozen=True)
 class EndpointInfo:
-    """Description of a message by one of its ends, exchanged when a plan is made.
-
-    Attributes
-    ----------
-    node, rank : int
-    memory : {"host", "gpu"}
-    block_bytes : int
-        Mean bytes of a block; on a GPU, of a row of tiles where kernels move those.
-    signatures : tuple
-        Of each part.
-    nbytes : int
-        Payload.
-    paths : mapping of str to object
-        By path, the result of its `Path.describe`, where there is one.
-    is_one_way : bool
-        Whether the plan has no message the other way between the two ranks.
-    """
+    """Description of a message by one of its ends, exchanged when a plan is made."""
 
     node: int
     memory: Literal["host", "gpu"]
-    block_bytes: int
+    block_bytes: int  # mean; on a GPU, of a row of tiles where kernels move those
     signatures: tuple[PartSignature, ...]
     rank: int = 0
     nbytes: int = 0
-    paths: Mapping[str, Any] = field(default_factory=dict)
-    is_one_way: bool = False
+    paths: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.describe`
+    is_one_way: bool = False  # the plan has no message the other way between the two ranks
 
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """Selection inputs beside the two ends of a message, identical on all ranks of a plan.
-
-    Attributes
-    ----------
-    operation : {"copy", "add"}
-    topology : Topology or None
-        The GPUs of all ranks; None if no rank has one.
-    no_device_pointers : str or None
-        Why MPI cannot be given device pointers; None if it can.
-    surveys : mapping of str to object
-        By path, the result of its `Path.survey`.
-    leave_sms : bool
-        Whether protocols that leave a GPU's multiprocessors alone are preferred.
-    """
+    """Selection inputs beside the two ends of a message, identical on all ranks of a plan."""
 
     operation: Operation = "copy"
-    topology: Topology | None = None
+    topology: Topology | None = None  # None if no rank has a GPU
+    # Why MPI takes none; None if it does.
     no_device_pointers: str | None = "no MPI library was asked"
-    surveys: Mapping[str, Any] = field(default_factory=dict)
-    leave_sms: bool = False
+    surveys: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.survey`
+    leave_sms: bool = False  # protocols that leave a GPU's multiprocessors alone are preferred
 
 
 @dataclass(frozen=True)
@@ -268,34 +203,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Route(Candidate):
-    """The path and protocol of a message, and the reason for them.
+    """The path and protocol of a message, and the reason for them."""
 
-    Attributes
-    ----------
-    predicted_us : float or None
-        Time that the cost model expects of an exchange of this message alone; None where it has no model.
-    why_not : mapping of str to str
-        For each path that is impossible, the reason.
-    """
-
-    predicted_us: float | None = None
-    why_not: Mapping[str, str] = field(default_factory=dict)
+    predicted_us: float | None = None  # of an exchange of this message alone; None without a model
+    why_not: Mapping[str, str] = field(default_factory=dict)  # for each path that is impossible
 
 
 class Build:
-    """A plan under construction: its messages with their routes, and the means to make its channels.
-
-    Attributes
-    ----------
-    routes : dict
-        As given, but for messages that `link` had to turn to another protocol.
-    taken : set
-        Keys of messages that the channel of a path carries to which they were not routed.
-    near : sequence of collection of str
-        For each rank, the paths on which it has messages that need the node's shared memory; set before `link`.
-    protocols_used : set of (str, str)
-        Paths and protocols on which any rank has messages.
-    """
+    """A plan under construction: its messages with their routes, and the means to make its channels."""
 
     def __init__(
         self,
@@ -307,9 +222,13 @@ class Build:
     ) -> None:
         self.context, self.world = context, context.world
         self.whole, self.device, self.number = whole, device, number
+        # As given, but for messages that `link` had to turn to another protocol.
         self.routes = dict(routes)
+        # Messages that the channel of a path carries to which they were not routed.
         self.taken: set[Key] = set()
+        # For each rank the paths on which it has messages that need the node's shared memory; set before `link`.
         self.near: list[Collection[str]] = []
+        # Paths and protocols on which any rank has messages.
         self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
@@ -373,29 +292,15 @@ class Build:
 
 
 class Path(ABC):
-    """A data path; see the module.
+    """A data path; see the module."""
 
-    Attributes
-    ----------
-    name : str
-        As ``path=``, HALOX_PATH and ``explain`` have it.
-    protocols : tuple of Protocol
-    summary : str
-        When it serves, for ``halox info``.
-    memory : {"host", "gpu"}
-        The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
-    to_self : bool
-        Whether it carries the messages of a rank to itself, and no others; it is then never asked for by name.
-    is_tuned : bool
-        Whether ``halox tune`` measures it.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as ``path=``, HALOX_PATH and ``explain`` have it
     protocols: ClassVar[tuple[Protocol, ...]]
-    summary: ClassVar[str]
+    summary: ClassVar[str]  # for ``halox info``: when it serves
+    # The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
     memory: ClassVar[Literal["host", "gpu"]] = "gpu"
-    to_self: ClassVar[bool] = False
-    is_tuned: ClassVar[bool] = True
+    to_self: ClassVar[bool] = False  # only a rank's messages to itself; never asked for by name
+    is_tuned: ClassVar[bool] = True  # by ``halox tune``
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""

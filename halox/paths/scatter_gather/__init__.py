@@ -69,18 +69,10 @@ class Survey(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """Description of a message's arrays on a GPU.
+    """Description of a message's arrays on a GPU."""
 
-    Attributes
-    ----------
-    is_mapped : bool
-        Whether they are in memory that peers can map.
-    why_not_registered : str or None
-        Why the rank's network adapter cannot reach them, None if it can; "" without one.
-    """
-
-    is_mapped: bool
-    why_not_registered: str | None
+    is_mapped: bool  # in memory that peers can map
+    why_not_registered: str | None  # with the rank's adapter, None if they can be; "" without one
 
 
 def _surveyed(context: Context) -> Survey:

@@ -52,27 +52,14 @@ from halox.runtime.gpu.streams import CallStreams
 
 @dataclass(frozen=True)
 class CopyRecord:
-    """Description of a rank for a peer.
+    """Description of a rank for a peer."""
 
-    Attributes
-    ----------
-    offers : mapping
-        Keys of the messages that the peer moves.
-    segments : mapping
-        Handles of the memory behind them.
-    ready, moved : int
-        Numbers of this rank's events.
-    events : dict
-        Their handles.
-    flags : DevicePlace or str
-        Words that the peer sets in captured exchanges; or the reason why there can be none.
-    """
-
-    offers: Offers
-    segments: dict[Allocation, bytes]
-    ready: int
+    offers: Offers  # keys of the messages that the peer moves
+    segments: dict[Allocation, bytes]  # handles of the memory behind them
+    ready: int  # numbers of this rank's events
     moved: int
-    events: dict[int, bytes]
+    events: dict[int, bytes]  # and their handles
+    # Words that the peer sets in captured exchanges; or why there are none.
     flags: DevicePlace | str
 
 

@@ -30,37 +30,16 @@ IMMEDIATE_BITS = 32
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an engine's keys.
+    """Limits of an engine's keys: the most of each, where nothing else is said."""
 
-    Attributes
-    ----------
-    entries : int
-        Most entries of a key.
-    repeats : int
-        Most blocks of one length at one distance that a single entry describes: 1 where each block needs its own.
-    stride_bytes : int
-        Most bytes of that distance.
-    key_bytes : int
-        Most bytes of a window.
-    keys : int
-        Most keys at a time; a message of more windows is moved in rounds.
-    keys_per_list : int
-        Most keys of one end of a message, so that some are left for others.
-    pool : int
-        Keys made at a time, in advance.
-    windows : int
-        Windows into which long messages are divided at least, as far as each keeps `window_bytes`.
-    window_bytes : int
-        Bytes below which a message is not divided for the sake of `windows`.
-    """
-
-    entries: int
-    repeats: int = 1
-    stride_bytes: int = 1 << 62
-    key_bytes: int = 1 << 30
-    keys: int = 1 << 16
-    keys_per_list: int = 1 << 16
-    pool: int = 64
+    entries: int  # of a key
+    repeats: int = 1  # blocks of one length at one distance that a single entry describes
+    stride_bytes: int = 1 << 62  # bytes of that distance
+    key_bytes: int = 1 << 30  # bytes of a window
+    keys: int = 1 << 16  # at a time; a message of more windows is moved in rounds
+    keys_per_list: int = 1 << 16  # of one end of a message, so that some are left for others
+    pool: int = 64  # keys made at a time, in advance
+    # Into which a long message is divided at least, as far as each keeps `window_bytes`.
     windows: int = 1
     window_bytes: int = 1 << 16
 
@@ -81,15 +60,10 @@ class Region(NamedTuple):
 
 
 class Key:
-    """A list of blocks that an engine walks; engines derive their own.
-
-    Attributes
-    ----------
-    window : Window or None
-        The blocks to which it is mapped.
-    """
+    """A list of blocks that an engine walks; engines derive their own."""
 
     window: Window | None = None
+    """The blocks to which it is mapped."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +71,11 @@ class RemoteKey:
     """A key of another rank, for requests to it; can be pickled.
 
     It means the same after its owner has mapped the key to other blocks.
-
-    Attributes
-    ----------
-    rkey, address : int
-        As requests name the memory behind it.
-    nbytes : int
-    blocks : object
-        Description of the blocks, where the engine needs it at the other end.
     """
 
-    rkey: int = 0
-    address: int = 0
+    rkey: int = 0  # the memory behind it in requests
     nbytes: int = 0
-    blocks: Any = None
+    blocks: Any = None  # their description, where the engine needs it at the other end
 
 
 class Transfer(Protocol):
@@ -125,20 +90,12 @@ class Transfer(Protocol):
 
 
 class Engine(ABC):
-    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator.
+    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator."""
 
-    Attributes
-    ----------
-    name : str
-        Also of the protocol, as in ``path="scatter_gather/process_vm"``.
-    limits : Limits
-    needs_registration : bool
-        Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # also of the protocol, as in ``path="scatter_gather/process_vm"``
     limits: Limits
     needs_registration = True
+    """Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address."""
 
     def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
         """Return a peer's key for other arrays of the same layouts, each some bytes further on than the known one.

@@ -118,18 +118,6 @@ class KeyList:
 
     Where an engine has fewer keys than the message has windows, they slide over it: in round r of n windows key number
     k stands for window ``r * n + k``.
-
-    Attributes
-    ----------
-    key : LayoutKey
-    generation : int
-    windows : list of Window
-    keys : list of Key
-    regions : tuple of Region
-    sent_to : set of int
-        Ranks that know them.
-    users : int
-        Plans that use them.
     """
 
     key: LayoutKey
@@ -137,10 +125,9 @@ class KeyList:
     windows: list[Window]
     keys: list[Key]
     regions: tuple[Region, ...]
-    sent_to: set[int] = field(default_factory=set)
-    users: int = 0
-    mapped: tuple[int, int] | None = None
-    """Round to which the keys are mapped, and its number of windows."""
+    sent_to: set[int] = field(default_factory=set)  # ranks that know them
+    users: int = 0  # plans that use them
+    mapped: tuple[int, int] | None = None  # round to which they are, and its number of windows
 
     @property
     def slides(self) -> bool:
@@ -149,25 +136,13 @@ class KeyList:
 
 
 class Memory(NamedTuple):
-    """Memory of one of a message's arrays.
+    """Memory of one of a message's arrays; that of the array of which it is a view is registered as a whole."""
 
-    Attributes
-    ----------
-    base : int
-        Address of the array's first element.
-    address, nbytes : int
-        The memory of the array of which it is a view, to be registered as a whole.
-    owner : object
-        The object with whose life that memory ends.
-    device : int or None
-        The GPU on which it is, None for memory of the host.
-    """
-
-    base: int
-    address: int
+    base: int  # address of the array's first element
+    address: int  # of the whole
     nbytes: int
-    owner: object
-    device: int | None = None
+    owner: object  # with whose life that memory ends
+    device: int | None = None  # None for memory of the host
 
 
 class Offer(NamedTuple):

@@ -39,20 +39,10 @@ Bases = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Share:
-    """Windows of a message that this rank moves.
-
-    Attributes
-    ----------
-    message : Message
-    blocks : MessageBlocks
-        Of this end.
-    chunk_bytes : int
-    direction : {"put", "get"}
-    windows : slice
-    """
+    """Windows of a message that this rank moves."""
 
     message: Message
-    blocks: MessageBlocks
+    blocks: MessageBlocks  # of this end
     chunk_bytes: int
     direction: Direction
     windows: slice
