@@ -17,7 +17,10 @@ from halox.runtime.arrays import WORDS, Array, DType
 from halox.runtime.shared_memory import Bytes
 
 Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
-"""A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
+"""A part in the memory of its array: the array's number, shape, dtype, first byte in the memory, and strides of a view.
+
+A plain tuple, as these are made fastest.
+"""
 
 Indices = npt.NDArray[np.intp]
 
