@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
@@ -164,19 +164,16 @@ def _prepared(
 
 def _chooser(context: Context, said: Sequence[_Said], *, leave_sms: bool) -> Callable[..., Route]:
     """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
-    selection, costs = SelectionContext(said[0].operation), Costs.default()
     on_gpu = any(one.on_gpu for one in said)
-    if on_gpu:
-        topology = context.find_gpus()
-        selection = SelectionContext(said[0].operation, topology, context.why_no_device_pointers())
-        costs = context.once(costs_of)
+    topology = context.find_gpus() if on_gpu else None
+    costs = context.once(costs_of) if on_gpu else Costs.default()
     named = (said[0].wish or "").partition("/")[0]
     surveys = {
         name: path.survey(context, is_named=name == named)
         for name, path in PATHS.items()
         if on_gpu or path.moves("host")
     }
-    selection = replace(selection, surveys=surveys, leave_sms=leave_sms)
+    selection = SelectionContext(said[0].operation, topology, surveys, leave_sms)
     return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
 
 

@@ -182,8 +182,6 @@ class SelectionContext:
 
     operation: Operation = "copy"
     topology: Topology | None = None  # None if no rank has a GPU
-    # Why MPI takes none; None if it does.
-    no_device_pointers: str | None = "no MPI library was asked"
     surveys: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.survey`
     leave_sms: bool = False  # protocols that leave a GPU's multiprocessors alone are preferred
 

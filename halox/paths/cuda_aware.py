@@ -19,7 +19,8 @@ from halox.paths.base import (
 )
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
-from halox.runtime.device_pointers import decided_by_user
+from halox.runtime.context import Context
+from halox.runtime.device_pointers import decided_by_user, find_out
 from halox.runtime.world import load_mpi
 
 
@@ -41,11 +42,16 @@ class CudaAwarePath(Path):
         """Look at HALOX_CUDA_AWARE."""
         decided_by_user()
 
+    def survey(self, context: Context, *, is_named: bool) -> str | None:
+        """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
+        return context.once(_why_no_device_pointers)
+
     def candidates(
         self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
     ) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
-        why = numpy_ends(sender, receiver) or selection.no_device_pointers
+        why = numpy_ends(sender, receiver)
+        why = why or selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
@@ -63,6 +69,11 @@ class CudaAwarePath(Path):
             )
         channel = staged_channel(build.world, job, buffers, device, self.name)
         return [Carried(self.name, channel, job.messages)]
+
+
+def _why_no_device_pointers(context: Context) -> str | None:
+    verdict = find_out(context.world, context.device)
+    return None if verdict.takes else verdict.reason
 
 
 def device_buffer(nbytes: int) -> Buffer:

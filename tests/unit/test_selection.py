@@ -149,7 +149,7 @@ APART = "ranks 0 and 1 are on different nodes"
 POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "all is well": ({}, PEER | {"ipc/staging", "staged/shared"}, {"cuda_aware": NO_MPI}),
     "MPI takes device pointers": (
-        {"no_device_pointers": None},
+        {"surveys": {"cuda_aware": None}},
         PEER | {"ipc/staging", "staged/shared", "cuda_aware/mpi"},
         {},
     ),
@@ -233,7 +233,7 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
     ),
     "other nodes, and MPI takes device pointers": (
-        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "no_device_pointers": None},
+        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "surveys": {"cuda_aware": None}},
         {"staged/mpi", "cuda_aware/mpi"},
         {"peer": APART, "ipc": APART},
     ),
@@ -309,7 +309,7 @@ def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
     topology = said.get("topology", {})
     selection = SelectionContext(
         topology=None if topology is None else two_gpus(**topology),
-        **{k: v for k, v in said.items() if k in ("operation", "no_device_pointers", "surveys")},
+        **{k: v for k, v in said.items() if k in ("operation", "surveys")},
     )
     return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), selection
 
