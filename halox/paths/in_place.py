@@ -51,7 +51,7 @@ class InPlaceChannel(Channel):
         """Let the neighbours read."""
         self.run()
         self._to_copy.append(self._epoch)
-        UNDER_WAY[self] = None
+        UNDER_WAY[self] = self._help
 
     def run(self) -> None:
         """Let the neighbours read; nobody waits for anything else before `finish`."""
@@ -71,7 +71,7 @@ class InPlaceChannel(Channel):
 
     def _is_alone(self) -> bool:
         """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
-        was_started = UNDER_WAY.pop(self, self) is None
+        was_started = UNDER_WAY.pop(self, None) is not None
         if not was_started:
             self._to_copy.append(self._epoch)
         elif not UNDER_WAY:
@@ -90,7 +90,7 @@ class InPlaceChannel(Channel):
         )
         self._read.wait(epoch)
 
-    def help(self) -> None:
+    def _help(self) -> None:
         """Copy, if the neighbours have come and nobody has copied yet."""
         if self._to_copy and self._ready.passed(self._epoch):
             self._copy()

@@ -123,4 +123,3 @@ class Context:
         """Free everything after an error that was raised on all ranks, so that they can do it together."""
         if not isinstance(error, ExchangeTimeoutError):
             self.close()
-

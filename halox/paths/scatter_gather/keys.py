@@ -28,7 +28,7 @@ LayoutKey = tuple[bytes, tuple[int, ...], int]
 
 
 MOST_LISTS = 256
-"""Lists that no plan uses and are kept all the same, and as many of each peer's at addresses of later arrays."""
+"""Lists that no plan uses and are kept all the same."""
 
 
 class KeyPool:
@@ -169,7 +169,6 @@ class Keys:
         self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
         self._remote: dict[tuple[int, LayoutKey], Offer] = {}
         self._dropped: dict[int, list[LayoutKey]] = {}
-        self._moved: dict[tuple[int, LayoutKey], tuple[RemoteKey, ...]] = {}
 
     def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
         """Return the keys of a message over some memory, one for each of its arrays, until `release`.
@@ -281,13 +280,5 @@ class Keys:
 
     def moved(self, rank: int, offer: Offer, bases: tuple[int, ...]) -> tuple[RemoteKey, ...]:
         """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
-        layout, known, chunk_bytes = offer.key
-        place = rank, (layout, bases, chunk_bytes)
-        found = self._moved.pop(place, None)
-        if found is None:
-            shifts = [new - old for new, old in zip(bases, known, strict=True)]
-            found = tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
-            if len(self._moved) >= MOST_LISTS:
-                del self._moved[next(iter(self._moved))]
-        self._moved[place] = found
-        return found
+        shifts = [new - old for new, old in zip(bases, offer.key[1], strict=True)]
+        return tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])

@@ -171,7 +171,7 @@ class Mlx5Channel(AgreeingChannel):
     def start(self) -> None:
         """Let the peers write."""
         self.run()
-        UNDER_WAY[self] = None
+        UNDER_WAY[self] = self._step
 
     def run(self) -> None:
         """Let the peers write, on a GPU once the stream has come here; nobody waits before `finish`."""
@@ -196,10 +196,6 @@ class Mlx5Channel(AgreeingChannel):
         self._waiter.until(self._step, self._what, self._missing)
         if self._gpu is not None:
             self._gpu.end()
-
-    def help(self) -> None:
-        """Write what can be written, for peers that wait."""
-        self._step()
 
     def _step(self) -> bool:
         """Do what can be done now; return whether the exchange has ended here."""
