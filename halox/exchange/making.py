@@ -62,33 +62,15 @@ def make_plan(
     leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
-    """Make a plan with the other ranks.
+    """Make a plan with the other ranks; collective. Arrays on a GPU are made idle.
 
-    Parameters
-    ----------
-    context : Context
-        The ranks and their shared memory.
-    draft : callable
-        Returns this rank's `Draft`; may raise a `HaloxError`, which is then raised on all ranks.
-    keep : bool
-        Whether the plan keeps its arrays alive. If not, its owner must drop it with them.
-    path : str, optional
-        The path that messages to other ranks must take; by default that of HALOX_PATH, or else the fastest.
-    leave_sms : bool
-        Whether paths that leave a GPU's multiprocessors alone are preferred; the same on all ranks.
-    call : str
-        The collective call as which runs of the plan are counted.
+    ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive; else
+    its owner must drop it with them. ``path`` is the one that messages to other ranks must take, by default that of
+    HALOX_PATH, or else the fastest; ``leave_sms``, the same on all ranks, prefers paths that leave a GPU's
+    multiprocessors alone. Runs of the plan are counted as the collective call ``call``.
 
-    Raises
-    ------
-    PathError
-        On all ranks, if that path cannot be taken.
-    HaloxError
-        On all ranks, if any of them cannot make its part or two ends of a message do not match.
-
-    Notes
-    -----
-    Collective. Arrays on a GPU are made idle.
+    Raises on all ranks a `PathError` if that path cannot be taken, a `HaloxError` if any of them cannot make its part
+    or two ends of a message do not match.
     """
     world = context.world
     (drafted, arrays), said = world.prepare(lambda: _prepared(context, draft, path), _MAKING)

@@ -39,12 +39,7 @@ def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
 def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
     """Make the messages that carry the cells of one array to those that hold them at the other end.
 
-    Parameters
-    ----------
-    source, target : Side
-        This rank's arrays to send from, and to receive into.
-    walk : sequence of int
-        Order in which the axes in common are packed, the slowest first; the same on all ranks.
+    ``walk`` is the order in which the axes in common are packed, the slowest first; the same on all ranks.
     """
     described = describe(source.array), describe(target.array)
 

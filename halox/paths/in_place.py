@@ -24,14 +24,7 @@ from halox.runtime.waiting import UNDER_WAY
 class InPlaceChannel(Channel):
     """Base of channels that move cells from array to array; `_move` is all that they add.
 
-    Parameters
-    ----------
-    link : NodeLink
-        Flags; freed by `free`.
-    waits_for : sequence of int
-        Ranks whose arrays this rank reaches in `_move`.
-    waited_for : sequence of int
-        Ranks that reach this rank's arrays.
+    In it this rank reaches arrays of ranks ``waits_for``; those ``waited_for`` reach its own. `free` frees ``link``.
     """
 
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:

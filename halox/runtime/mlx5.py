@@ -152,14 +152,7 @@ class QueuePair:
 
 
 class Adapter:
-    """An open adapter, its protection domain, and the address of its port.
-
-    Attributes
-    ----------
-    name, firmware : str
-    max_message_bytes : int
-        Most bytes of a work request.
-    """
+    """An open adapter, its protection domain, and the address of its port."""
 
     def __init__(self, name: str) -> None:
         self.verbs, self.name = verbs(), name

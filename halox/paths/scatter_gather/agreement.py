@@ -45,19 +45,8 @@ def opposite(message: Message) -> Name:
 class Agreement:
     """Agreement on some messages, this rank's part: their block lists, chunk sizes and keys.
 
-    Parameters
-    ----------
-    keys : Keys
-    messages : sequence of Message
-    memory : callable
-        Returns the memory of a message's arrays.
-    rank : int
-        This rank, for errors.
-
-    Attributes
-    ----------
-    blocks, chunks, own : dict
-        By the key of each message: its blocks; the chunk size, and the keys of this end, once they are there.
+    ``memory`` returns the memory of a message's arrays. By the key of each message there are its ``blocks`` and, once
+    they are known, the chunk size in ``chunks`` and the keys of this end in ``own``.
     """
 
     def __init__(

@@ -101,15 +101,7 @@ class _Link:
 
 
 class Mlx5Umr(Engine):
-    """Mover of windows between ranks with an mlx5 adapter each.
-
-    Parameters
-    ----------
-    rank : int
-    adapter : Adapter
-    waiter : callable
-        Returns the waiter for completions, which ends after ``HALOX_TIMEOUT``.
-    """
+    """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns the one for completions."""
 
     name = "mlx5_umr"
 

@@ -9,10 +9,7 @@ from halox.paths.scatter_gather.keys import KeyList, Keys, Offer
 class Rounds:
     """One end of a message whose peer has offered its keys: which windows are moved in which round, and how.
 
-    Attributes
-    ----------
-    count : int
-        Number of rounds, alike at both ends: 1 unless an engine has fewer keys than the message has windows.
+    The ``count`` of rounds, alike at both ends, is 1 unless an engine has fewer keys than the message has windows.
     """
 
     def __init__(
