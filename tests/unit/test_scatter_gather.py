@@ -93,7 +93,7 @@ class Pair:
             for end in ends:
                 end.enter(number)
             for transfer in mover.transfers(direction, number):
-                transfer.post()
+                transfer()
 
 
 LIMITS = st.fixed_dictionaries(

@@ -119,7 +119,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             segments = dict(flags_memory)
             for _, offer in offers.get(peer, {}).values():
                 for key in offer.keys or ():  # of keys that it knows it has opened the memory
-                    segments |= self._engine.handles(key)
+                    segments |= self._engine.arena.handles(key.blocks[0])
             handles = self._events.handles(self._numbers)
             flags = self._flags.place(peer) if why is None else why
             found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles, flags)
@@ -132,7 +132,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         runtime = cupy().cuda.runtime
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
         for peer, record in theirs.items():
-            self._engine.open(record.segments)
+            self._engine.arena.open(record.segments)
             self._events.open(peer, record.events)
         opened = self._events.opened
         self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._touched]
@@ -195,7 +195,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         if self._is_captured:
             self._flags.take_ready(self._stream)
             for transfer in self._transfers:
-                transfer.post(stream=self._stream)
+                transfer(self._stream)
             self._flags.end(self._stream)
         else:
             super().finish()
@@ -214,7 +214,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         for event in self._wait_ready:
             self._wait(stream, event)
         for transfer in self._transfers:
-            transfer.post(stream=stream)
+            transfer(stream)
         self._record(self._moved_event, stream)
 
     def close(self) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 
 from halox.packing.copy_boxes import PreparedCopies, common_blocks
 from halox.packing.copy_engine import MOST_RUNS
-from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Region, RemoteKey
+from halox.paths.scatter_gather.engine import (
+    Direction,
+    Engine,
+    Key,
+    Limits,
+    Region,
+    RemoteKey,
+    Transfer,
+)
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.place import Place
 
@@ -56,17 +64,7 @@ class CopyEngine(Engine):
         blocks = window.addresses - origin[window.array_of], window.lengths, index[window.array_of]
         return RemoteKey(nbytes=window.nbytes, blocks=(tuple(places), *blocks))
 
-    def handles(self, remote: RemoteKey) -> dict[Allocation, bytes]:
-        """Return the handles of the segments of an exported key of this rank."""
-        return self.arena.handles(remote.blocks[0])
-
-    def open(self, handles: dict[Allocation, bytes]) -> None:
-        """Map a peer's segments."""
-        self.arena.open(handles)
-
-    def transfer(
-        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
-    ) -> CopyTransfer:
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
         """Prepare the copies; the segments of the peer's key are open."""
         window = key.window
         assert window is not None
@@ -75,15 +73,4 @@ class CopyEngine(Engine):
         own = window.addresses, window.lengths, window.array_of
         theirs = offsets + pointers[index], lengths, index
         ends = (own, theirs) if direction == "put" else (theirs, own)
-        return CopyTransfer(PreparedCopies(common_blocks(*ends), self.arena.device))
-
-
-class CopyTransfer:
-    """A window, by copies on a stream."""
-
-    def __init__(self, copies: PreparedCopies) -> None:
-        self._launch = copies.launch
-
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Put the copies on a stream."""
-        self._launch(stream)
+        return PreparedCopies(common_blocks(*ends), self.arena.device).launch

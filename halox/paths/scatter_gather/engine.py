@@ -9,16 +9,16 @@ After Suresh et al. 2022, section IV. The life of a transfer::
     engine.map(key, window)                                      once per layout, address and chunk size
     remote = engine.export(key)                                  sent to the peer, once
     transfer = engine.transfer("put", key, theirs, peer)         by the rank that will move the window
-    transfer.post(immediate)                                     in every exchange
+    transfer(...)                                                in every exchange
     engine.complete()                                            the bytes are in place
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from halox.paths.scatter_gather.windows import Window
 
@@ -78,15 +78,12 @@ class RemoteKey:
     blocks: Any = None  # their description, where the engine needs it at the other end
 
 
-class Transfer(Protocol):
-    """One window of a message, between a key of this rank and one of a peer."""
+Transfer: TypeAlias = Callable[..., None]
+"""Begins to move one window of a message, between a key of this rank and one of a peer, after those moved before.
 
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Begin to move the window, after those posted before to the same peer.
-
-        A put hands ``immediate``, of `IMMEDIATE_BITS` bits, to the peer once its bytes are in place. Engines
-        that work in streams take the one behind whose work the window is moved.
-        """
+Of engines that reach other nodes it may be given an immediate, of `IMMEDIATE_BITS` bits, for the peer once the bytes
+are in place; of those that work in streams it is given the one behind whose work the window is moved.
+"""
 
 
 class Engine(ABC):

@@ -92,8 +92,8 @@ class _End:
             self._rounds.enter(self._done)
             *first, last = self._rounds.transfers("put", self._done)
             for transfer in first:
-                transfer.post()
-            last.post(self._theirs)
+                transfer()
+            last(self._theirs)
             self._done += 1
 
     @property

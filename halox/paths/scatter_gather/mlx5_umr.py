@@ -27,6 +27,7 @@ from halox.paths.scatter_gather.engine import (
     Limits,
     Region,
     RemoteKey,
+    Transfer,
 )
 from halox.paths.scatter_gather.windows import Window
 from halox.runtime.mlx5 import (
@@ -77,19 +78,6 @@ class MappedKey(Key):
     def __init__(self, mkey: Any) -> None:
         self.mkey = mkey
         self.posted = 0
-
-
-class WriteTransfer:
-    """A window, by one RDMA write."""
-
-    def __init__(self, engine: Mlx5Umr, key: MappedKey, remote: RemoteKey, peer: int) -> None:
-        self._engine, self._key, self._remote, self._peer = engine, key, remote, peer
-
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Post the write."""
-        window = self._key.window
-        assert window is not None
-        self._engine.write(self._peer, self._remote.rkey, immediate, (self._key, window.nbytes))
 
 
 class _Link:
@@ -277,12 +265,16 @@ class Mlx5Umr(Engine):
 
     # Transfers
 
-    def transfer(
-        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
-    ) -> WriteTransfer:
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
         """Prepare a write; the peer has been connected."""
         assert isinstance(key, MappedKey) and direction == "put", "this engine writes"
-        return WriteTransfer(self, key, remote, peer)
+
+        def post(immediate: int | None = None) -> None:
+            window = key.window
+            assert window is not None
+            self.write(peer, remote.rkey, immediate, (key, window.nbytes))
+
+        return post
 
     def write(
         self, peer: int, rkey: int, immediate: int | None, source: tuple[MappedKey, int] | None

@@ -137,7 +137,7 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         if aim != self._aim:
             self._take_aim(aim)
         for transfer in self._transfers:
-            transfer.post()
+            transfer()
         self._keys.engine.complete()
 
     def _take_aim(self, aim: tuple[Bases, ...]) -> None:
