@@ -60,6 +60,7 @@ from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_st
 from halox.paths.launches import (
     Item,
     MovableChannel,
+    MovableLaunches,
     clearing_of,
     fragmented,
     items_of,
@@ -269,8 +270,7 @@ class IpcChannel(MovableChannel):
         places = self._staging()
         for message in (*self._receives["put"], *self._sends["get"]):
             found = contiguous_places(message, job.arrays, arena)
-            if found is None:
-                raise AssertionError("a short cut to an array that is not contiguous in the arena")
+            assert found is not None, "a short cut to an array that is not contiguous in the arena"
             places[message.key] = (found,) * _SLOTS
         signs = [_packed(fragment) for fragment in range(self._fragments)]
         if self._sends["put"]:
@@ -309,14 +309,15 @@ class IpcChannel(MovableChannel):
             for message, offset in zip(self._receives["staging"], offsets, strict=True)
         }
 
-    def open(self, records: Mapping[int, IpcRecord]) -> None:
-        """Map the peers' memory and events."""
+    def open(self, records: Mapping[int, IpcRecord]) -> IpcChannel:
+        """Map the peers' memory and events, and return the channel."""
         self._records = records
         for rank, record in records.items():
             self._arena.open(record.segments)
             self._events.open(rank, record.handles)
         self._make_signals()
         self._make_launches()
+        return self
 
     def _make_signals(self) -> None:
         sends, receives, signal = self._sends, self._receives, self._signal
@@ -345,32 +346,20 @@ class IpcChannel(MovableChannel):
         job, device = self._job, self._arena.device
         staging, put = self._sends["staging"], self._sends["put"]
         incoming = (*self._receives["staging"], *self._receives["get"])
-        slots, cut = range(_SLOTS), self._cut
-        self._packs = [
-            fragmented(
-                job,
-                self._items(staging, slot),
-                staging,
-                [*map(cut, staging)],
-                self._fragments,
-                device,
-                unpack=False,
-            )
-            for slot in slots
-        ]
+        slots = range(_SLOTS)
+
+        def cut(
+            messages: Sequence[Message], slot: int, stages: int, *, unpack: bool
+        ) -> MovableLaunches:
+            items, ends = self._items(messages, slot), [*map(self._cut, messages)]
+            return fragmented(job, items, messages, ends, stages, device, unpack=unpack)
+
+        self._packs = [cut(staging, slot, self._fragments, unpack=False) for slot in slots]
         stages = max(len(self._come), 1) if incoming else 0
         self._unpacks = [
             unpacking(job, self._items(incoming, slot), device)
             if job.operation == "add" and incoming
-            else fragmented(
-                job,
-                self._items(incoming, slot),
-                incoming,
-                [*map(cut, incoming)],
-                stages,
-                device,
-                unpack=True,
-            )
+            else cut(incoming, slot, stages, unpack=True)
             for slot in slots
         ]
         self._put = packing(job, self._items(put, 0), device) if put else None
@@ -463,19 +452,12 @@ def make_ipc_channel(
     def begin() -> IpcChannel | None:
         if not job.messages:
             return None
-        if memory is None or link is None:
-            raise AssertionError("a message between GPUs on a rank without memory or flags for it")
+        assert memory is not None and link is not None
         return IpcChannel(job, protocols, *memory, link, cut)
 
-    def record(mine: IpcChannel, _: object) -> dict[int, IpcRecord]:
-        return dict.fromkeys(job.peers, mine.record)
-
-    def opened(mine: IpcChannel, records: Mapping[int, IpcRecord]) -> IpcChannel:
-        mine.open(records)
-        return mine
-
+    rounds = (lambda mine, _: dict.fromkeys(job.peers, mine.record), IpcChannel.open)
     made: IpcChannel | None = handshake(
-        world, begin, (record, opened), "the making of a plan", peers=lambda _: job.peers
+        world, begin, rounds, "the making of a plan", peers=lambda _: job.peers
     )
     return made
 

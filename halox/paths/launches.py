@@ -273,15 +273,20 @@ def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
     return [MovableLaunches(job, items, make, writes=True)]
 
 
+def is_movable_copy(pair: tuple[Part, Part]) -> bool:
+    """Whether a copy within a rank can be moved to other arrays."""
+    source, target = pair
+    both = source.strided is not None and target.strided is not None
+    return both and source.array == target.array
+
+
 def copying(
     job: Job, pairs: Sequence[tuple[Part, Part]], device: int
 ) -> tuple[MovableLaunches, bool]:
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
     from halox.packing.device import launch_between, strided_between
 
-    is_movable = all(
-        a.array == b.array and a.strided is not None and b.strided is not None for a, b in pairs
-    )
+    is_movable = all(map(is_movable_copy, pairs))
 
     def make(found: Sequence[Item]) -> Sequence[Launchable]:
         if not is_movable:

@@ -80,8 +80,7 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
         views = element_view(layouts[0], word), element_view(layouts[1], word)
     else:
         found = common_views(*layouts)
-        if found is None:
-            raise AssertionError("layouts without a common loop nest were sent the direct way")
+        assert found is not None, "layouts without a common loop nest were sent the direct way"
         views = found
     to, out_of = (
         np.ndarray(shape, dtype, array.memory, array.origin + offset, strides)
@@ -114,8 +113,7 @@ class DirectChannel(InPlaceChannel):
             places, layouts = windows[message.peer, message.tag]
             for part, place, layout in zip(message.parts, places or (), layouts, strict=True):
                 own = part.strided
-                if own is None:
-                    raise AssertionError("a part without a strided form was sent the direct way")
+                assert own is not None, "a part without a strided form was sent the direct way"
                 source = _array_at(context, place), layout
                 moves.append(_move((job.arrays[part.array], own), source))
         self._moves = blocked(moves)

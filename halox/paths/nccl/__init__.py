@@ -17,6 +17,7 @@ from halox.paths.base import (
     why_not_gpus,
 )
 from halox.paths.costs import ProtocolCost
+from halox.paths.launches import is_movable_copy
 from halox.paths.messages import Message, Part
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
@@ -94,7 +95,9 @@ class NcclPath(Path):
         """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
         job = build.job(self)
         copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
-        is_joint = job.sends and job.operation == "copy" and all(map(_is_movable, copies.pairs()))
+        is_joint = (
+            job.sends and job.operation == "copy" and all(map(is_movable_copy, copies.pairs()))
+        )
         if not is_joint:
             copies = build.whole.only(lambda _: False)
         build.taken.update(m.key for m in copies.messages)
@@ -111,13 +114,6 @@ class NcclPath(Path):
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
         return [Carried(self.name, channel, (*job.messages, *agreed.copies.messages))]
-
-
-def _is_movable(pair: tuple[Part, Part]) -> bool:
-    """Whether a copy within the rank can be moved to other arrays."""
-    source, target = pair
-    both = source.strided is not None and target.strided is not None
-    return both and source.array == target.array
 
 
 def run_of(part: Part) -> int | None:

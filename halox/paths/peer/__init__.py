@@ -19,13 +19,13 @@ from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
 from halox.paths.peer.table import pieces_between
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from halox.paths.peer.channel import PeerChannel
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 MOST_PIECES = 16
 """Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
