@@ -21,23 +21,8 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.indexed import (
-    Indices,
-    Located,
-    Words,
-    at_once,
-    index_all,
-    pays,
-    words_of,
-)
-from halox.paths.host.packed import (
-    add_all,
-    clearing,
-    packer_of,
-    paired_places,
-    places_of,
-    views_of,
-)
+from halox.paths.host.indexed import Indices, Located, Words, at_once, index_all, pays, words_of
+from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray

@@ -42,97 +42,75 @@ def opposite(message: Message) -> Name:
     return _OPPOSITE[message.direction], message.tag
 
 
-class Agreement:
-    """Agreement on some messages, this rank's part: their block lists, chunk sizes and keys.
+class AgreeingChannel(Channel):
+    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others.
 
-    ``memory`` returns the memory of a message's arrays. By the key of each message there are its ``blocks`` and, once
-    they are known, the chunk size in ``chunks`` and the keys of this end in ``own``.
+    By the key of each message there are its ``_blocks`` and, once they are known, the chunk size in ``_chunks`` and the
+    keys of this end in ``_own``.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        messages: Sequence[Message],
-        memory: Callable[[MessageBlocks], list[Memory]],
-        rank: int,
-    ) -> None:
-        self._keys, self._messages, self._memory, self._rank = keys, messages, memory, rank
-        self.blocks = {m.key: MessageBlocks.of(m) for m in messages}
-        self.chunks: dict[Key, int] = {}
-        self.own: dict[Key, KeyList] = {}
-        self._proposed = {m.key: propose(self.blocks[m.key], keys.engine.limits) for m in messages}
-
-    def proposals(self) -> dict[int, Proposals]:
-        """Return for each peer the chunk sizes that suit this rank."""
-        found: dict[int, dict[Name, Proposal]] = {}
-        for m in self._messages:
-            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
-        return dict(found)
-
-    def map(self, theirs: Mapping[int, Proposals]) -> None:
-        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
-        for m in self._messages:
-            own, other = self._proposed[m.key], theirs[m.peer][opposite(m)]
-            sender, receiver = (own, other) if m.direction == "send" else (other, own)
-            chunk = agreed_chunk(sender, receiver, m.nbytes)
-            if chunk is None:
-                raise PathError(
-                    f"rank {self._rank} and rank {m.peer} agree on no chunk size for the {m.direction} of {m.nbytes} "
-                    f"bytes, in {m.block_count} blocks here: they are too short for the {self._keys.engine.name} "
-                    "engine; leave the choice of the path to halox"
-                )
-            self.chunks[m.key] = chunk
-            blocks = self.blocks[m.key]
-            self.own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
-
-    def offers(self, messages: Sequence[Message]) -> dict[int, Offers]:
-        """Return for each peer the keys of some messages, which it must take."""
-        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
-        for m in messages:
-            offer = self._keys.offer(self.own[m.key], m.peer)
-            arrays = self.blocks[m.key].arrays
-            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
-        return dict(found)
-
-    def drop(self) -> None:
-        """Take this rank's keys out of the caches, here and at the peers."""
-        for own in self.own.values():
-            self._keys.drop(own)
-
-    def release(self) -> None:
-        """Let go of this rank's keys."""
-        for own in self.own.values():
-            self._keys.release(own)
-        self.own = {}
-
-
-class AgreeingChannel(Channel):
-    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others."""
-
-    messages: tuple[Message, ...]
-    _world: World
-    _agreement: Agreement
+    def _prepare(self, world: World, keys: Keys, messages: tuple[Message, ...]) -> None:
+        """List the blocks of the messages, and choose chunk sizes that suit this rank."""
+        self._world, self._keys, self.messages = world, keys, messages
+        self._blocks = {m.key: MessageBlocks.of(m) for m in messages}
+        self._proposed = {m.key: propose(self._blocks[m.key], keys.engine.limits) for m in messages}
+        self._chunks: dict[Key, int] = {}
+        self._own: dict[Key, KeyList] = {}
 
     @property
     def n_keys(self) -> int:
         """Keys of this rank's ends of the messages."""
-        return sum(len(own.keys) for own in self._agreement.own.values())
+        return sum(len(own.keys) for own in self._own.values())
+
+    @abstractmethod
+    def _memory(self, blocks: MessageBlocks) -> list[Memory]:
+        """Return the memory of a message's arrays."""
 
     def proposals(self) -> dict[int, Any]:
         """Return for each peer the chunk sizes that suit this rank."""
-        return self._agreement.proposals()
+        found: dict[int, dict[Name, Proposal]] = {}
+        for m in self.messages:
+            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
+        return dict(found)
 
     @abstractmethod
     def offers(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
         """Map the keys, and return for each peer what it must know of them."""
 
+    def _map(self, theirs: Mapping[int, Proposals]) -> None:
+        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
+        for m in self.messages:
+            own, other = self._proposed[m.key], theirs[m.peer][opposite(m)]
+            sender, receiver = (own, other) if m.direction == "send" else (other, own)
+            chunk = agreed_chunk(sender, receiver, m.nbytes)
+            if chunk is None:
+                raise PathError(
+                    f"rank {self._world.rank} and rank {m.peer} agree on no chunk size for the {m.direction} of "
+                    f"{m.nbytes} bytes, in {m.block_count} blocks here: they are too short for the "
+                    f"{self._keys.engine.name} engine; leave the choice of the path to halox"
+                )
+            self._chunks[m.key] = chunk
+            blocks = self._blocks[m.key]
+            self._own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
+
+    def _offered(self, messages: Sequence[Message]) -> dict[int, Offers]:
+        """Return for each peer the keys of some messages, which it must take."""
+        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
+        for m in messages:
+            offer = self._keys.offer(self._own[m.key], m.peer)
+            arrays = self._blocks[m.key].arrays
+            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
+        return dict(found)
+
     @abstractmethod
     def open(self, theirs: Mapping[int, Any]) -> None:
         """Take the keys of the peers."""
 
-    @abstractmethod
     def let_go(self) -> None:
-        """Let go of the keys, and of the transfers between them."""
+        """Let go of the keys; channels also of the transfers between them."""
+        for own in self._own.values():
+            self._keys.release(own)
+        self._own = {}
 
     def abandon(self) -> None:
         """Release everything, after an error that was raised on all ranks."""
@@ -146,7 +124,8 @@ class AgreeingChannel(Channel):
         peer, and returns what they say.
         """
         swap = swap or self.swap
-        self._agreement.drop()
+        for own in self._own.values():
+            self._keys.drop(own)
         self.let_go()
         self.open(swap(self.offers(swap(self.proposals()))))
 

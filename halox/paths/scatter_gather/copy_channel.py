@@ -30,13 +30,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    opposite,
-)
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.graph_flags import GraphFlags
@@ -78,16 +72,15 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         events: EventPool,
         link: NodeLink,
     ) -> None:
-        self.messages = job.messages
         self._moving = [m for m in job.messages if _is_mover(m, directions[m.key])]
         self._moved_by_peer = [m for m in job.messages if not _is_mover(m, directions[m.key])]
         self._touched, self._touching = (
             sorted({m.peer for m in found}) for found in (self._moving, self._moved_by_peer)
         )
         super().__init__(link, self._touched, self._touching)
-        self._directions, self._keys, self._engine, self._events = directions, keys, engine, events
+        self._prepare(link.world, keys, job.messages)
+        self._directions, self._engine, self._events = directions, engine, events
         self._arrays: Sequence[Described] = job.arrays
-        self._agreement = Agreement(keys, job.messages, self._memory, link.world.rank)
         self._numbers = events.take(2)
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
@@ -110,8 +103,8 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
         """Map the keys, and return this rank's description for each peer."""
-        self._agreement.map(theirs)
-        offers = self._agreement.offers(self._moved_by_peer)
+        self._map(theirs)
+        offers = self._offered(self._moved_by_peer)
         ready, moved = self._numbers
         why, flags_memory = self._why_not_captured, self._flags.handles()
         found = {}
@@ -151,7 +144,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
             remote = self._keys.take(m.peer, offer)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)
-                for key, other in zip(self._agreement.own[m.key].keys, remote, strict=True)
+                for key, other in zip(self._own[m.key].keys, remote, strict=True)
             ]
 
     def check(self) -> None:
@@ -222,12 +215,12 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         super().close()
         if self.has_ended:
             self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
-        self._agreement.release()
+        super().let_go()
 
     def let_go(self) -> None:
         """Let go of the keys, and of the copies between them, which the driver has by now."""
         self._transfers = []
-        self._agreement.release()
+        super().let_go()
 
     def free(self) -> None:
         """Release the events and the flags."""

@@ -19,13 +19,7 @@ from threading import Lock
 
 from halox.paths.base import Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    opposite,
-)
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
 from halox.paths.scatter_gather.keys import Keys, Memory
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
@@ -114,10 +108,9 @@ class Mlx5Channel(AgreeingChannel):
     def __init__(
         self, world: World, job: Job, keys: Keys, mail: Mail, gpu: GpuArrays | None = None
     ) -> None:
-        self.messages = job.messages
-        self._world, self._arrays, self._keys, self._mail = world, job.arrays, keys, mail
+        self._prepare(world, keys, job.messages)
+        self._arrays, self._mail = job.arrays, mail
         self._waiter = world.waiter()
-        self._agreement = Agreement(keys, job.messages, self._memory, world.rank)
         self._numbers: dict[Key, int] = {m.key: mail.new() for m in job.messages}
         self._peers = job.peers
         self._ends: list[_End] = []
@@ -136,7 +129,7 @@ class Mlx5Channel(AgreeingChannel):
 
     def proposals(self) -> dict[int, tuple[Proposals, QueueAddress]]:
         """Return for each peer the chunk sizes that suit this rank, and the address of its queue pair."""
-        proposals = self._agreement.proposals()
+        proposals = super().proposals()
         addresses = self._mail.engine.invite(proposals)
         return {peer: (found, addresses[peer]) for peer, found in proposals.items()}
 
@@ -145,11 +138,11 @@ class Mlx5Channel(AgreeingChannel):
     ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
         """Connect, and return for each peer the keys of all messages with it, and their numbers."""
         self._mail.engine.connect({peer: address for peer, (_, address) in theirs.items()})
-        self._agreement.map({peer: proposals for peer, (proposals, _) in theirs.items()})
+        self._map({peer: proposals for peer, (proposals, _) in theirs.items()})
         numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
         for m in self.messages:
             numbers[m.peer][m.direction, m.tag] = self._numbers[m.key]
-        offers = self._agreement.offers(self.messages)
+        offers = self._offered(self.messages)
         return {peer: (offers[peer], numbers[peer]) for peer in theirs}
 
     def open(self, theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]]) -> None:
@@ -158,7 +151,7 @@ class Mlx5Channel(AgreeingChannel):
             offers, numbers = theirs[m.peer]
             _, offer = offers[opposite(m)]
             remote = self._keys.take(m.peer, offer)
-            own = self._agreement.own[m.key]
+            own = self._own[m.key]
             rounds = Rounds(self._keys, own, m.peer, offer, remote)
             number = numbers[opposite(m)]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
@@ -235,4 +228,4 @@ class Mlx5Channel(AgreeingChannel):
     def let_go(self) -> None:
         """Let go of the keys, and of the ends of messages that use them."""
         self._ends = []
-        self._agreement.release()
+        super().let_go()

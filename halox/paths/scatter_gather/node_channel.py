@@ -19,13 +19,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    opposite,
-)
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
@@ -76,9 +70,8 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
     def __init__(self, job: Job, keys: Keys, link: NodeLink) -> None:
         peers = job.peers
         super().__init__(link, peers, peers)
-        self.messages = job.messages
+        self._prepare(link.world, keys, job.messages)
         self.is_movable = not keys.engine.needs_registration
-        self._keys, self._arrays = keys, job.arrays
         self._words = link.words()
         self._origins = [array.origin for array in job.arrays]
         self._spans = [len(array.memory) for array in job.arrays]
@@ -86,9 +79,6 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         self._bases = self._home
         self._job = job
         self._shares: list[Share] = []
-        self._agreement = Agreement(
-            keys, job.messages, lambda blocks: self._memory(blocks, self._home), link.world.rank
-        )
         self._peer_words: list[memoryview] = []
         self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
         self._aim: tuple[Bases, ...] = ()
@@ -96,12 +86,12 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
         """Return for each peer the keys of all messages with it, in windows that suit both ends."""
-        agreement = self._agreement
-        agreement.map(theirs)
-        self._shares = shares_of(self._job, agreement.blocks, agreement.chunks)
-        return agreement.offers(self.messages)
+        self._map(theirs)
+        self._shares = shares_of(self._job, self._blocks, self._chunks)
+        return self._offered(self.messages)
 
-    def _memory(self, blocks: MessageBlocks, bases: Bases) -> list[Memory]:
+    def _memory(self, blocks: MessageBlocks, bases: Bases | None = None) -> list[Memory]:
+        bases = bases or self._home
         return [
             Memory(bases[n], bases[n] - self._origins[n], self._spans[n], None)
             for n in blocks.arrays
@@ -177,4 +167,4 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
             for one in used:
                 self._keys.release(one)
         self._aimed, self._transfers, self._aim = {}, [], ()
-        self._agreement.release()
+        super().let_go()

@@ -15,14 +15,7 @@ from typing import Literal
 import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.scatter_gather.engine import (
-    Direction,
-    Engine,
-    Key,
-    Limits,
-    RemoteKey,
-    Transfer,
-)
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey, Transfer
 from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
