@@ -178,7 +178,10 @@ def contiguous_places(
     if any(part.strided is None or part.strided.counts for part in message.parts):
         return None
     found = located(message, arrays, arena.locate)
-    return found and tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
+    if found is None or found.places is None:
+        return None
+    pairs = zip(found.places, found.layouts, strict=True)
+    return tuple(place.at(layout.offset) for place, layout in pairs)
 
 
 def one_way_cutter(

@@ -21,7 +21,7 @@ from halox.paths.base import (
     SelectionContext,
 )
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.indexed import Indices, Located, Words, at_once, index_all, pays, words_of
+from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
@@ -130,7 +130,7 @@ class LocalHostChannel(Channel):
 
 def _places_of(
     pairs: Sequence[tuple[Part, Part]], arrays: Sequence[HostArray], *, values: bool
-) -> tuple[list[Located], list[Located]] | None:
+) -> tuple[list[PartView], list[PartView]] | None:
     """Return the places to copy or add from, and those to copy or add to; None unless each two are alike."""
     sources = places_of((send for send, _ in pairs), arrays, values=values)
     targets = places_of((receive for _, receive in pairs), arrays, values=values)

@@ -155,9 +155,9 @@ def _readable(part: PartSignature) -> str:
 
 
 class Located(NamedTuple, Generic[SegmentT]):
-    """Places of the arrays of a message's parts, and the layouts of the parts from there."""
+    """Places of the arrays of a message's parts, None unless all are in an arena, and the parts' layouts from there."""
 
-    places: tuple[Place[SegmentT], ...]
+    places: tuple[Place[SegmentT], ...] | None
     layouts: tuple[StridedBlocks, ...]
 
 
@@ -174,17 +174,16 @@ def located(
     arrays: Sequence[Addressed],
     locate: Callable[[int, int], Place[SegmentT] | None],
 ) -> Located[SegmentT] | None:
-    """Locate a message's parts in an arena; None unless it has them all, and each is strided as a whole."""
-    places, layouts = [], []
+    """Locate a message's parts in an arena; None unless each is strided as a whole."""
+    layouts = tuple([strided for part in message.parts if (strided := part.strided) is not None])
+    if len(layouts) < len(message.parts):
+        return None
+    places = []
     for part in message.parts:
-        strided = part.strided
-        if strided is None:
-            return None
         pointer = arrays[part.array].pointer
         first, end = part.datatype.reach(part.count)
         place = locate(pointer + first, pointer + end)
         if place is None:
-            return None
+            return Located(None, layouts)
         places.append(place.at(-first))
-        layouts.append(strided)
-    return Located(tuple(places), tuple(layouts))
+    return Located(tuple(places), layouts)

@@ -16,9 +16,9 @@ from halox.paths.base import (
     SelectionContext,
     numpy_ends,
 )
-from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes, window_of
+from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes
 from halox.paths.host.packed import packed_channels
-from halox.paths.messages import Message
+from halox.paths.messages import Message, located
 from halox.paths.node import NodeLink
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
@@ -55,7 +55,9 @@ class HostPath(Path):
         """Return the layouts of the message's parts, and their places in shared memory if they have them."""
         if floats or arrays[message.parts[0].array].device is not None:
             return None
-        return window_of(message, arrays, context.locate)
+        if any(part.count != 1 for part in message.parts):
+            return None
+        return located(message, arrays, context.locate)
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
         """Want fields whose blocks are read in place, and small ones."""

@@ -18,7 +18,7 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.indexed import Indexed, IndexedMessages, Located, index_all, pays
+from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
 from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
@@ -32,7 +32,7 @@ _BLOCK_BYTES = 1 << 18
 
 def places_of(
     parts: Iterable[Part], arrays: Sequence[HostArray], *, values: bool = False
-) -> list[Located] | None:
+) -> list[PartView] | None:
     """Return the places of parts, of words to be copied or of ``values`` to be added to.
 
     They are the same in all arrays of the layouts of these. None unless the blocks of all parts are regular.
@@ -55,7 +55,7 @@ def places_of(
 
 def paired_places(
     source: Part, target: Part, arrays: Sequence[HostArray]
-) -> tuple[Located, Located] | None:
+) -> tuple[PartView, PartView] | None:
     """Return the places of two parts of one size, in views of one shape; None if there are no such views."""
     to, of = target.strided, source.strided
     views = None if to is None or of is None else common_views(to, of)
@@ -68,7 +68,7 @@ def paired_places(
     return there, at
 
 
-def views_of(places: Sequence[Located], memories: Sequence[memoryview]) -> list[Array]:
+def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list[Array]:
     """View parts in the memory of some arrays."""
     view = np.ndarray
     if len(memories) == 1:
@@ -242,7 +242,7 @@ def packed_channels(
 
 
 def _packed(
-    places: Sequence[Located], messages: Sequence[Message], buffers: list[Bytes]
+    places: Sequence[PartView], messages: Sequence[Message], buffers: list[Bytes]
 ) -> list[Array]:
     """View the parts of packed messages as their places are viewed."""
     starts = [
