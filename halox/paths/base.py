@@ -339,8 +339,11 @@ class Path(ABC):
         return False
 
     def negotiate(self, build: Build) -> object:
-        """Agree with the other ranks on a plan's channels; collective over them all if one has messages here."""
-        return None
+        """Agree with the other ranks on a plan's channels, by default on the node's shared block where it is needed.
+
+        Collective over them all if one has messages here.
+        """
+        return build.link(self)
 
     @abstractmethod
     def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:

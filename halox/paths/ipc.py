@@ -127,8 +127,7 @@ class IpcPath(Path):
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> bool | None:
         """Say that the message is contiguous in memory that peers can map."""
-        is_on_gpu = arrays[message.parts[0].array].device is not None
-        if context.device_arena is None or floats or not is_on_gpu:
+        if context.device_arena is None or floats:
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 

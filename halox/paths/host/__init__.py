@@ -103,10 +103,6 @@ class HostPath(Path):
             return [self.offer("direct", why, preferred=True)]
         return [self.offer("shared", why)]
 
-    def negotiate(self, build: Build) -> NodeLink | None:
-        """Make the node's shared block."""
-        return build.link(self)
-
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
         """Make a channel for each protocol."""
         made = []

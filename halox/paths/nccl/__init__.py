@@ -63,10 +63,8 @@ class NcclPath(Path):
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
-    ) -> _Runs | None:
+    ) -> _Runs:
         """Say which parts of the message are one run each."""
-        if arrays[message.parts[0].array].device is None:
-            return None
         return tuple(run_of(part) is not None for part in message.parts)
 
     def candidates(

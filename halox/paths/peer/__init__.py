@@ -51,8 +51,6 @@ class PeerPath(Path):
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> PeerInfo | None:
         """Describe the message on this rank's GPU."""
-        if arrays[message.parts[0].array].device is None:
-            return None
         return peer_info(message, arrays, None if floats else context.device_arena)
 
     def candidates(

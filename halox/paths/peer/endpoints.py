@@ -134,14 +134,9 @@ def direct_endpoints(
 
 def whole(job: Job, part: Part) -> Side:
     """Return a part as strided blocks of its array."""
-    return Side(job.arrays[part.array].pointer, strided_of(part))
-
-
-def strided_of(part: Part) -> StridedBlocks:
-    """Return a part, known to be strided as a whole, as strided blocks."""
     strided = part.strided
     assert strided is not None
-    return strided
+    return Side(job.arrays[part.array].pointer, strided)
 
 
 def _waited_for(message: Message) -> list[tuple[int, int]]:

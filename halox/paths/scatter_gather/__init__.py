@@ -149,7 +149,7 @@ class ScatterGatherPath(Path):
     ) -> GpuMemory | None:
         """Say whether peers can map the message's arrays, and the adapter reach them."""
         arena = context.device_arena
-        if arena is None or arrays[message.parts[0].array].device is None:
+        if arena is None:
             return None
         return GpuMemory(
             not floats and self._is_mapped(message, arrays, arena),
@@ -161,8 +161,6 @@ class ScatterGatherPath(Path):
         """Whether a message's arrays are in memory of this rank's GPU that peers can map."""
         for part in message.parts:
             array, (first, end) = arrays[part.array], part.datatype.reach(part.count)
-            if array.device is None:
-                return False
             if arena.locate(array.pointer + first, array.pointer + end) is None:
                 return False
         return True

@@ -58,10 +58,6 @@ class StagedPath(Path):
             why = "other node, through pinned host memory"
         return [self.offer("shared" if is_near else "mpi", why)]
 
-    def negotiate(self, build: Build) -> NodeLink | None:
-        """Make the node's shared block."""
-        return build.link(self)
-
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
         """Make a channel for each protocol, also on ranks whose own arrays are NumPy's."""
         return packed_channels(build, self, agreed, cutter())
