@@ -27,12 +27,8 @@ def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
 def wished_path(path: str | None) -> str | None:
     """Return the path that is asked for: the argument's, or else HALOX_PATH's; None for the fastest.
 
-    Raises
-    ------
-    PathError
-        If there is no path, or no protocol of it, of that name, also where the other one of the two counts.
-    HaloxError
-        If an environment variable of a path is none of its values, also where no rank has a GPU.
+    Raises `PathError` if there is no path, or no protocol of it, of that name, also where the other one of the two
+    counts; `HaloxError` if an environment variable of a path is none of its values, also where no rank has a GPU.
     """
     paths = {name: one for name, one in PATHS.items() if not one.to_self}
     for one in paths.values():

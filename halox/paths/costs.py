@@ -40,21 +40,13 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ProtocolCost:
-    """Constants of one protocol.
+    """Constants of one protocol."""
 
-    Attributes
-    ----------
-    latency_us : float
-        Time of an exchange of one message without bytes.
-    message_us : float
-        What each further message of the same exchange adds.
-    gb_per_s : tuple of float
-        Payload bandwidth for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes.
-    """
-
-    latency_us: float
-    message_us: float
-    gb_per_s: tuple[float, ...]
+    latency_us: float  # of an exchange of one message without bytes
+    message_us: float  # added by each further message of the same exchange
+    gb_per_s: tuple[
+        float, ...
+    ]  # of payload, for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes
 
     def __post_init__(self) -> None:
         """Raise a `HaloxError` unless the numbers, which may come from a file, are sensible and ascending."""

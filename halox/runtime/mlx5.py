@@ -202,12 +202,8 @@ class Adapter:
 def open_adapter(turn: int = 0) -> Adapter:
     """Open an adapter of the machine with an active port that makes keys: the first from number ``turn`` on.
 
-    Raises
-    ------
-    MissingPackageError
-        If pyverbs is missing.
-    PathError
-        If there is no RDMA device, or none that can be used, with the reason of each.
+    Raises `MissingPackageError` if pyverbs is missing, `PathError` if there is no RDMA device, or none that can be
+    used, with the reason of each.
     """
     v = verbs()
     try:

@@ -16,10 +16,9 @@ import pytest
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
 from halox.paths.messages import Message, Part
-from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_channel import Mail, _End
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
 from halox.runtime import mlx5
 from halox.runtime.gpu.dmabuf import flush_writes

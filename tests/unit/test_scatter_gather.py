@@ -16,9 +16,8 @@ from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Limits, Region
-from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory, Rounds
 from halox.paths.scatter_gather.process_vm import ProcessVm
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
     MessageBlocks,

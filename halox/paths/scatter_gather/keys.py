@@ -20,7 +20,7 @@ from itertools import count
 from typing import NamedTuple
 
 from halox.errors import PathError
-from halox.paths.scatter_gather.engine import Engine, Key, Region, RemoteKey
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Region, RemoteKey, Transfer
 from halox.paths.scatter_gather.windows import MessageBlocks, Window
 
 LayoutKey = tuple[bytes, tuple[int, ...], int]
@@ -153,7 +153,6 @@ class Offer(NamedTuple):
 
     key: LayoutKey
     generation: int
-    n_windows: int
     at_once: int
     keys: tuple[RemoteKey, ...] | None
     dropped: tuple[LayoutKey, ...] = ()
@@ -256,9 +255,7 @@ class Keys:
         keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
         found.sent_to.add(rank)
         dropped = tuple(self._dropped.pop(rank, ()))
-        return Offer(
-            found.key, found.generation, len(found.windows), len(found.keys), keys, dropped
-        )
+        return Offer(found.key, found.generation, len(found.keys), keys, dropped)
 
     def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
         """Return the keys of a peer's offer, sent with it or known from an earlier one.
@@ -282,3 +279,43 @@ class Keys:
         """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
         shifts = [new - old for new, old in zip(bases, offer.key[1], strict=True)]
         return tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
+
+
+class Rounds:
+    """One end of a message whose peer has offered its keys: which windows are moved in which round, and how.
+
+    The ``count`` of rounds, alike at both ends, is 1 unless an engine has fewer keys than the message has windows.
+    """
+
+    def __init__(
+        self, keys: Keys, own: KeyList, peer: int, theirs: Offer, remote: tuple[RemoteKey, ...]
+    ) -> None:
+        self._keys, self._own, self._peer, self._remote = keys, own, peer, remote
+        self.n_windows = len(own.windows)
+        # More keys than these are there for windows of a later round, and are mapped when it is theirs.
+        self.at_once = min(len(own.keys), theirs.at_once)
+        self.count = -(-self.n_windows // self.at_once)
+        self._made: dict[tuple[Direction, int], Transfer] = {}
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of this end."""
+        return self._own.keys
+
+    def enter(self, number: int) -> None:
+        """Map the keys of this end to the windows of a round; local, when nothing uses them for another."""
+        self._keys.map_round(self._own, number, self.at_once)
+
+    def transfers(self, direction: Direction, number: int) -> list[Transfer]:
+        """Return the transfers of a round's windows, made once."""
+        windows = range(min(self.at_once, self.n_windows - number * self.at_once))
+        return [self.transfer(direction, slot) for slot in windows]
+
+    def transfer(self, direction: Direction, slot: int) -> Transfer:
+        """Return the transfer of the window to which a key is mapped."""
+        made = self._made.get((direction, slot))
+        if made is None:
+            made = self._made[direction, slot] = self._keys.engine.transfer(
+                direction, self._own.keys[slot], self._remote[slot], self._peer
+            )
+        return made

@@ -20,10 +20,9 @@ from threading import Lock
 from halox.paths.base import Job, Key
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
-from halox.paths.scatter_gather.keys import Keys, Memory
+from halox.paths.scatter_gather.keys import Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.mlx5 import QueueAddress
 from halox.runtime.waiting import UNDER_WAY
