@@ -223,11 +223,10 @@ def _choose_routes(
     own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
     theirs = own | world.swap(records, sorted(records), _MAKING)
     routes: Routes = {}
-    opposite = {"send": "receive", "receive": "send"}
     try:
         for message in whole.messages:
             mine = ends[message.key]
-            other = theirs[message.peer].get((opposite[message.direction], message.tag))
+            other = theirs[message.peer].get(message.opposite)
             if other is None:
                 raise MismatchError(
                     f"rank {world.rank} has a {message.direction} with rank {message.peer} under tag "

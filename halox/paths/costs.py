@@ -44,9 +44,8 @@ class ProtocolCost:
 
     latency_us: float  # of an exchange of one message without bytes
     message_us: float  # added by each further message of the same exchange
-    gb_per_s: tuple[
-        float, ...
-    ]  # of payload, for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes
+    # Of payload, for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes.
+    gb_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
         """Raise a `HaloxError` unless the numbers, which may come from a file, are sensible and ascending."""

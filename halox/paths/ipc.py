@@ -381,8 +381,8 @@ class IpcChannel(MovableChannel):
         own = self.record.places.get(message.key)
         if own is not None:
             return own
-        opposite = "receive" if message.direction == "send" else "send"
-        return self._records[message.peer].places[opposite, self._link.world.rank, message.tag]
+        direction, tag = message.opposite
+        return self._records[message.peer].places[direction, self._link.world.rank, tag]
 
     def check(self) -> None:
         """Refuse a stream that is being captured, and one behind a last one that is."""

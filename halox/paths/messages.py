@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, Protocol
+from typing import Generic, Literal, NamedTuple, TypeAlias
 
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 from halox.packing.strided_plan import least_row_bytes
+from halox.runtime.arrays import Described, HostArray
 from halox.runtime.place import Place, SegmentT
 from halox.values import rounded_up
 
@@ -56,6 +57,11 @@ class Message:
     def key(self) -> tuple[str, int, int]:
         """Direction, peer and tag: what tells the messages of a plan apart."""
         return self.direction, self.peer, self.tag
+
+    @property
+    def opposite(self) -> tuple[Direction, int]:
+        """Direction and tag of the message at its other end."""
+        return "send" if self.direction == "receive" else "receive", self.tag
 
     @cached_property
     def nbytes(self) -> int:
@@ -161,12 +167,8 @@ class Located(NamedTuple, Generic[SegmentT]):
     layouts: tuple[StridedBlocks, ...]
 
 
-class Addressed(Protocol):
-    """An array with an address."""
-
-    @property
-    def pointer(self) -> int:
-        """Address of its first element."""
+Addressed: TypeAlias = Described | HostArray
+"""An array with an address."""
 
 
 def located(

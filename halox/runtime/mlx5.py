@@ -11,11 +11,10 @@ pyverbs has them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from halox.errors import MissingPackageError, PathError
 from halox.runtime.world import World
@@ -51,8 +50,6 @@ _ACK_TIMEOUT = 14
 _SURVEYING = "the survey of network adapters"
 
 _INSTALL = "install rdma-core's Python package, python3-pyverbs of your distribution or `pip install pyverbs`"
-
-Found = TypeVar("Found")
 
 
 def verbs() -> Any:
@@ -250,13 +247,9 @@ class Adapters:
 
 def survey(world: World) -> Adapters:
     """Open this rank's adapter, and find out who else has one; collective over the world."""
-    own, why = attempt(lambda: open_adapter(world.machine_rank))
-    return Adapters(own, tuple(world.gather(why, _SURVEYING)))
-
-
-def attempt(find: Callable[[], Found]) -> tuple[Found | None, str | None]:
-    """Return what is found, or else the reason why nothing is."""
+    own, why = None, None
     try:
-        return find(), None
+        own = open_adapter(world.machine_rank)
     except (MissingPackageError, PathError) as error:
-        return None, str(error)
+        why = str(error)
+    return Adapters(own, tuple(world.gather(why, _SURVEYING)))

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -115,7 +115,7 @@ class World:
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
-        _watch_finalize(mpi)
+        before_finalize(mpi, _close_all)
         _living.add(self)
         self.begin(making)
 
@@ -354,12 +354,6 @@ def raise_together(
         rest = sum(len(ranks) for ranks in list(texts.values())[_MOST_TEXTS:])
         lines.append(f"... and {len(texts) - _MOST_TEXTS} more errors, on {rest} rank(s)")
     raise kind("\n".join(lines)) from own
-
-
-@cache
-def _watch_finalize(mpi: ModuleType) -> None:
-    """Close all worlds when MPI is finalized."""
-    before_finalize(mpi, _close_all)
 
 
 def _close_all() -> None:

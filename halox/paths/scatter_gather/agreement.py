@@ -21,8 +21,6 @@ from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_c
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
 
-_OPPOSITE: dict[str, str] = {"send": "receive", "receive": "send"}
-
 Name = tuple[str, int]
 """Direction and tag of a message between two ranks."""
 
@@ -35,11 +33,6 @@ Offers = Mapping[Name, tuple[tuple[int, ...], Offer]]
 
 Swap = Callable[[dict[int, Any]], dict[int, Any]]
 """Takes what this rank says to each peer, and returns what they say."""
-
-
-def opposite(message: Message) -> Name:
-    """Return the name of a message at its other end."""
-    return _OPPOSITE[message.direction], message.tag
 
 
 class AgreeingChannel(Channel):
@@ -80,7 +73,7 @@ class AgreeingChannel(Channel):
     def _map(self, theirs: Mapping[int, Proposals]) -> None:
         """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
         for m in self.messages:
-            own, other = self._proposed[m.key], theirs[m.peer][opposite(m)]
+            own, other = self._proposed[m.key], theirs[m.peer][m.opposite]
             sender, receiver = (own, other) if m.direction == "send" else (other, own)
             chunk = agreed_chunk(sender, receiver, m.nbytes)
             if chunk is None:

@@ -30,7 +30,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.graph_flags import GraphFlags
@@ -140,7 +140,7 @@ class CopyChannel(InPlaceChannel, AgreeingChannel):
         if self._why_not_captured is None:
             self._flags.open(flags)
         for m in self._moving:
-            _, offer = theirs[m.peer].offers[opposite(m)]
+            _, offer = theirs[m.peer].offers[m.opposite]
             remote = self._keys.take(m.peer, offer)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)

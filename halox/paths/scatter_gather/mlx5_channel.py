@@ -19,7 +19,7 @@ from threading import Lock
 
 from halox.paths.base import Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
 from halox.paths.scatter_gather.keys import Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
@@ -148,11 +148,11 @@ class Mlx5Channel(AgreeingChannel):
         """Take the keys of the peers."""
         for m in self.messages:
             offers, numbers = theirs[m.peer]
-            _, offer = offers[opposite(m)]
+            _, offer = offers[m.opposite]
             remote = self._keys.take(m.peer, offer)
             own = self._own[m.key]
             rounds = Rounds(self._keys, own, m.peer, offer, remote)
-            number = numbers[opposite(m)]
+            number = numbers[m.opposite]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
 
     def check(self) -> None:

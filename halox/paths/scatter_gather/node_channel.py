@@ -19,7 +19,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals, opposite
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
@@ -99,7 +99,7 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
 
     def open(self, theirs: Mapping[int, Offers]) -> None:
         """Take the keys of the peers."""
-        self._their_offers = [theirs[s.message.peer][opposite(s.message)] for s in self._shares]
+        self._their_offers = [theirs[s.message.peer][s.message.opposite] for s in self._shares]
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
