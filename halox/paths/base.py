@@ -186,6 +186,42 @@ class SelectionContext:
     leave_sms: bool = False  # protocols that leave a GPU's multiprocessors alone are preferred
 
 
+class MessageEnds(NamedTuple):
+    """Both ends of a message, and the selection inputs that all messages of a plan share."""
+
+    sender: EndpointInfo
+    receiver: EndpointInfo
+    selection: SelectionContext
+
+    @property
+    def are_near(self) -> bool:
+        """Whether both are on one node."""
+        return self.sender.node == self.receiver.node
+
+    @property
+    def block_bytes(self) -> int:
+        """Mean bytes of a block at the end where they are shorter."""
+        return min(self.sender.block_bytes, self.receiver.block_bytes)
+
+    def described(self, path: Path) -> tuple[Any, Any]:
+        """Return the results of a path's `Path.describe` at both, None where there is none."""
+        return self.sender.paths.get(path.name), self.receiver.paths.get(path.name)
+
+    @property
+    def on_host(self) -> str | None:
+        """Reason of paths between GPUs that arrays are NumPy's; None if both ends are on GPUs."""
+        count = (self.sender.memory, self.receiver.memory).count("host")
+        return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]
+
+    def why_not_gpus(self, why: Callable[[Topology, int, int], str | None]) -> str | None:
+        """Return why the message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
+        if self.on_host is not None:
+            return self.on_host
+        if self.selection.topology is None:
+            return "the ranks' GPUs are not known"
+        return why(self.selection.topology, self.sender.rank, self.receiver.rank)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A path and protocol by which a message can travel, and the reason why that is possible or good.
@@ -322,15 +358,13 @@ class Path(ABC):
         return None
 
     @abstractmethod
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Return the protocols by which a message can go this path, or else why it cannot.
 
-        Local: both ends ask, with the same arguments, and must get the same answer.
+        Local: both ends ask, with the same argument, and must get the same answer.
         """
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return why a message cannot go by one protocol, where it can by others; None for no reason in particular."""
         return None
 
@@ -363,24 +397,3 @@ class Path(ABC):
     def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason, preferred=preferred)
-
-
-def why_not_gpus(
-    sender: EndpointInfo,
-    receiver: EndpointInfo,
-    selection: SelectionContext,
-    why: Callable[[Topology, int, int], str | None],
-) -> str | None:
-    """Return why a message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
-    on_host, topology = numpy_ends(sender, receiver), selection.topology
-    if on_host is not None:
-        return on_host
-    if topology is None:
-        return "the ranks' GPUs are not known"
-    return why(topology, sender.rank, receiver.rank)
-
-
-def numpy_ends(sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
-    """Say that arrays of a message are NumPy's, for paths between GPUs; None if both ends are on GPUs."""
-    count = (sender.memory, receiver.memory).count("host")
-    return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
 from halox.runtime.context import Context
@@ -46,12 +37,9 @@ class CudaAwarePath(Path):
         """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
         return context.once(_why_no_device_pointers)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
-        why = numpy_ends(sender, receiver)
-        why = why or selection.surveys.get(self.name, "no MPI library was asked")
+        why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[Carried]:

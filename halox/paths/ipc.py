@@ -43,18 +43,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Job,
-    Key,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, Key, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
 from halox.paths.launches import (
@@ -131,18 +120,17 @@ class IpcPath(Path):
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer to go by staging memory, or straight to or from a contiguous array."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
+        why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
         found = [self.offer("staging", "mapped memory, streams ordered by events")]
-        if selection.operation == "copy" and self.name in receiver.paths:
+        can_send, can_receive = ends.described(self)
+        if ends.selection.operation == "copy" and can_receive:
             why = "mapped memory, packed straight into the receiver's contiguous array"
             found.append(self.offer("put", why))
-        if selection.operation == "copy" and self.name in sender.paths:
+        if ends.selection.operation == "copy" and can_send:
             why = "mapped memory, unpacked straight from the sender's contiguous array"
             found.append(self.offer("get", why))
         return found

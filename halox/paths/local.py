@@ -9,17 +9,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from halox.packing.blocking import Move, blocked, copy_all
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    Channel,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-)
+from halox.paths.base import Build, Candidate, Carried, Channel, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
 from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
@@ -40,9 +30,7 @@ class LocalPath(Path):
     memory = "host"
     to_self = True
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate]:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
         """Copy."""
         return [self.offer("copy", "the neighbour is this rank")]
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.launches import is_movable_copy
 from halox.paths.messages import Message, Part
@@ -67,25 +57,22 @@ class NcclPath(Path):
         """Say which parts of the message are one run each."""
         return tuple(run_of(part) is not None for part in message.parts)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer a send of the packed message, or one of each part."""
-        why = why_not_gpus(
-            sender, receiver, selection, lambda *_: selection.surveys.get(self.name, NOT_LOOKED_FOR)
-        )
+        surveys = ends.selection.surveys
+        why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
             return why
         found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
-        ends: list[_Runs] = [sender.paths[self.name], receiver.paths[self.name]]
-        many, parts = [len(one) for one in ends], len(ends[0])
-        is_long = sender.nbytes >= parts * PART_BYTES
-        if many[0] == many[1] and is_long and all(map(any, zip(*ends, strict=True))):
+        runs: tuple[_Runs, _Runs] = ends.described(self)
+        many, parts = [len(one) for one in runs], len(runs[0])
+        is_long = ends.sender.nbytes >= parts * PART_BYTES
+        if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
             found.append(self.offer("parts", why))
         return found
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Say which parts go by themselves."""
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 

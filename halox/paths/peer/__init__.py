@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
@@ -53,18 +44,16 @@ class PeerPath(Path):
         """Describe the message on this rank's GPU."""
         return peer_info(message, arrays, None if floats else context.device_arena)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer staging memory, packets, and stores into the receiver's array."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_signals)
+        why = ends.why_not_gpus(Topology.why_no_signals)
         if why is not None:
             return why
-        ends: list[PeerInfo] = [sender.paths[self.name], receiver.paths[self.name]]
+        infos: tuple[PeerInfo, PeerInfo] = ends.described(self)
         found = [self.offer("staging", "a GPU each, peer access: packed, a flag a chunk")]
-        if min(end.word_bytes for end in ends) >= PACKET_WORD:
+        if min(info.word_bytes for info in infos) >= PACKET_WORD:
             found.append(self.offer("ll", "a GPU each, peer access: data and epoch in one store"))
-        if selection.operation == "copy" and _is_straight(*ends):
+        if ends.selection.operation == "copy" and _is_straight(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
             found.append(self.offer("direct", why))
         return found

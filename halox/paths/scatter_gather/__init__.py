@@ -14,18 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
@@ -165,29 +154,25 @@ class ScatterGatherPath(Path):
                 return False
         return True
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the engines that reach both ends."""
-        if selection.operation == "add":
+        if ends.selection.operation == "add":
             return "accumulate needs a copy"
-        if sender.node != receiver.node:
-            return self._between_nodes(sender, receiver, selection.surveys.get(self.name))
-        if "gpu" in (sender.memory, receiver.memory):
-            return self._on_gpus(sender, receiver, selection)
-        return self._on_hosts(sender, receiver, selection)
+        if not ends.are_near:
+            return self._between_nodes(ends)
+        if "gpu" in (ends.sender.memory, ends.receiver.memory):
+            return self._on_gpus(ends)
+        return self._on_hosts(ends)
 
-    def _on_hosts(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the kernel, and prefer it for long blocks."""
-        found: Survey | None = selection.surveys.get(self.name)
+        found: Survey | None = ends.selection.surveys.get(self.name)
+        sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
         if found is None:
             return "it is not known whether the kernel copies between the ranks"
         why = found.attachments.why_not(sender.rank, receiver.rank)
         if why is not None:
             return why
-        block = min(sender.block_bytes, receiver.block_bytes)
         least = (
             (BLOCK_BYTES, MESSAGE_BYTES)
             if sender.is_one_way
@@ -199,14 +184,13 @@ class ScatterGatherPath(Path):
             said += ", half by each end"
         return [self.offer(ProcessVm.name, said, preferred=is_long)]
 
-    def _between_nodes(
-        self, sender: EndpointInfo, receiver: EndpointInfo, found: Survey | None
-    ) -> Sequence[Candidate] | str:
+    def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the adapters, of GPUs those that reach their memory."""
+        found: Survey | None = ends.selection.surveys.get(self.name)
         adapters = None if found is None else found.adapters
-        a, b = sender.rank, receiver.rank
+        a, b = ends.sender.rank, ends.receiver.rank
         why = "their adapters are not known" if adapters is None else adapters.why_not(a, b)
-        for end in (sender, receiver):
+        for end in (ends.sender, ends.receiver):
             memory: GpuMemory | None = end.paths.get(self.name)
             if why is None and memory is not None and memory.why_not_registered is not None:
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
@@ -214,34 +198,36 @@ class ScatterGatherPath(Path):
             return f"ranks {a} and {b} are on different nodes, and {why}"
         return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Say where each engine works."""
-        if protocol == Mlx5Umr.name and sender.node == receiver.node:
-            return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
-        if protocol != Mlx5Umr.name and sender.node != receiver.node:
-            return f"{protocol} is for one node, and ranks {sender.rank} and {receiver.rank} are on different ones"
+        a, b = ends.sender, ends.receiver
+        if protocol == Mlx5Umr.name and ends.are_near:
+            return (
+                f"mlx5_umr is for different nodes, and ranks {a.rank} and {b.rank} are on the same"
+            )
+        if protocol != Mlx5Umr.name and not ends.are_near:
+            return (
+                f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
+            )
         if protocol == CopyEngine.name:
-            return numpy_ends(sender, receiver)
-        if protocol == ProcessVm.name and "gpu" in (sender.memory, receiver.memory):
+            return ends.on_host
+        if protocol == ProcessVm.name and "gpu" in (a.memory, b.memory):
             return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
 
-    def _on_gpus(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the copy engine where either end's arrays can be mapped."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
+        why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
-        block = min(sender.block_bytes, receiver.block_bytes)
-        theirs, ours = receiver.paths.get(self.name), sender.paths.get(self.name)
+        ours, theirs = ends.described(self)
         if theirs is not None and theirs.is_mapped:
             said = "copied by the driver into the receiver's array, no kernel"
         elif ours is not None and ours.is_mapped:
             said = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
-        preferred = selection.leave_sms and block >= ROW_BYTES
+        preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
         return [self.offer(CopyEngine.name, said, preferred=preferred)]
 
     def negotiate(self, build: Build) -> Agreed:

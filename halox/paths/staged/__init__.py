@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
@@ -42,15 +33,12 @@ class StagedPath(Path):
     )
     summary = "possible: CuPy arrays, through pinned host memory"
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Choose by node."""
-        hosts = numpy_ends(sender, receiver)
-        if "gpu" not in (sender.memory, receiver.memory):
-            return str(hosts)
-        is_near = sender.node == receiver.node
-        if hosts is not None:
+        if "gpu" not in (ends.sender.memory, ends.receiver.memory):
+            return str(ends.on_host)
+        is_near = ends.are_near
+        if ends.on_host is not None:
             why = "same node, through host memory that the GPU maps" if is_near else "other node"
         elif is_near:
             why = "same node, through host memory that both GPUs map"
