@@ -86,24 +86,24 @@ class HostPacker:
             If ``out`` is not such an array, or too short.
         """
         out = self._checked("out", out, written=True)
-        self._layout.copier(self._memory, lasting=False).packing(out)()
+        self._layout.copier(self._memory, lasting=False)(out, False)()
 
     def unpack(self, packed: Bytes) -> None:
         """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        self._layout.copier(self._memory, lasting=False).unpacking(source)()
+        self._layout.copier(self._memory, lasting=False)(source, True)()
 
     def packing(self, out: Bytes) -> Call:
         """Return a call that packs into a buffer, prepared to be made many times; errors as of `pack`, here."""
         out = self._checked("out", out, written=True)
-        return self._layout.copier(self._memory, lasting=True).packing(out)
+        return self._layout.copier(self._memory, lasting=True)(out, False)
 
     def unpacking(self, packed: Bytes) -> Call:
         """Return a call that unpacks a buffer, prepared to be made many times; errors as of `unpack`, here."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        return self._layout.copier(self._memory, lasting=True).unpacking(source)
+        return self._layout.copier(self._memory, lasting=True)(source, True)
 
     def add(self, packed: Bytes) -> None:
         """Add packed values to those at the places of the datatype, in order; errors as of `unpack`.

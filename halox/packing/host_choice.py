@@ -13,8 +13,17 @@ from halox.datatypes import BlockList, Datatype, Layout, StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing import host_mpi
 from halox.packing.blocking import tile_of
-from halox.packing.host_copiers import Bytes, Copier, Gathered, Index, Sliced, Strided
-from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, ByMpi, MpiType, Speeds
+from halox.packing.host_copiers import (
+    Bytes,
+    Copier,
+    Index,
+    gathered,
+    places_of,
+    sliced,
+    strided,
+    words_of,
+)
+from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, MpiType, Speeds, by_mpi
 from halox.packing.host_views import View, block_view
 
 # From this mean block length on, one slice copy a block beats an index entry a word.
@@ -75,7 +84,7 @@ class HostLayout:
         if (lasting or self._uses > _MANY_USES) and memory.ctypes.data % self.word == 0:
             made = self._mpi_type()
             if made is not None:
-                return ByMpi(memory, made, partial(self.by_numpy, memory))
+                return partial(by_mpi, memory, made, partial(self.by_numpy, memory))
         return self.by_numpy(memory)
 
     @property
@@ -88,15 +97,15 @@ class HostLayout:
         blocks = self._blocks
         if blocks is None:
             if self.strided is not None and not self.strided.counts:
-                return Sliced(memory, [(slice(0, self._nbytes),) * 2])
-            return Strided(self.viewed(memory))
+                return partial(sliced, memory, [(slice(0, self._nbytes),) * 2])
+            return partial(strided, self.viewed(memory))
         if _is_long(blocks):
             if self._places is None:
-                self._places = Sliced.places(blocks)
-            return Sliced(memory, self._places)
+                self._places = places_of(blocks)
+            return partial(sliced, memory, self._places)
         if self._index is None:
             self._index = Index(blocks, self.word, self.word)
-        return Gathered(memory, self.word, self._index)
+        return partial(gathered, words_of(memory, self.word), self._index)
 
     def viewed(self, memory: Bytes) -> np.ndarray:
         """View regular blocks."""

@@ -200,26 +200,16 @@ class _Prepared(partial[object]):
         self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
 
 
-class ByMpi:
-    """Copies by MPI; by another copier once MPI has been finalized."""
-
-    def __init__(self, memory: Bytes, datatype: MpiType, other: Callable[[], Copier]) -> None:
-        self._memory, self._type, self._other = memory, datatype, other
-        self._comm = datatype.mpi.COMM_SELF
-
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-        made, buffer = self._type.handle, self._type.mpi.buffer
-        call = _Prepared(made.Pack, buffer(self._memory), buffer(out), 0, self._comm)
-        return self._kept(call, lambda: self._other().packing(out))
-
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
-        made, buffer = self._type.handle, self._type.mpi.buffer
-        call = _Prepared(made.Unpack, buffer(packed), 0, buffer(self._memory), self._comm)
-        return self._kept(call, lambda: self._other().unpacking(packed))
-
-    def _kept(self, call: _Prepared, other: Callable[[], Call]) -> Call:
-        call.other = other
-        self._type.calls.add(call)
-        return call
+def by_mpi(
+    memory: Bytes, datatype: MpiType, other: Callable[[], Copier], packed: Bytes, unpack: bool
+) -> Call:
+    """Copy by MPI; by another copier once MPI has been finalized."""
+    mpi, handle = datatype.mpi, datatype.handle
+    inside, outside, comm = mpi.buffer(memory), mpi.buffer(packed), mpi.COMM_SELF
+    if unpack:
+        call = _Prepared(handle.Unpack, outside, 0, inside, comm)
+    else:
+        call = _Prepared(handle.Pack, inside, outside, 0, comm)
+    call.other = lambda: other()(packed, unpack)
+    datatype.calls.add(call)
+    return call
