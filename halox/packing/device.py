@@ -157,20 +157,15 @@ def strided_between(
     return _adding([([copy], dtype) for copy, dtype in zip(copies, types, strict=True)], device)
 
 
-class Zeroing:
-    """One launch that sets endpoints to zero."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], device: int) -> None:
-        nbytes = max(datatype.size * count for _, datatype, count in endpoints)
-        with cupy().cuda.Device(device):
-            self._zeros = cupy().zeros(nbytes, np.uint8)
-            cupy().cuda.get_current_stream().synchronize()
-        source = int(self._zeros.data.ptr)
-        self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
-
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue it; see :class:`~halox.packing.device_packer.Launchable`."""
-        self._copy.launch(stream, source, target)
+def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:
+    """Return launches that set endpoints to zero."""
+    nbytes = max(datatype.size * count for _, datatype, count in endpoints)
+    with cupy().cuda.Device(device):
+        zeros = cupy().zeros(nbytes, np.uint8)
+        cupy().cuda.get_current_stream().synchronize()
+    source = int(zeros.data.ptr)
+    unpacking = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
+    return Launches([unpacking], keep=[zeros])
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:

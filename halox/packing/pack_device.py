@@ -18,7 +18,7 @@ import numpy as np
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError
 from halox.packing.absolute import check_absolute
-from halox.packing.choosing import Choice, check_method, choose, device_packer
+from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
 from halox.packing.own_elements import check_own_elements
@@ -181,9 +181,9 @@ def pack_device(
     source: object,
     datatype: Datatype,
     count: int,
-    out: Any = None,
-    method: str = "auto",
-    max_blocks: int | None = None,
+    out: Any,
+    method: str,
+    max_blocks: int | None,
 ) -> Any:
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
@@ -209,8 +209,8 @@ def unpack_device(
     datatype: Datatype,
     target: object,
     count: int,
-    method: str = "auto",
-    max_blocks: int | None = None,
+    method: str,
+    max_blocks: int | None,
 ) -> None:
     """Unpack into an array on a GPU; see :func:`halox.unpack`."""
     call = _call(datatype, count, method, max_blocks)
@@ -237,11 +237,6 @@ def _cuda() -> ModuleType:
 
 def _current_stream() -> int:
     return int(_cuda().get_current_stream().ptr)
-
-
-def method_for(datatype: Datatype, count: int, packed: object = None) -> Choice:
-    """Choice of ``method="auto"``; see :func:`halox.packing_method`."""
-    return choose(datatype, count_of("count", count), to_host=isinstance(packed, np.ndarray))
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:

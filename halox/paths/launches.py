@@ -273,14 +273,14 @@ def fragmented(
 
 def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
     """Return the launch that sets to zero what has been sent, in accumulations."""
-    from halox.packing.device import Zeroing
+    from halox.packing.device import launch_zeros
 
     if not job.cleared:
         return []
     items = [(part,) for part in job.cleared]
 
     def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
-        return [Zeroing([endpoint for (endpoint,) in endpoints], device)]
+        return [launch_zeros([endpoint for (endpoint,) in endpoints], device)]
 
     return [MovableLaunches(job, items, make, writes=True)]
 
