@@ -17,7 +17,7 @@ from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import DType
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAKING = "the making of an allreduce"
 
 
-class Allreduce:
+class Allreduce(Closing):
     """Combines arrays of all ranks, element by element, again and again.
 
     Parameters
@@ -232,15 +232,6 @@ class Allreduce:
         if not self._world.closed:
             self._prepared.close()
             self._context.close()
-
-    def __enter__(self) -> Allreduce:
-        """Return the allreduce."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is propagating: other ranks may not take part then."""
-        if kind is None:
-            self.close()
 
     def __repr__(self) -> str:
         """Return what it combines, and how."""
