@@ -37,10 +37,6 @@ def subarray(
     order : {"C", "F"}
         Whether the last or the first index runs fastest.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError

@@ -35,10 +35,6 @@ def primitive(dtype: TypeLike) -> Datatype:
     dtype : dtype-like
         bool, integer, floating, complex, datetime, timedelta, string or raw bytes.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -64,10 +60,6 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
         Number of items.
     old : Datatype or dtype-like
         The old type.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -96,10 +88,6 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
         Items from the start of one block to the start of the next; any sign.
     old : Datatype or dtype-like
         The old type.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -131,10 +119,6 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -162,10 +146,6 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
         Start of each block, in extents of the old type; any sign and order.
     old : Datatype or dtype-like
         The old type.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -197,10 +177,6 @@ def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: Ty
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -228,10 +204,6 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
         Start of each block, in extents of the old type; any sign and order.
     old : Datatype or dtype-like
         The old type.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -262,10 +234,6 @@ def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeL
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -295,10 +263,6 @@ def struct(
         First byte of each block; any sign and order.
     types : sequence of Datatype or dtype-like, length n
         The old type of each block.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -337,10 +301,6 @@ def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
         New lower bound in bytes.
     extent : int
         New extent in bytes; any sign.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------

@@ -30,10 +30,6 @@ def as_datatype(old: Any) -> Datatype:
     old : Datatype or dtype-like
         Type to describe.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
