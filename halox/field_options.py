@@ -13,7 +13,7 @@ from halox.decomposition import PARITIES, FieldSpec, Parity, normalise_halo
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
-from halox.values import LARGEST, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, shown
 
 MOST_AXES = 64
 """Axes that a NumPy array has at most."""
@@ -60,8 +60,7 @@ def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
 
 
 def _ints(value: object) -> list[int | None]:
-    given = as_list(value)
-    return [as_int(one) for one in ([value] if given is None else given)]
+    return [as_int(one) for one in as_entries(value)]
 
 
 def _extents(value: object, name: str) -> tuple[int, ...]:

@@ -110,6 +110,12 @@ def as_list(value: object) -> list[Any] | None:
     return found if len(found) <= MOST_ENTRIES else None  # an iterator may be endless
 
 
+def as_entries(value: object) -> list[Any]:
+    """Entries of a sequence; anything else stands for itself."""
+    found = as_list(value)
+    return [value] if found is None else found
+
+
 def rounded_up(number: int, to: int) -> int:
     """Return the least multiple of a number that is not below another one.
 

@@ -22,7 +22,7 @@ from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
-from halox.values import LARGEST, as_int, as_list, shortened, shown
+from halox.values import LARGEST, as_entries, as_int, shortened, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -254,8 +254,7 @@ class Allreduce(Closing):
 
 
 def _shape(shape: object) -> tuple[int, ...]:
-    given = as_list(shape)
-    extents = [as_int(n) for n in ([shape] if given is None else given)]
+    extents = [as_int(n) for n in as_entries(shape)]
     found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
     if len(found) < len(extents):
         raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shown(shape)}")

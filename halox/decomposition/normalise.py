@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from halox.errors import DecompositionError
-from halox.values import LARGEST, as_bool, as_int, as_list, shown
+from halox.values import LARGEST, as_bool, as_entries, as_int, as_list, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
@@ -86,7 +86,7 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
     >>> normalise_grid_shape([512, 512, 512]), normalise_grid_shape(100)
     ((512, 512, 512), (100,))
     """
-    entries = _entries(grid_shape)
+    entries = as_entries(grid_shape)
     if not 1 <= len(entries) <= MAX_AXES:
         raise DecompositionError(
             f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {shown(grid_shape)}; "
@@ -118,7 +118,7 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     if proc_shape is None:
         return None
     remedy = "write 0 or None for an axis that halox may choose"
-    entries = _entries(proc_shape)
+    entries = as_entries(proc_shape)
     if len(entries) != ndim:
         raise _wrong_number("proc_shape", ndim, entries, proc_shape, remedy)
     given = [0 if entry is None else entry for entry in entries]
@@ -179,12 +179,6 @@ def normalise_ranks(ranks: object) -> int:
     if count < 1:
         raise DecompositionError(f"ranks: expected at least 1, got {count}")
     return count
-
-
-def _entries(value: object) -> list[object]:
-    """Entries of a sequence; anything else stands for itself."""
-    found = as_list(value)
-    return [value] if found is None else found
 
 
 def _integers(name: str, values: list[object], meaning: str) -> tuple[int, ...]:
