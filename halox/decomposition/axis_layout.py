@@ -39,9 +39,7 @@ class AxisLayout(NamedTuple):
     points: int
     high: int
     moved_low: int  # of the low halo, next to the owned points: exchanged
-    moved_high: (
-        int  # of the high halo of a part that has one above it, as this one's lower part has
-    )
+    moved_high: int  # the same of the high halo, of a part that has one above it
 
     @classmethod
     def of(

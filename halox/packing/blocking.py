@@ -29,17 +29,14 @@ SMALL_BYTES = 1 << 16
 """Smaller copies are made in one piece: both sides fit the second-level cache."""
 
 _LARGE_BYTES = 20 << 20  # copies from here on come from memory, which is read fastest in long runs
-_TILE_BYTES, _TILE_ELEMENTS = (
-    1 << 17,
-    1 << 15,
-)  # of a tile, the larger of the two, up to twice as much
+# Of a tile, the larger of the two, up to twice as much.
+_TILE_BYTES, _TILE_ELEMENTS = 1 << 17, 1 << 15
 _PADDED_BYTES = 1 << 8
 _LARGEST_ELEMENT = 16  # larger ones use most of a cache line at once
 _LINE_BYTES = 64
 _FIRST_LINES, _FIRST_SETS = 512, 64  # of a cache of 32 KiB, 8 lines a set
-_MOST_LINES = (
-    2048  # of a cache of 512 KiB, and of one of addresses where each line is in a page of its own
-)
+# Of a cache of 512 KiB, and of one of addresses where each line is in a page of its own.
+_MOST_LINES = 2048
 
 
 def copy_all(moves: Sequence[Move]) -> None:
