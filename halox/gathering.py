@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -54,41 +53,27 @@ class _Offer:
     spec: FieldSpec
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A rank's cells, and on the root the array for all."""
-
-    root: int
-    layout: FieldLayout
-    cells: Array
-    whole: Array | None
-
-
 def gather(
-    world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
+    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
     """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
-    ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
+
+    def prepare() -> tuple[tuple[FieldLayout, Array, Array | None], _Offer]:
+        # Check what this rank can check alone, and that it has the memory.
+        chosen, layout = root_of(world, root), layout_of(field)
+        dtype, interior = describe(field, "field").dtype, layout.interior
+        cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
+        whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
+        return (layout, np.asarray(cells), whole), _Offer(chosen, dtype, layout.spec)
+
+    (layout, cells, whole), offers = world.prepare(prepare, _GATHER)
     _compare(offers)
     with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
-        if ready.whole is None:
-            _send(world, ready, window)
+        if whole is None:
+            _send(world, cells, offers[0].root, window)
         else:
-            _receive(world, ready, ready.whole, window)
-    return ready.whole
-
-
-def _prepare(
-    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
-) -> tuple[_Ready, _Offer]:
-    """Check what this rank can check alone, and that it has the memory."""
-    chosen = root_of(world, root)
-    layout = layout_of(field)
-    dtype, interior = describe(field, "field").dtype, layout.interior
-    cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
-    whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
-    ready = _Ready(chosen, layout, np.asarray(cells), whole)
-    return ready, _Offer(chosen, dtype, layout.spec)
+            _receive(world, layout, cells, whole, window)
+    return whole
 
 
 def _compare(offers: list[_Offer]) -> None:
@@ -136,23 +121,17 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
                 yield rank, blocks_by_rank[rank][index]
 
 
-def _send(world: World, ready: _Ready, window: Window) -> None:
+def _send(world: World, cells: Array, root: int, window: Window) -> None:
     """Send this rank's cells to the root, part by part."""
-    cells = opaque(ready.cells)
-    for index in parts_of(cells, world.size):
-        window.make_room()
-        window.send(np.ascontiguousarray(cells[index]), ready.root)
+    source = opaque(cells)
+    for index in parts_of(source, world.size):
+        window.send_copy(source[index], root)
 
 
-def _receive(world: World, ready: _Ready, whole: Array, window: Window) -> None:
+def _receive(world: World, layout: FieldLayout, cells: Array, whole: Array, window: Window) -> None:
     """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
-    targets = blocks_of(ready.layout, whole)
+    targets = blocks_of(layout, whole)
     own = targets.pop(world.rank)
     for rank, target in rounds(targets, world.size):
-        window.make_room()
-        if target.flags.c_contiguous:
-            window.receive(target, rank)
-        else:
-            part = np.empty(target.shape, target.dtype)
-            window.receive(part, rank, partial(np.copyto, target, part))
-    own[...] = opaque(ready.cells)
+        window.receive_into(target, rank)
+    own[...] = opaque(cells)
