@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -45,21 +45,15 @@ KEPT_CALLS = 256
 """Most datatypes, with count and method, whose packers are kept; the oldest go first."""
 
 
-class _Checked:
+class _Checked(NamedTuple):
     """Two arrays that have passed all checks, and the packer's method with their addresses."""
 
-    __slots__ = ("device", "first", "move", "one", "other", "second")
-
-    def __init__(
-        self, one: object, other: object, move: Move, first: int, second: int, device: int
-    ) -> None:
-        # Weak: the cache must not keep arrays alive.
-        self.one = ref(one)
-        self.other = ref(other)
-        self.move = move
-        self.first = first
-        self.second = second
-        self.device = device
+    one: ref[object]  # weak: the cache must not keep arrays alive
+    other: ref[object]
+    move: Move
+    first: int
+    second: int
+    device: int
 
     def same(self, one: object, other: object) -> bool:
         """Whether these are the arrays, and their GPU is the current one."""
@@ -142,7 +136,7 @@ class _Call:
     def checked(self, one: object, other: object, move: Move, *rest: int) -> _Checked | None:
         """Record for two arrays that keep their address for life: CuPy's own."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
-            return _Checked(one, other, move, *rest)
+            return _Checked(ref(one), ref(other), move, *rest)
         return None
 
     def check_receivable(self) -> None:

@@ -124,14 +124,14 @@ class ThroughHost:
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine."""
         moves = _Copies(source, target, stream)
-
-        def begin() -> None:
-            self._order.follow(stream)
-            if self._shared is None:
-                moves.fetch(self._values, 0)
-                moves.wait()
-
-        error = error or _failure(begin)
+        if error is None:
+            try:
+                self._order.follow(stream)
+                if self._shared is None:
+                    moves.fetch(self._values, 0)
+                    moves.wait()
+            except Exception as caught:
+                error = caught
         if self._shared is not None:
             self._shared.reduce(None if error else moves, error)
             return
@@ -219,14 +219,6 @@ class AcrossNodes:
             self._within.close()
         if self._node is not None:
             self._node.close()
-
-
-def _failure(work: Callable[[], object]) -> Exception | None:
-    try:
-        work()
-    except Exception as error:
-        return error
-    return None
 
 
 def why_no_kernels(world: World, topology: Topology) -> str | None:
@@ -394,8 +386,11 @@ def _across_nodes_by_nccl(
     try:
         if all(world.gather_result(look, _MAKING)):
             within = world.guarded(make, _MAKING)
-            steps = partial(_moves, dtype, op, device)
-            return NcclAcrossNodes(context, nccl_of(context), dtype, elements, steps, within)
+            return NcclAcrossNodes(
+                *(context, nccl_of(context), dtype, elements),
+                lambda count: DeviceMoves(dtype, op, count, device),
+                within,
+            )
     except HaloxError as error:
         if within is not None:
             within.close()
@@ -405,7 +400,3 @@ def _across_nodes_by_nccl(
     if node is not None:
         node.close()
     return None
-
-
-def _moves(dtype: DType, op: str, device: int, elements: int) -> DeviceMoves:
-    return DeviceMoves(dtype, op, elements, device)
