@@ -26,21 +26,10 @@ class _Message(NamedTuple):
 
 
 class Window:
-    """Messages under way, the oldest first, each with the memory that it works on.
+    """Messages under way, the oldest first, at most so many at once, each with the memory that it works on.
 
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    most : int
-        Messages under way at once.
-    tag : int
-        Tag of all of them.
-    doing : str
-        The call, as in "a gather", for the texts of timeouts.
+    ``doing`` is the call, as in "a gather", for the texts of timeouts.
 
-    Notes
-    -----
     As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends, and
     keeps the memory of those that go on from being used again.
     """

@@ -108,21 +108,12 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
     """Equal blocks at equal distances, counted in bytes.
 
+    Parameters and errors are those of `vector`, but for the distance.
+
     Parameters
     ----------
-    count : int
-        Number of blocks.
-    blocklength : int
-        Items a block.
     stride_bytes : int
         Bytes from the start of one block to the start of the next; any sign.
-    old : Datatype or dtype-like
-        The old type.
-
-    Raises
-    ------
-    DatatypeError
-        If an argument is not an integer, or ``count`` or ``blocklength`` is negative.
 
     Examples
     --------
@@ -168,19 +159,12 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
 def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of any lengths at any displacements in bytes.
 
+    Parameters and errors are those of `indexed`, but for the displacements.
+
     Parameters
     ----------
-    blocklengths : sequence of int or ndarray, shape (n,)
-        Items in each block.
     byte_displacements : sequence of int or ndarray, shape (n,)
         First byte of each block; any sign and order.
-    old : Datatype or dtype-like
-        The old type.
-
-    Raises
-    ------
-    DatatypeError
-        If the lists differ in length, are not lists of integers, or a block length is negative.
 
     Examples
     --------
@@ -225,19 +209,12 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
 def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of one length at any displacements in bytes.
 
+    Parameters and errors are those of `indexed_block`, but for the displacements.
+
     Parameters
     ----------
-    blocklength : int
-        Items in every block.
     byte_displacements : sequence of int or ndarray, shape (n,)
         First byte of each block; any sign and order.
-    old : Datatype or dtype-like
-        The old type.
-
-    Raises
-    ------
-    DatatypeError
-        If ``byte_displacements`` is not a list of integers, or ``blocklength`` is negative.
 
     Examples
     --------

@@ -82,12 +82,7 @@ def parity_boxes(
 
     The first one holds what all rows have, unless that is nothing; the others hold one more cell of every second row.
     Their order and shapes depend on ``starts`` modulo 2 only, so that both ends of a message order them alike.
-
-    Parameters
-    ----------
-    parity : {"even", "odd"}
-    starts, subsizes : sequence of int, length ndim
-        Global coordinates of the box's first cell, and its cells along every axis.
+    ``starts`` are the global coordinates of the box's first cell, ``subsizes`` its cells along every axis.
 
     Examples
     --------

@@ -26,16 +26,14 @@ def check_absolute(
     count: int,
     device: int,
     *,
-    name: str = "datatype",
     memory_range: MemoryRange = memory.memory_range,
     memory_kind: Callable[[int], MemoryKind] = memory.memory_kind,
 ) -> None:
     """Raise `FieldError` if items of a datatype at address 0 touch other memory than one GPU's.
 
-    The error names the range of addresses and the memory there. ``name`` is the caller's name of the
-    datatype; ``memory_range`` and ``memory_kind`` are replaced by tests only. Each allocation is
-    looked up once, not each block. A block may run on from one allocation into the next one where they
-    are neighbours: two blocks that were given apart may have been joined there, and no byte is out of
+    The error names the range of addresses and the memory there. ``memory_range`` and ``memory_kind`` are replaced by
+    tests only. Each allocation is looked up once, not each block. A block may run on from one allocation into the next
+    one where they are neighbours: two blocks that were given apart may have been joined there, and no byte is out of
     bounds.
     """
     layout = datatype.items(count)
@@ -45,7 +43,7 @@ def check_absolute(
     high = datatype.true_ub + max(0, (count - 1) * datatype.extent)
     if low < 0 or high > 2**63:
         raise FieldError(
-            f"{name}: its displacements reach from {low:#x} to {high:#x}, which are no addresses; "
+            f"datatype: its displacements reach from {low:#x} to {high:#x}, which are no addresses; "
             "a datatype without an array needs absolute ones"
         )
 
@@ -64,7 +62,7 @@ def check_absolute(
         position = max(position, int(starts[at]))
         end = end_of_allocation(position)
         if not end:
-            touched = f"{name}: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
+            touched = f"datatype: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
             raise FieldError(f"{touched} are in {_described(memory_kind(position), device)}")
         # Blocks that end inside this allocation are done; one that goes on is looked up again.
         at, position = int(np.searchsorted(ends, end, side="right")), end

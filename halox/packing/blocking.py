@@ -52,26 +52,11 @@ def tile_of(
     target_strides: tuple[int, ...],
     source_strides: tuple[int, ...],
 ) -> tuple[int, ...] | None:
-    """Choose the tiles of a copy between two views of one shape.
+    """Choose the tiles of a copy between two views of one shape: elements of a tile along each axis.
 
-    Parameters
-    ----------
-    shape : tuple of int
-    itemsize : int
-        Bytes of an element.
-    target_strides, source_strides : tuple of int
-        In bytes, of any sign.
-
-    Returns
-    -------
-    tuple of int or None
-        Elements of a tile along each axis; the last tiles of an axis may have fewer. None if one plain copy is as fast:
-        both views are contiguous along one axis, the copy is small, elements are large, or cache lines of the source
-        stay in the cache until they are used up.
-
-    Notes
-    -----
-    Looks at nothing but its arguments. The limits are of common x86 cores (docs/performance/log.md).
+    The last tiles of an axis may have fewer. None if one plain copy is as fast: both views are contiguous along one
+    axis, the copy is small, elements are large, or cache lines of the source stay in the cache until they are used up.
+    The limits are of common x86 cores (docs/performance/log.md).
 
     Examples
     --------

@@ -159,13 +159,7 @@ def _slices(rows: list[Box]) -> list[Box]:
 
 
 class PreparedCopies:
-    """Copies from one list of blocks to another, as work of a stream; prepared once.
-
-    Attributes
-    ----------
-    calls : int
-        Driver calls of a launch; a batch counts as one.
-    """
+    """Copies from one list of blocks to another, as work of a stream, by so many driver ``calls``; prepared once."""
 
     def __init__(self, blocks: Blocks, device: int) -> None:
         boxes, rest = boxes_of(blocks)

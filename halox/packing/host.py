@@ -22,26 +22,12 @@ __all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "
 class HostPacker:
     """Copies the bytes that a datatype describes out of a NumPy array, and back.
 
-    Checked and planned once; :meth:`pack` and :meth:`unpack` then only copy.
+    Checked and planned once; :meth:`pack` and :meth:`unpack` then only copy. The array, of any dtype and strides, or a
+    view, may be another library's that offers DLPack. Displacements count from its first element ``[0, ..., 0]`` and
+    may leave the view, but not the memory of the array it is a view of. Holds a reference to it, if it is not borrowed.
 
-    Parameters
-    ----------
-    array : ndarray or HostArray
-        Host array of any dtype and strides, or a view; also another library's that offers DLPack.
-        Displacements count from its first element ``[0, ..., 0]`` and may leave the view, but not
-        the memory of the array it is a view of.
-    datatype : Datatype
-        What to copy.
-    count : int
-        Number of consecutive items.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of packed data.
-    view : ndarray or None
-        The bytes as a strided view of the array's memory, shape ``counts + (words,)``, of opaque
-        words; None where the datatype is not regular.
+    ``nbytes`` are the bytes of packed data; ``view`` is a strided view of the array's memory, shape
+    ``counts + (words,)``, of opaque words; None where the datatype is not regular.
 
     Raises
     ------
@@ -49,10 +35,6 @@ class HostPacker:
         If ``array`` is not a plain NumPy array, or the datatype reaches beyond its memory.
     DatatypeError
         If ``count`` is not an integer, or negative.
-
-    Notes
-    -----
-    Not collective. Holds a reference to the array, if it is not borrowed; blocks until the bytes are copied.
 
     Examples
     --------

@@ -48,14 +48,8 @@ _MANY_USES = 8
 class HostLayout:
     """Items of a datatype in host memory, whatever the array.
 
-    Attributes
-    ----------
-    first, span : int
-        Displacement of the first byte touched, where the memory of the copiers begins; bytes up to the last.
-    strided : StridedBlocks or None
-        Regular blocks, relative to the first byte.
-    view : View or None
-        The same as a view.
+    ``first`` is the displacement of the first byte touched, where the memory of the copiers begins, and ``span`` the
+    bytes up to the last; regular blocks are ``strided``, relative to the first byte, and the same as a ``view``.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:

@@ -50,20 +50,12 @@ def usable_mpi() -> ModuleType | None:
 
 
 class Speeds(NamedTuple):
-    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word.
+    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word."""
 
-    Attributes
-    ----------
-    regular, listed : float
-        MPI, a block at equal strides, and one of a list.
-    element, word : float
-        NumPy, such a block as one element, and a word through an index.
-    """
-
-    regular: float
-    listed: float
-    element: float
-    word: float
+    regular: float  # MPI, a block at equal strides
+    listed: float  # MPI, one of a list
+    element: float  # NumPy, such a block as one element
+    word: float  # NumPy, a word through an index
 
 
 @cache
@@ -121,23 +113,9 @@ def _free_all() -> None:
 class MpiType:
     """A committed MPI datatype of a layout, freed with this object or before MPI is finalized.
 
-    Parameters
-    ----------
-    mpi : module
-    layout : StridedBlocks or BlockList
-        Relative to the first byte of the memory; strides are positive.
-    word : int
-        1, 2, 4 or 8; divides all displacements, strides and lengths.
-    span : int
-        Bytes of the memory.
-
-    Attributes
-    ----------
-    handle : mpi4py.MPI.Datatype
-    is_alive : bool
-        Whether the handle may be used.
-    calls : WeakSet
-        Calls that use it.
+    The layout is relative to the first of the ``span`` bytes of the memory, and its strides are positive; ``word``, 1,
+    2, 4 or 8, divides all displacements, strides and lengths. The ``handle`` may be used while this ``is_alive``;
+    ``calls`` are those that use it.
     """
 
     def __init__(

@@ -136,12 +136,11 @@ class TestCheckAbsolute:
             GPU.check(blocks((0x8, 0x10), (-0x10, -0x8)))
 
     def test_the_name_of_the_argument(self):
-        with pytest.raises(FieldError, match=r"^source: bytes \[0x9000"):
+        with pytest.raises(FieldError, match=r"^datatype: bytes \[0x9000"):
             check_absolute(
                 blocks((0x9000, 0x9001)),
                 1,
                 0,
-                name="source",
                 memory_range=GPU.memory_range,
                 memory_kind=GPU.memory_kind,
             )

@@ -67,21 +67,13 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Transfers of one rank.
+    """Transfers of one rank."""
 
-    Attributes
-    ----------
-    before : tuple of Transfer
-        Between nodes, before anything is combined.
-    piece : tuple of int
-        Elements [start, stop) that this rank combines; all of them where arrays are not cut.
-    after : tuple of tuple of Transfer
-        Of what has been combined, step by step.
-    """
-
-    before: tuple[Transfer, ...]
-    piece: tuple[int, int]
-    after: tuple[tuple[Transfer, ...], ...] = ()
+    before: tuple[Transfer, ...]  # between nodes, before anything is combined
+    piece: tuple[
+        int, int
+    ]  # elements [start, stop) that this rank combines; all where arrays are not cut
+    after: tuple[tuple[Transfer, ...], ...] = ()  # of what has been combined, step by step
 
 
 def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> Schedule:
