@@ -17,10 +17,9 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     Placement,
-    choose_proc_shape,
-    counted_halo,
     decompose,
 )
+from halox.decomposition.procgrid import choose_proc_shape, counted_halo
 from halox.errors import DecompositionError
 from tests.support import trials
 

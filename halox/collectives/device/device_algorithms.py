@@ -21,7 +21,7 @@ from typing import Protocol, cast
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
 from halox.collectives.device.kernel_reductions import KernelReduction, meet
-from halox.collectives.device.nccl_reduction import NcclAcrossNodes
+from halox.collectives.device.nccl_reduction import Combines, NcclAcrossNodes
 from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
@@ -42,20 +42,10 @@ _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class DeviceAlgorithm(Protocol):
-    """Combines contiguous arrays of one length on the GPUs of all ranks."""
+class DeviceAlgorithm(Combines, Protocol):
+    """One of the algorithms."""
 
     captures: bool  # whether a call may be captured in a CUDA graph
-
-    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
-
-        Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
-        is raised here, and a `MismatchError` on the other ranks at their next call.
-        """
-
-    def close(self) -> None:
-        """Release what it holds; collective."""
 
 
 class Nothing:
