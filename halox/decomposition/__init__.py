@@ -6,8 +6,9 @@ that an exchange moves; ``overlaps`` are the boxes that pass between two divisio
 
 from __future__ import annotations
 
+from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.fields import Box, FieldLayout, FieldSpec, Region, infer_spec
+from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec
 from halox.decomposition.normalise import Halo, normalise_halo
 from halox.decomposition.parity import PARITIES, Parity
 from halox.decomposition.partition import AxisPartition

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.fields import Box, FieldLayout, FieldSpec
+from halox.decomposition.fields import FieldLayout, FieldSpec
 from halox.errors import DecompositionError, FieldError
 from halox.values import as_int, as_list, shown
 
