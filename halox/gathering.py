@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
-from halox.runtime.arrays import Array, DType, as_ndarray, describe
+from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
+from halox.runtime.gpu.staging import as_words
 from halox.runtime.world import World
-from halox.staging import Index
+from halox.staging import Index, owned_cells
 from halox.values import as_int, shown
 from halox.window import Window, opaque
 
@@ -38,6 +37,9 @@ _ROUND_BYTES = 256 << 20
 
 UNDER_WAY = 4
 """Parts for which memory may be needed at once."""
+
+_COPIED_BYTES = 4 << 20
+"""Most bytes that come from a GPU at once to where they don't lie side by side: the allocator keeps as much."""
 
 _TAG = 2
 _GATHER = "a gather"
@@ -53,27 +55,62 @@ class _Offer:
     spec: FieldSpec
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A rank's cells, and on the root the array for all; None for cells that are in it."""
+
+    root: int
+    layout: FieldLayout
+    cells: Array | None
+    whole: Array | None
+
+
 def gather(
-    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
+    world: World, field: object, layout_of: Callable[[object], FieldLayout], root: int
 ) -> Array | None:
     """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
-
-    def prepare() -> tuple[tuple[FieldLayout, Array, Array | None], _Offer]:
-        # Check what this rank can check alone, and that it has the memory.
-        chosen, layout = root_of(world, root), layout_of(field)
-        dtype, interior = describe(field, "field").dtype, layout.interior
-        cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
-        whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
-        return (layout, np.asarray(cells), whole), _Offer(chosen, dtype, layout.spec)
-
-    (layout, cells, whole), offers = world.prepare(prepare, _GATHER)
+    ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
     _compare(offers)
     with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
-        if whole is None:
-            _send(world, cells, offers[0].root, window)
+        if ready.whole is None:
+            _send(world, ready, window)
         else:
-            _receive(world, layout, cells, whole, window)
-    return whole
+            _receive(world, ready, ready.whole, window)
+    return ready.whole
+
+
+def _prepare(
+    world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
+) -> tuple[_Ready, _Offer]:
+    """Check what this rank can check alone, and that it has the memory."""
+    chosen = root_of(world, root)
+    layout = layout_of(field)
+    dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
+    whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
+    if is_device_array(cells):
+        if whole is None:
+            cells = to_host(cells)
+        else:
+            _copy_from_device(cells, blocks_of(layout, whole)[chosen])
+            cells = None
+    return _Ready(chosen, layout, cells, whole), _Offer(chosen, dtype, layout.spec)
+
+
+def _copy_from_device(cells: Any, target: Array) -> None:
+    """Copy cells on a GPU to their places in an array on the host."""
+    source = as_words(cells)
+    if source.dtype != target.dtype:
+        target = target.view(source.dtype).reshape(source.shape)
+    for index in (
+        [()]
+        if target.flags.c_contiguous
+        else blocks(target.shape, _COPIED_BYTES // target.itemsize)
+    ):
+        part = target[index]
+        if part.flags.c_contiguous:
+            source[index].get(out=part)
+        else:
+            part[...] = source[index].get()
 
 
 def _compare(offers: list[_Offer]) -> None:
@@ -121,17 +158,19 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
                 yield rank, blocks_by_rank[rank][index]
 
 
-def _send(world: World, cells: Array, root: int, window: Window) -> None:
+def _send(world: World, ready: _Ready, window: Window) -> None:
     """Send this rank's cells to the root, part by part."""
-    source = opaque(cells)
-    for index in parts_of(source, world.size):
-        window.send_copy(source[index], root)
+    assert ready.cells is not None
+    cells = opaque(ready.cells)
+    for index in parts_of(cells, world.size):
+        window.send_copy(cells[index], ready.root)
 
 
-def _receive(world: World, layout: FieldLayout, cells: Array, whole: Array, window: Window) -> None:
+def _receive(world: World, ready: _Ready, whole: Array, window: Window) -> None:
     """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
-    targets = blocks_of(layout, whole)
+    targets = blocks_of(ready.layout, whole)
     own = targets.pop(world.rank)
     for rank, target in rounds(targets, world.size):
         window.receive_into(target, rank)
-    own[...] = opaque(cells)
+    if ready.cells is not None:
+        own[...] = opaque(ready.cells)
