@@ -107,7 +107,7 @@ def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> 
 
 def launch_between(
     pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
-) -> Launches:
+) -> Launchable:
     """Return launches that copy, or add, from the first endpoint of each pair to the second.
 
     Strided types move in one launch; others go through a packed buffer, whose address is not to be shifted.
@@ -133,28 +133,16 @@ def launch_between(
             additions.append((_additions(target, packed), element_type(target)))
         else:
             unpacking.append((target, packed))
-    parts: list[Launchable] = [launch_pack(packing, device)]
-    if operation == "add":
+    parts: list[Launchable] = []
+    if packing:
+        parts.append(launch_pack(packing, device))
+    if additions:
         parts.append(_adding(additions, device))
-    else:
-        parts += [StridedCopy(copies, device=device), launch_unpack(unpacking, device)]
-    return Launches(parts, keep=buffers)
-
-
-def strided_between(
-    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
-) -> Launchable | None:
-    """Return those launches of `launch_between` that take no buffer; None if some pairs need one."""
-    copies = []
-    for source, target in pairs:
-        a, b = _whole(source), _whole(target)
-        if a is None or b is None:
-            return None
-        copies.append(Copy(a, b))
-    if operation == "copy":
-        return StridedCopy(copies, device=device)
-    types = [element_type(target) for _, target in pairs]
-    return _adding([([copy], dtype) for copy, dtype in zip(copies, types, strict=True)], device)
+    if copies:
+        parts.append(StridedCopy(copies, device=device))
+    if unpacking:
+        parts.append(launch_unpack(unpacking, device))
+    return parts[0] if len(parts) == 1 else Launches(parts, keep=buffers)
 
 
 def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:

@@ -289,19 +289,17 @@ def copying(
     job: Job, pairs: Sequence[tuple[Part, Part]], device: int
 ) -> tuple[MovableLaunches, bool]:
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
-    from halox.packing.device import launch_between, strided_between
+    from halox.packing.device import launch_between
 
     is_movable = all(
         a.array == b.array and a.strided is not None and b.strided is not None for a, b in pairs
     )
 
     def make(found: Sequence[Item]) -> Sequence[Launchable]:
-        if not is_movable:
+        if is_movable:
+            both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
+        else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
-            return [launch_between(both, job.operation, device)]
-        both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
-        made = strided_between(both, job.operation, device)
-        assert made is not None
-        return [made]
+        return [launch_between(both, job.operation, device)]
 
     return MovableLaunches(job, pairs, make, reads=True, writes=True), is_movable

@@ -136,7 +136,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "launch_unpack": _unpack,
     "launch_add": _add,
     "fragment_launches": _fragments,
-    "strided_between": _between,
+    "launch_between": _between,
     "launch_zeros": _zeros,
 }
 """Stand-ins for the functions of `halox.packing.device`, by name."""
