@@ -16,7 +16,8 @@ from halox.checkpoint import npy
 from halox.checkpoint.chunks import CHUNK_BYTES, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import opened
-from halox.checkpoint.store import CodecChunks, PlainChunks, load_zarr, read
+from halox.checkpoint.moving import open_store
+from halox.checkpoint.store import load_zarr, read
 from halox.dimension_names import AXES
 from halox.errors import CheckpointError, FieldError, HaloxError
 from halox.runtime.arrays import Array
@@ -114,9 +115,7 @@ def _group(folder: Path, path: Path) -> Stored:
     contents = read(folder, path)
 
     def chunks_of(field: StoredField) -> _Chunks:
-        if field.is_plain:
-            return PlainChunks(str(folder), path, field)
-        return CodecChunks(str(folder), path, field, mode="r")
+        return open_store(folder, path, field, mode="r")
 
     def dims_of(field: StoredField) -> tuple[str, ...]:
         array = load_zarr().open_array(str(folder / field.name), mode="r")

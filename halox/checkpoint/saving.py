@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import Replacement
-from halox.checkpoint.moving import Mover, Store
-from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, create, is_checkpoint
+from halox.checkpoint.moving import Mover, open_store
+from halox.checkpoint.store import Contents, create, is_checkpoint
 from halox.errors import CheckpointError, HaloxError
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
@@ -47,10 +48,10 @@ def save(world: World, request: Request) -> None:
     blocks = tuple(axis.sizes for axis in axes)
     contents = Contents(request.grid_shape, stored, request.attrs, blocks)
 
-    def make(partial: Path) -> None:
-        create(partial, contents, request.dims, request.coords, request.codecs)
+    def make(folder: Path) -> None:
+        create(folder, contents, request.dims, request.coords, request.codecs)
 
-    with replacing(world, request.path, is_checkpoint, make) as partial:
+    with replacing(world, request.path, is_checkpoint, make) as folder:
         grids = {
             name: ChunkGrid(given.layout, stored[name].chunk)
             for name, given in request.fields.items()
@@ -58,13 +59,10 @@ def save(world: World, request: Request) -> None:
         meter = Meter(request.progress, [(grids[n], stored[n].dtype.itemsize) for n in grids])
         for name, given in request.fields.items():
             field = stored[name]
-
-            def open_store(field: StoredField = field) -> Store:
-                if field.is_plain:
-                    return PlainChunks(str(partial), request.path, field, world.node_comm.size)
-                return CodecChunks(str(partial), request.path, field, mode="r+")
-
-            store = guarded(world, open_store, f"writing {request.path}", SAVING)
+            opening = partial(
+                open_store, folder, request.path, field, mode="r+", node_ranks=world.node_comm.size
+            )
+            store = guarded(world, opening, f"writing {request.path}", SAVING)
             cells = owned_cells(given.array, given.layout)
             error = Mover(world, grids[name], cells, field, meter).save(store)
             world.agree(as_checkpoint_error(error, f"writing {request.path}"), SAVING)
@@ -93,17 +91,17 @@ def replacing(
 
     try:
         guarded(world, begin, doing, SAVING)
-        partial = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
+        place = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
 
         def look() -> None:
-            if make is not None and not partial.is_dir():
+            if make is not None and not place.is_dir():
                 raise CheckpointError(
-                    f"{path}: this rank does not see {partial}, which rank 0 has made; give a path on a file system "
+                    f"{path}: this rank does not see {place}, which rank 0 has made; give a path on a file system "
                     "that all nodes share"
                 )
 
         guarded(world, look, doing, SAVING)
-        yield partial
+        yield place
 
         def commit() -> None:
             if replacement is not None:
