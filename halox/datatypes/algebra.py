@@ -29,19 +29,6 @@ def primitive_of(dtype: np.dtype) -> Datatype:
     )
 
 
-def strided_of(
-    written: Written, old: Datatype, count: int, blocklength: int, stride_bytes: int
-) -> Datatype:
-    """``count`` blocks ``stride_bytes`` apart, of ``blocklength`` consecutive items each."""
-    items = count * blocklength
-    if not items or _is_void(old):
-        return nothing(written, old)
-    row = old.bounds.repeated(blocklength, old.extent)
-    layout = old.layout.repeated(blocklength, old.extent).repeated(count, stride_bytes)
-    bounds = row.repeated(count, stride_bytes).padded()
-    return _items_of(written, old, items, bounds, layout)
-
-
 def indexed_of(
     written: Written, old: Datatype, lengths: Int64Array, displacements: Int64Array
 ) -> Datatype:

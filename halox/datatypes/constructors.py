@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halox.datatypes.algebra import dup_of, indexed_of, resized_of, strided_of, struct_of
+from halox.datatypes.algebra import box_of, dup_of, indexed_of, resized_of, struct_of
 from halox.datatypes.arguments import (
     IntegerList,
     count_array,
@@ -72,7 +72,7 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
     24
     """
     count, inner = count_of("count", count), as_datatype(old)
-    return strided_of(("contiguous", (count,)), inner, count, 1, inner.extent)
+    return box_of(("contiguous", (count,)), inner, (count,), (inner.extent,), 0)
 
 
 def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype:
@@ -102,7 +102,8 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride, inner = integer("stride", stride), as_datatype(old)
     written = ("vector", (count, blocklength, stride))
-    return strided_of(written, inner, count, blocklength, stride * inner.extent)
+    strides = (stride * inner.extent, inner.extent)
+    return box_of(written, inner, (count, blocklength), strides, 0)
 
 
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
@@ -123,7 +124,7 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride_bytes, inner = integer("stride_bytes", stride_bytes), as_datatype(old)
     written = ("hvector", (count, blocklength, stride_bytes))
-    return strided_of(written, inner, count, blocklength, stride_bytes)
+    return box_of(written, inner, (count, blocklength), (stride_bytes, inner.extent), 0)
 
 
 def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike) -> Datatype:

@@ -26,8 +26,7 @@ class HostPacker:
     view, may be another library's that offers DLPack. Displacements count from its first element ``[0, ..., 0]`` and
     may leave the view, but not the memory of the array it is a view of. Holds a reference to it, if it is not borrowed.
 
-    ``nbytes`` are the bytes of packed data; ``view`` is a strided view of the array's memory, shape
-    ``counts + (words,)``, of opaque words; None where the datatype is not regular.
+    ``nbytes`` are the bytes of packed data.
 
     Raises
     ------
@@ -51,13 +50,10 @@ class HostPacker:
         count = count_of("count", count)
         first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
-        self.view: Array | None = None
         self._datatype, self._count = datatype, count
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
         self._adder: _Adder | None = None
-        self._layout = layout = host_layout(datatype, count)
-        if layout.view is not None:
-            self.view = layout.viewed(self._memory)
+        self._layout = host_layout(datatype, count)
 
     def pack(self, out: Bytes) -> None:
         """Copy the described bytes into a contiguous uint8 array, in the datatype's order; the rest of it stays.
@@ -87,18 +83,12 @@ class HostPacker:
         self._check_target()
         return self._layout.copier(self._memory, lasting=True)(source, True)
 
-    def add(self, packed: Bytes) -> None:
-        """Add packed values to those at the places of the datatype, in order; errors as of `unpack`.
-
-        Raises
-        ------
-        DatatypeError
-            If the primitives are not all of one integer, floating or complex type.
-        """
-        self.adding(packed)()
-
     def adding(self, packed: Bytes) -> Call:
-        """Return a call that adds the values of a buffer, prepared to be made many times; errors as of `add`, here."""
+        """Return a call that adds the values of a buffer to those at the places of the datatype, in order.
+
+        Prepared to be made many times. Errors as of `unpack`, here, and `DatatypeError` if the primitives are not all
+        of one integer, floating or complex type.
+        """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         if self._adder is None:

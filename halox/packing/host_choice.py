@@ -24,7 +24,7 @@ from halox.packing.host_copiers import (
     words_of,
 )
 from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, MpiType, Speeds, by_mpi
-from halox.packing.host_views import View, block_view
+from halox.packing.host_views import block_view
 
 # From this mean block length on, one slice copy a block beats an index entry a word.
 _LONG_BLOCK = 4096
@@ -49,7 +49,7 @@ class HostLayout:
     """Items of a datatype in host memory, whatever the array.
 
     ``first`` is the displacement of the first byte touched, where the memory of the copiers begins, and ``span`` the
-    bytes up to the last; regular blocks are ``strided``, relative to the first byte, and the same as a ``view``.
+    bytes up to the last; regular blocks are ``strided``, relative to the first byte.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:
@@ -57,12 +57,11 @@ class HostLayout:
         self.first, stop = datatype.reach(count)
         self.span, self._nbytes = stop - self.first, datatype.size * count
         self.strided: StridedBlocks | None = None
-        self.view: View | None = None
         # No reference to the layout: it is the key under which this is kept.
         self._blocks: BlockList | None = None
         if layout.strided is not None:
             self.strided = form = layout.strided.shifted(-self.first)
-            self.view = block_view(form)
+            self._view = block_view(form)
             self.word = gcd(8, form.block_bytes, form.offset, *form.strides)
         else:
             self._blocks = blocks = layout.block_list().shifted(-self.first)
@@ -92,7 +91,9 @@ class HostLayout:
         if blocks is None:
             if self.strided is not None and not self.strided.counts:
                 return partial(sliced, memory, [(slice(0, self._nbytes),) * 2])
-            return partial(strided, self.viewed(memory))
+            shape, word, offset, strides = self._view
+            view = np.ndarray(shape, word, memory.data, offset, strides)
+            return partial(strided, view)
         if _is_long(blocks):
             if self._places is None:
                 self._places = places_of(blocks)
@@ -100,12 +101,6 @@ class HostLayout:
         if self._index is None:
             self._index = Index(blocks, self.word, self.word)
         return partial(gathered, words_of(memory, self.word), self._index)
-
-    def viewed(self, memory: Bytes) -> np.ndarray:
-        """View regular blocks."""
-        assert self.view is not None
-        shape, word, offset, strides = self.view
-        return np.ndarray(shape, word, memory.data, offset, strides)
 
     def _mpi_type(self) -> MpiType | None:
         """Return MPI's datatype if MPI is the better choice; it is kept."""
