@@ -164,14 +164,13 @@ class AcrossNodes:
             if world.node_size == 1:
                 return
             self._node = Context(World(world.node_comm))
-            self._within, self.within, _ = make_algorithm(
+            self._within, _, _ = make_algorithm(
                 self._node,
                 device,
                 (operation.name, dtype, elements),
                 without=["hierarchical"],
             )
 
-        self.within = "alone"
         try:
             world.guarded(make, _MAKING)
         except HaloxError as error:
