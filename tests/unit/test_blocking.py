@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from halox.datatypes import StridedBlocks, contiguous, hvector, resized, slab, vector
 from halox.packing import blocking
 from halox.packing.blocking import blocked, copy, copy_all, in_tiles, tile_of
-from halox.packing.host import HostPacker, common_views
+from halox.packing.host import HostPacker
+from halox.packing.host_views import common_views
 from halox.packing.pack import pack, unpack
 from halox.packing.refine import Copy, Side, pieces, single_piece
 from tests.support import trials

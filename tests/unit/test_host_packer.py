@@ -25,7 +25,8 @@ from halox.datatypes import (
 )
 from halox.errors import DatatypeError, FieldError
 from halox.packing import host_copiers
-from halox.packing.host import HostPacker, block_view, element_view
+from halox.packing.host import HostPacker
+from halox.packing.host_views import block_view, element_view
 from halox.packing.pack import pack, unpack
 from halox.runtime.arrays import borrow
 from tests.support import trials

@@ -37,7 +37,7 @@ from halox.runtime.nccl_ranks import nccl_of, why_no_nccl
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
-_KERNELS = ("oneshot", "reduce_scatter_allgather")
+_KERNELS = {"oneshot": plan_oneshot, "reduce_scatter_allgather": plan_scattered}
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
@@ -230,7 +230,7 @@ def why_not(
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
     found: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
-    for name, planner in (("oneshot", plan_oneshot), ("reduce_scatter_allgather", plan_scattered)):
+    for name, planner in _KERNELS.items():
         reason = no_kernels
         if reason is None:
             try:
@@ -314,9 +314,8 @@ def _made(
     op, dtype, elements = what
     world, arena, events = context.world, context.device_arena, context.events
     assert arena is not None and events is not None
-    if name in ("oneshot", "reduce_scatter_allgather"):
-        planner = plan_oneshot if name == "oneshot" else plan_scattered
-        plan = planner(dtype, op, elements, world.size)
+    if name in _KERNELS:
+        plan = _KERNELS[name](dtype, op, elements, world.size)
         return meet(world, lambda: KernelReduction(world, arena, plan))
     if name in ("shared_buffer", "binomial"):
         steps = partial(DeviceMoves, dtype, op, elements, device)
