@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,8 +29,8 @@ Pick = int | slice | Projection
 _NUMBERS = "biufc"
 
 
-class _Chunks(Protocol):
-    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array: ...
+_Read = Callable[[tuple[int, ...], tuple[int, ...]], Array]
+"""Returns the cells of a chunk, by its number and their shape."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Stored:
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
     blocks: tuple[tuple[int, ...], ...]
-    _chunks_of: Callable[[StoredField], _Chunks]
+    _open: Callable[[StoredField], _Read]
     _dims_of: Callable[[StoredField], tuple[str, ...]]
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Stored:
                 f"{name} has dtype {field.dtype}, whose elements are no numbers; give another field"
             )
         with _named(self.path):
-            return _part(self._chunks_of(field), field, picks, progress)
+            return _part(self._open(field), field, picks, progress)
 
 
 @contextmanager
@@ -114,14 +114,14 @@ def _named(path: Path) -> Iterator[None]:
 def _group(folder: Path, path: Path) -> Stored:
     contents = read(folder, path)
 
-    def chunks_of(field: StoredField) -> _Chunks:
-        return open_store(folder, path, field, mode="r")
+    def open_field(field: StoredField) -> _Read:
+        return open_store(folder, path, field, mode="r").read_whole
 
     def dims_of(field: StoredField) -> tuple[str, ...]:
         array = load_zarr().open_array(str(folder / field.name), mode="r")
         return tuple(map(str, array.metadata.dimension_names[: len(field.shape)]))
 
-    return Stored(path, contents.fields, contents.attrs, contents.blocks, chunks_of, dims_of)
+    return Stored(path, contents.fields, contents.attrs, contents.blocks, open_field, dims_of)
 
 
 def _npy(path: Path) -> Stored:
@@ -133,26 +133,20 @@ def _npy(path: Path) -> Stored:
     field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", is_plain=True)
     names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
-    def chunks_of(field: StoredField) -> _Chunks:
-        return _Rows(np.memmap(path, dtype, "r", begin, shape), rows)
+    def open_field(field: StoredField) -> _Read:
+        values = np.memmap(
+            path, dtype, "r", begin, shape
+        )  # of which the disk is read only where used
+        return lambda index, cut: values[index[0] * rows :][: cut[0]]
 
-    return Stored(path, {field.name: field}, {}, (), chunks_of, lambda field: names)
-
-
-class _Rows:
-    """The cells of a ``.npy`` file, some rows of the first axis a chunk; of these the disk is read only where used."""
-
-    def __init__(self, values: Array, rows: int) -> None:
-        self._values, self._rows = values, rows
-
-    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """Return a view of a chunk."""
-        first = index[0] * self._rows
-        return self._values[first : first + shape[0]]
+    return Stored(path, {field.name: field}, {}, (), open_field, lambda field: names)
 
 
 def _part(
-    chunks: _Chunks, field: StoredField, picks: Sequence[Pick], progress: Callable[[int, int], None]
+    read_chunk: _Read,
+    field: StoredField,
+    picks: Sequence[Pick],
+    progress: Callable[[int, int], None],
 ) -> Array:
     """Read the chunks that hold a part one after another, and keep their cells of it."""
     numbers = [
@@ -173,7 +167,7 @@ def _part(
         along = [_along(pick, here) for pick, here in zip(picks, cut, strict=True)]
         place = tuple(there for _, there in along if there is not None)
         if all(there.start < there.stop for there in place):
-            values = chunks.read_whole(number, extents(cut))[tuple(index for index, _ in along)]
+            values = read_chunk(number, extents(cut))[tuple(index for index, _ in along)]
             values = np.abs(values) if field.dtype.kind == "c" else values
             # Infinities of both signs have no sum, and are no reason for a warning: they are drawn.
             with np.errstate(invalid="ignore", over="ignore"):
