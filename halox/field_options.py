@@ -39,12 +39,7 @@ OPTIONS = tuple(FieldOptions.__annotations__)
 def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
     """Return the layout that options describe, a plain field of the grid for what is not said.
 
-    Raises
-    ------
-    FieldError
-        If an option is unknown or malformed.
-    DecompositionError
-        If the halo is malformed.
+    Raises `FieldError` if an option is unknown or malformed, `DecompositionError` if that is the halo.
     """
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")

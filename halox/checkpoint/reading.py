@@ -35,22 +35,14 @@ _Read = Callable[[tuple[int, ...], tuple[int, ...]], Array]
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is open for reading.
-
-    Attributes
-    ----------
-    fields : dict
-        Descriptions of the fields by name; a ``.npy`` file has one, named after the file, without component axes.
-    attrs : dict
-        The attributes that were saved.
-    blocks : tuple of tuple of int
-        Cells of the blocks along each grid axis; empty if they are not recorded.
-    """
+    """A checkpoint that is open for reading; a ``.npy`` file has one field, named after it, without component axes."""
 
     path: Path
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: tuple[
+        tuple[int, ...], ...
+    ]  # cells along each grid axis; empty if they are not recorded
     _open: Callable[[StoredField], _Read]
     _dims_of: Callable[[StoredField], tuple[str, ...]]
 
@@ -59,28 +51,11 @@ class Stored:
         return self._dims_of(self.fields[name])
 
     def part(self, name: str, picks: Sequence[Pick], progress: Callable[[int, int], None]) -> Array:
-        """Return a part of a field as float64; of complex numbers the magnitude.
+        """Return a part of a field as float64, with the axes of the slices; of complex numbers the magnitude.
 
-        Parameters
-        ----------
-        name : str
-            Field of numbers.
-        picks : sequence
-            Part of each axis; at most one kind of projection. A slice has a step alone.
-        progress : callable
-            Called as ``progress(done, total)`` after each chunk.
-
-        Returns
-        -------
-        array
-            Axes are those of the slices.
-
-        Raises
-        ------
-        FieldError
-            If the field's elements are no numbers.
-        CheckpointError
-            If a chunk is damaged, cut off or missing.
+        ``picks`` are the parts of each axis, at most one kind of projection among them; a slice has a step alone.
+        ``progress(done, total)`` is called after each chunk. Raises `FieldError` if the field's elements are no
+        numbers, and `CheckpointError` if a chunk is damaged, cut off or missing.
         """
         field = self.fields[name]
         if field.dtype.kind not in _NUMBERS:

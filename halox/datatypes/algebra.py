@@ -68,11 +68,6 @@ def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatyp
     return Datatype(*written, (old,), old.size, bounds, old.layout, old.signature)
 
 
-def dup_of(old: Datatype) -> Datatype:
-    """Copy a datatype, as a type of its own."""
-    return Datatype("dup", (), (old,), old.size, old.bounds, old.layout, old.signature)
-
-
 def box_of(
     written: Written,
     old: Datatype,

@@ -130,26 +130,15 @@ class FieldSpec:
 class Region:
     """Boxes exchanged with the neighbour in one direction.
 
-    A field of one parity may have several regions a direction; those that are sent match those that the neighbour
-    receives, in their order.
-
-    Attributes
-    ----------
-    direction : tuple of int
-        -1, 0 or +1 per grid axis.
-    peer : int
-        The neighbour's rank; this rank itself along a periodic axis of one rank.
-    send : Box or None
-        Owned points that the neighbour keeps in its halo. They match the neighbour's ``recv``
-        of the opposite direction, also where the same peer has several directions.
-    recv : Box or None
-        Halo that the neighbour fills. None, like ``send``, where the width is 0.
+    What is sent, owned points that the neighbour keeps in its halo, matches the neighbour's ``recv`` of the opposite
+    direction, also where the same peer has several directions. A field of one parity may have several regions a
+    direction; those that are sent match those that the neighbour receives, in their order.
     """
 
-    direction: tuple[int, ...]
-    peer: int
-    send: Box | None
-    recv: Box | None
+    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis
+    peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
+    send: Box | None  # None where the width is 0
+    recv: Box | None  # halo that the neighbour fills; None likewise
 
 
 @dataclass(frozen=True)

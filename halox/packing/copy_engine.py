@@ -41,12 +41,8 @@ class CopyEnginePacker(DevicePacker):
     copies between GPUs and to or from the host take no SM. For copies within one GPU that is the
     driver's choice. A row is moved as a unit, however short: blocks of a few bytes take many times as
     long as with a kernel. ``max_blocks`` has no effect. A type that takes more than 64 copies of rows
-    and more than 65 536 contiguous ones raises `DatatypeError`.
-
-    Attributes
-    ----------
-    calls : int
-        Driver calls of one pack or unpack; a batch counts as one.
+    and more than 65 536 contiguous ones raises `DatatypeError`. One pack or unpack takes so many ``calls``
+    of the driver; a batch counts as one.
     """
 
     method: ClassVar[str] = "copy_engine"
