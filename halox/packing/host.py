@@ -12,9 +12,11 @@ from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
 from halox.packing.host_choice import host_layout
 from halox.packing.host_copiers import Bytes, Call, Index
-from halox.packing.host_views import element_view
+from halox.packing.host_views import View, block_view, common_views, element_view
 from halox.runtime.arrays import Array, HostArray, HostMemory, as_ndarray, borrow
 from halox.runtime.dlpack import Shown
+
+__all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
 
 
 class HostPacker:
