@@ -143,8 +143,7 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
         for i, (part, _, _) in enumerate(chosen):
             coords[axes[i]] = part
         peer = other.rank_at(coords)
-        if peer is None:
-            raise AssertionError("a part of an axis lies outside the process grid")
+        assert peer is not None
         starts = tuple(start for _, start, _ in chosen)
         subsizes = tuple(size for _, _, size in chosen)
         found.append(Overlap(peer, spec.box(starts, subsizes)))
