@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from halox.errors import DecompositionError
-from halox.values import LARGEST, as_bool, as_entries, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, as_list, check_bool, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
@@ -208,13 +208,7 @@ def _width(value: object, name: str, halo: object) -> int:
 
 
 def _boolean(value: object, name: str) -> bool:
-    found = as_bool(value)
-    if found is None:
-        raise DecompositionError(
-            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}; "
-            "write one boolean, or one per grid axis"
-        )
-    return found
+    return check_bool(name, value, DecompositionError, "; write one boolean, or one per grid axis")
 
 
 def _wrong_number(
