@@ -148,26 +148,16 @@ def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Mo
         yield part, turned
 
 
-def copy(target: Array, source: Array) -> None:
-    """Copy one view to another, as a whole or tile by tile."""
-    tile = _tile_between(target, source)
-    if tile is None:
-        np.copyto(target, source)
-    else:
-        for part in in_tiles(target, source, tile):
-            np.copyto(*part)
-
-
 def blocked(moves: Sequence[Move]) -> list[Move]:
-    """Replace the permuting copies among some by those of their tiles, to be made in turn."""
+    """Replace the permuting copies among some by those of their tiles, to be made in turn.
+
+    Those whose two views may share memory stay, and so does the care that NumPy takes.
+    """
     made: list[Move] = []
     for target, source in moves:
-        tile = _tile_between(target, source)
-        made += [(target, source)] if tile is None else in_tiles(target, source, tile)
+        tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
+        if tile is None or np.may_share_memory(target, source):
+            made.append((target, source))
+        else:
+            made += in_tiles(target, source, tile)
     return made
-
-
-def _tile_between(target: Array, source: Array) -> tuple[int, ...] | None:
-    """Choose the tile of a copy; None, and so the care that NumPy takes, where the views may share memory."""
-    tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
-    return None if tile is None or np.may_share_memory(target, source) else tile
