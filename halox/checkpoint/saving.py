@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,10 @@ def save(world: World, request: Request) -> None:
     blocks = tuple(axis.sizes for axis in axes)
     contents = Contents(request.grid_shape, stored, request.attrs, blocks)
 
-    def make(folder: Path) -> None:
-        create(folder, contents, request.dims, request.coords, request.codecs)
+    def make(partial: Path) -> None:
+        create(partial, contents, request.dims, request.coords, request.codecs)
 
-    with replacing(world, request.path, is_checkpoint, make) as folder:
+    with replacing(world, request.path, is_checkpoint, make) as partial:
         grids = {
             name: ChunkGrid(given.layout, stored[name].chunk)
             for name, given in request.fields.items()
@@ -59,8 +59,8 @@ def save(world: World, request: Request) -> None:
         meter = Meter(request.progress, [(grids[n], stored[n].dtype.itemsize) for n in grids])
         for name, given in request.fields.items():
             field = stored[name]
-            opening = partial(
-                open_store, folder, request.path, field, mode="r+", node_ranks=world.node_comm.size
+            opening = functools.partial(
+                open_store, partial, request.path, field, mode="r+", node_ranks=world.node_comm.size
             )
             store = guarded(world, opening, f"writing {request.path}", SAVING)
             cells = owned_cells(given.array, given.layout)
@@ -91,17 +91,17 @@ def replacing(
 
     try:
         guarded(world, begin, doing, SAVING)
-        place = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
+        partial = Path(world.gather(str(replacement.partial) if replacement else None, SAVING)[0])
 
         def look() -> None:
-            if make is not None and not place.is_dir():
+            if make is not None and not partial.is_dir():
                 raise CheckpointError(
-                    f"{path}: this rank does not see {place}, which rank 0 has made; give a path on a file system "
+                    f"{path}: this rank does not see {partial}, which rank 0 has made; give a path on a file system "
                     "that all nodes share"
                 )
 
         guarded(world, look, doing, SAVING)
-        yield place
+        yield partial
 
         def commit() -> None:
             if replacement is not None:
