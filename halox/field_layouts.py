@@ -66,13 +66,14 @@ class FieldLayouts:
 
     def add(self, array: object, layout: FieldLayout, number: int) -> None:
         """Keep the layout of a field in new memory, and which of the grid's fields it is."""
-        self.note(array, layout, number)
+        self._declare(describe(array), array, layout, number)
+        self._remember(array, layout)
         root = owner(array)
         _watch(self._own, id(root), root)
 
-    def note(self, array: object, layout: FieldLayout, number: int = 0) -> None:
+    def note(self, array: object, layout: FieldLayout) -> None:
         """Keep the layout of a new array of the library's own, which is no memory of the grid."""
-        self._declare(describe(array), array, layout, number)
+        self._declare(describe(array), array, layout, 0)
         self._remember(array, layout)
 
     def declare(self, array: object, layout: FieldLayout) -> None:
