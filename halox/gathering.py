@@ -69,8 +69,7 @@ def gather(
     with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
         if whole is None:
             assert cells is not None
-            for index in parts_of(source := opaque(cells), world.size):
-                window.send_copy(source[index], offers[0].root)
+            _send(world, opaque(cells), offers[0].root, window)
             return None
         # A part of each of the other ranks in turn.
         targets = blocks_of(layout, whole)
@@ -158,3 +157,9 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
         for rank, index in zip(blocks_by_rank, turn, strict=True):
             if index is not None:
                 yield rank, blocks_by_rank[rank][index]
+
+
+def _send(world: World, cells: Array, root: int, window: Window) -> None:
+    """Send this rank's cells to the root, part by part."""
+    for index in parts_of(cells, world.size):
+        window.send_copy(cells[index], root)
