@@ -23,7 +23,6 @@ from halox.runtime.gpu import cuda
 from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter, timeout_s
 
-NAME = "halox probe mlx5"
 _REPEATS = 100
 _GUARD = 0xA5
 _GPU_BYTES, _GPU_OFFSET, _GPU_BLOCK = 2 << 20, 512, 1 << 10

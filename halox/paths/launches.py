@@ -261,14 +261,14 @@ def fragmented(
 
 def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
     """Return the launch that sets to zero what has been sent, in accumulations."""
-    from halox.packing.device import Zeroing
+    from halox.packing.device import launch_zeros
 
     if not job.cleared:
         return []
     items = [(part,) for part in job.cleared]
 
     def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
-        return [Zeroing([endpoint for (endpoint,) in endpoints], device)]
+        return [launch_zeros([endpoint for (endpoint,) in endpoints], device)]
 
     return [MovableLaunches(job, items, make, writes=True)]
 
@@ -284,17 +284,15 @@ def copying(
     job: Job, pairs: Sequence[tuple[Part, Part]], device: int
 ) -> tuple[MovableLaunches, bool]:
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
-    from halox.packing.device import launch_between, strided_between
+    from halox.packing.device import launch_between
 
     is_movable = all(map(is_movable_copy, pairs))
 
     def make(found: Sequence[Item]) -> Sequence[Launchable]:
-        if not is_movable:
+        if is_movable:
+            both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
+        else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
-            return [launch_between(both, job.operation, device)]
-        both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
-        made = strided_between(both, job.operation, device)
-        assert made is not None
-        return [made]
+        return [launch_between(both, job.operation, device)]
 
     return MovableLaunches(job, pairs, make, reads=True, writes=True), is_movable
