@@ -100,11 +100,6 @@ def _least_ns(call: Call) -> float:
 _living: weakref.WeakSet[MpiType] = weakref.WeakSet()
 
 
-@cache
-def _watch_finalize(mpi: ModuleType) -> None:
-    before_finalize(mpi, _free_all)
-
-
 def _free_all() -> None:
     for one in list(_living):
         one.free()
@@ -131,7 +126,7 @@ class MpiType:
         self.calls: weakref.WeakSet[_Prepared] = weakref.WeakSet()
         self._free = weakref.finalize(self, _free, mpi, self.handle)
         self._free.atexit = False
-        _watch_finalize(mpi)
+        before_finalize(mpi, _free_all)
         _living.add(self)
 
     def free(self) -> None:

@@ -36,14 +36,9 @@ class _Part(NamedTuple):
 
 
 class OddBlocks:
-    """All parts of some messages, each with the copier that suits it best.
+    """All parts of a job's messages, which are regular and copied, each with the copier that suits it best.
 
-    Parameters
-    ----------
-    job : Job
-        Of regular parts, to be copied.
-    outgoing, incoming : sequence of sequence of ndarray
-        Packed bytes of each part, slot by slot; contiguous.
+    ``outgoing`` and ``incoming`` have the packed bytes of each part, slot by slot; contiguous.
     """
 
     def __init__(
