@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from halox.datatypes.boxes import contiguous_strides
-from halox.paths.host.indexed import Indices, Located
+from halox.paths.host.indexed import Indices, PartView
 from halox.runtime.arrays import WORDS, Array, DType, span
 
 Index: TypeAlias = slice | int | tuple[slice | int, ...] | Indices
@@ -58,7 +58,7 @@ class Slice(NamedTuple):
         return view.reshape(-1).view(self.dtype).reshape(self.counts).transpose(self.order)
 
 
-def slices_of(places: Sequence[Located], arrays: Sequence[Array]) -> list[Slice] | None:
+def slices_of(places: Sequence[PartView], arrays: Sequence[Array]) -> list[Slice] | None:
     """Return places as indices of all arrays that are like these but for their addresses.
 
     None where some place is no index, or the copy of a view is faster.
@@ -95,7 +95,7 @@ def flat(dtype: DType, start: int, array: Array) -> Base | None:
     return Base((n,), dtype, start, is_row) if _is_contiguous(array) else None
 
 
-def _bases(places: Sequence[Located], array: Array) -> list[Base | None]:
+def _bases(places: Sequence[PartView], array: Array) -> list[Base | None]:
     """Return the bases to try for places of an array, the fastest first; None for the array itself."""
     size = 0  # of the widest elements of which they consist
     for _, shape, dtype, offset, strides in places:
@@ -121,7 +121,7 @@ def _is_contiguous(array: Array) -> bool:
     return array.size > 0 and array.ravel("K").ctypes.data == array.ctypes.data
 
 
-def _slice(place: Located, array: Array, base: Base | None) -> Slice | None:
+def _slice(place: PartView, array: Array, base: Base | None) -> Slice | None:
     """Return a place as an index of an array in one form."""
     number, counts, block, offset, steps = place
     offset -= span(array.shape, array.strides, array.itemsize)[0]
