@@ -46,7 +46,9 @@ def test_found_by_object_and_by_field():
         assert found(cache, "exchange", (u, v)) is found(cache, "exchange", (u[:], v)) is two
         assert found(cache, "exchange", (v,)) is found(cache, "exchange", (v, u)) is None
         assert found(cache, "add", (u,)) is found(cache, "exchange", ()) is None
-        assert found(cache, "exchange", (u[:1],)) is found(cache, "exchange", (u.view("i8"),)) is None
+        assert (
+            found(cache, "exchange", (u[:1],)) is found(cache, "exchange", (u.view("i8"),)) is None
+        )
     assert len(cache) == 2
 
 
