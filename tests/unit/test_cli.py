@@ -94,6 +94,30 @@ class TestLauncher:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         assert "OMPI_ALLOW_RUN_AS_ROOT" not in launcher.environment(3)
 
+    def test_open_mpi_does_without_libfabric_only_where_there_is_no_fabric(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        empty, home = tmp_path / "infiniband", tmp_path / "home"
+        empty.mkdir()
+        (home / ".openmpi").mkdir(parents=True)
+        own = home / ".openmpi" / "mca-params.conf"
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setattr(launcher, "FABRICS", (empty, tmp_path / "absent"))
+        for name in ("OMPI_MCA_btl", "OMPI_MCA_osc"):
+            monkeypatch.delenv(name, raising=False)
+        both = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi"}
+        assert launcher.mpi_defaults() == both
+        own.write_text("# btl = tcp\nbtl_tcp_if_include = lo\n")
+        assert launcher.mpi_defaults() == both
+        own.write_text("pml = ob1\n btl=self,sm,tcp\n")
+        assert launcher.mpi_defaults() == {"OMPI_MCA_osc": "^ucx"}
+        own.unlink()
+        monkeypatch.setenv("OMPI_MCA_btl", "self,ofi")
+        assert launcher.environment(2)["OMPI_MCA_btl"] == "self,ofi"
+        monkeypatch.delenv("OMPI_MCA_btl")
+        (empty / "mlx5_0").mkdir()
+        assert launcher.mpi_defaults() == {"OMPI_MCA_osc": "^ucx"}
+
     def test_command(self) -> None:
         found = launcher.Launcher("/mpi/mpiexec", "MPICH", "5")
         assert launcher.command(found, 3, ["-m", "halox"]) == [
