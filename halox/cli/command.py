@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from halox._version import __version__
 from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
@@ -26,9 +27,20 @@ def _positive(text: str) -> int:
     return value
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses unknown words itself: the command's own usage is shown, not that of ``halox``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all words, or end with an error."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
+
+
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of the whole command, with the options of the command that ``words`` begin with."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="halox",
         description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
     )
