@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of the whole command, with the options of the command that ``words`` begin with."""
-    parser = Parser(
+    parser: argparse.ArgumentParser = Parser(
         prog="halox",
         description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
     )
