@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -114,12 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_streams()
     try:
         try:
             return _run(words)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -127,6 +128,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has ended, as `head` does; what the interpreter flushes at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+def open_streams() -> None:
+    """Open standard streams that whoever started this process has closed, on the null device.
+
+    Files, and what MPI and the launcher open, would otherwise get their numbers, and what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.dup2(
+                    os.open(os.devnull, os.O_RDWR), number
+                )  # the same number, as the lowest free one
+                os.set_inheritable(number, True)
+                setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _run(words: Sequence[str]) -> int:

@@ -301,6 +301,29 @@ class TestCommand:
             os.close(into)
         assert (ended.stderr, ended.returncode) == ("", 141)
 
+    @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)], ids=str)
+    def test_closed_streams(self, closed: tuple[int, ...], tmp_path: Path) -> None:
+        """As of a daemon: nothing fails, and no file that a script opens gets the number of a closed stream."""
+        said = tmp_path / "said.txt"
+        script = tmp_path / "opens.py"
+        script.write_text(
+            f"file = open({str(said)!r}, 'w')\n"
+            "print('printed', flush=True)\n"
+            "print(file.fileno() > 2, file=file)\n"
+        )
+        shut = " ".join(f"{number}>&-" for number in closed)
+        ended = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m halox run "$1" {shut}', sys.executable, str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        printed = "" if 1 in closed else "printed\n"
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
+        assert said.read_text() == "True\n"
+
     def test_stencil_on_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
