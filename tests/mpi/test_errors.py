@@ -310,7 +310,7 @@ TABLE: Table = {
     "a datatype of mpi4py": (
         lambda comm: halox.Exchange([halox.Send(np.zeros(3), MPI.DOUBLE, 0)], [], comm=comm),
         DatatypeError,
-        "convert it by halox.datatypes.from_mpi",
+        r"got one of mpi4py \(convert it by halox.datatypes.from_mpi\)",
     ),
     "a send to nobody": (
         lambda comm: halox.Exchange([halox.Send(np.zeros(3), "f8", MPI.PROC_NULL)], [], comm=comm),
