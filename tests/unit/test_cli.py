@@ -303,7 +303,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)], ids=str)
     def test_closed_streams(self, closed: tuple[int, ...], tmp_path: Path) -> None:
-        """As of a daemon: nothing fails, and no file that a script opens gets the number of a closed stream."""
+        """Start by a daemon: nothing fails, and no file that a script opens gets the number of a closed stream."""
         said = tmp_path / "said.txt"
         script = tmp_path / "opens.py"
         script.write_text(
