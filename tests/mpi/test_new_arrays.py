@@ -184,6 +184,23 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
     assert grid._plan_number == 1
 
 
+@pytest.mark.ranks(2, 3)
+def test_ranks_that_lend_and_ranks_that_do_not_pack_alike(comm: World) -> None:
+    """Rank 0 gives one array again and again, of which it has views; axes of several extents, in Fortran order."""
+    shape = (6, 4 * comm.size, 5)
+    options: dict[str, Any] = {"proc_shape": (1, comm.size, 1), "device": "cpu"}
+    with halox.Grid(shape, halo=1, periodic=True, comm=comm.Dup(), **options) as g:
+        whole = np.pad(np.arange(float(np.prod(shape))).reshape(shape), 1, mode="wrap")
+        cells = tuple(slice(cut.start, cut.stop + 2) for cut in g.owned)
+        again = np.zeros(g.padded_shape, order="F")
+        for step in range(4):
+            u = again if comm.rank == 0 else np.zeros(g.padded_shape, order="F")
+            u[...] = -1
+            g.interior(u)[...] = whole[cells][1:-1, 1:-1, 1:-1] + step
+            g.exchange(u)
+            assert agree(bool(np.array_equal(u, whole[cells] + step)), comm)
+
+
 @pytest.mark.ranks(1)
 def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid) -> None:
     """Of the same shape, strides and dtype as others, they and views of them have a plan of their own."""
@@ -242,7 +259,8 @@ def test_accumulated_fields_that_share_memory_are_refused_each_time(grid: halox.
 
 
 def test_a_read_only_array_of_a_known_layout_is_refused(grid: halox.Grid) -> None:
-    grid.exchange(start(grid))
+    for _ in range(3):
+        grid.exchange(start(grid))
     u = start(grid)
     u.flags.writeable = False
     with pytest.raises(FieldError, match="read-only"):
@@ -355,6 +373,8 @@ def test_ambiguous_results_are_refused_with_the_remedy(comm: World) -> None:
         assert u.shape == (n, n)
         v = u + 1
         assert g.layout(v) is g.layout(u), "the one reading that a field of this grid has"
+        for _ in range(3):
+            g.exchange(u + 1)
         g.zeros(components_after=n)
         for call in (g.layout, g.exchange):
             with pytest.raises(FieldError, match=r"2 ways: .*grid\.declare"):
