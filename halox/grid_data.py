@@ -80,8 +80,8 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
-        cells are not contiguous; a field on a GPU comes to the host as a whole first.
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Others need as much if their
+        cells are not contiguous, and memory for all of their cells if they are on a GPU.
         """
         self._world.begin("gather")
         return gather(self._world, field, self._layouts.find, root)
@@ -121,7 +121,7 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Needs memory for the field and 128 MiB. Blocks on a GPU go through page-locked memory.
+        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU go through page-locked memory.
 
         Examples
         --------
