@@ -105,7 +105,7 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         self._place = {peer: n for n, peer in enumerate(peers)}
         # Also those of messages that the peer moves: it will not send these keys again.
         for message in self.messages:
-            _, offer = theirs[message.peer][opposite(message)]
+            _, offer = theirs[message.peer][message.opposite]
             self._keys.take(message.peer, offer)
 
     def views(self, memories: Sequence[memoryview]) -> Bases:
