@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from halox.cli.launcher import running_ranks
+from halox.cli.launcher import mpi_defaults, running_ranks
 from tests import support
 
 LAUNCHES = ("tests/test_", "tests/faults/")
@@ -36,8 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "full" in config.option.markexpr.replace("not full", ""):
         os.environ[support.FULL] = "1"
-    # Open MPI 5 sleeps for a second in every start of MPI when this component finds no fabric.
-    os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+    os.environ.update(mpi_defaults())
     # There are more processes than cores: threads that wait for one another would wait long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The processes that tests start would compile all of halox, and ranks all tests, each for itself.

@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from halox._version import __version__
 from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
@@ -26,9 +28,20 @@ def _positive(text: str) -> int:
     return value
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses unknown words itself: the command's own usage is shown, not that of ``halox``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all words, or end with an error."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
+
+
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of the whole command, with the options of the command that ``words`` begin with."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="halox",
         description="Halo exchange for NumPy and CuPy arrays: mini-apps, benchmarks, information.",
     )
@@ -102,12 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    open_streams()
     try:
         try:
             return _run(words)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -115,6 +128,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has ended, as `head` does; what the interpreter flushes at its end goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+def open_streams() -> None:
+    """Open standard streams that whoever started this process has closed, on the null device.
+
+    Files, and what MPI and the launcher open, would otherwise get their numbers, and what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.dup2(
+                    os.open(os.devnull, os.O_RDWR), number
+                )  # the same number, as the lowest free one
+                os.set_inheritable(number, True)
+                setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _run(words: Sequence[str]) -> int:

@@ -28,6 +28,9 @@ STARTED_BY_HALOX = "HALOX_STARTED_RANKS"
 STANDARD_INPUT = "HALOX_STANDARD_INPUT"
 """Variable with the place of rank 0's standard input (offset, blank, path), which the launcher does not pass on."""
 
+FABRICS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
+"""Folders of Linux that list the adapters of fast networks: InfiniBand, RoCE, EFA and Omni-Path, and Slingshot."""
+
 _VERSION_PATTERNS = (
     ("Open MPI", re.compile(r"Open MPI\)?\s+v?(\d+(?:\.\d+)*)")),
     ("MPICH", re.compile(r"(?:HYDRA|MPICH)[^\n]*\n?\s*Version:\s*(\d+(?:\.\d+)*)")),
@@ -108,10 +111,22 @@ def running_ranks(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def mpi_defaults() -> dict[str, str]:
-    """Return settings of the MPI library that halox wants, for variables that are not set yet."""
+    """Return settings of the MPI library that halox wants, for those that the user has not made."""
     # Open MPI's UCX component for one-sided communication warns on machines without fast network.
     wanted = {"OMPI_MCA_osc": "^ucx"}
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    if not any(any(place.glob("*")) for place in FABRICS):
+        # Its libfabric component for such networks sleeps for a second in MPI_Init when it finds none.
+        wanted["OMPI_MCA_btl"] = "^ofi"
+    try:
+        own = Path("~/.openmpi/mca-params.conf").expanduser().read_text(errors="replace")
+    except (OSError, RuntimeError):  # without a home folder
+        own = ""
+    return {
+        name: value
+        for name, value in wanted.items()
+        if name not in os.environ
+        and not re.search(rf"^\s*{name.removeprefix('OMPI_MCA_')}\s*=", own, re.MULTILINE)
+    }
 
 
 def environment(ranks: int) -> dict[str, str]:

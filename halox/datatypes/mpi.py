@@ -78,9 +78,11 @@ def _from_mpi(given: MPI.Datatype, mpi: ModuleType) -> Datatype:
     combiners = {getattr(mpi, f"COMBINER_{name}"): name for name in _COMBINERS}
     name = combiners.get(given.combiner)
     if name is None:
+        names = [key for key in vars(mpi) if key.startswith("COMBINER_")]
+        (combiner,) = [key for key in names if getattr(mpi, key) == given.combiner]
         raise DatatypeError(
-            f"an MPI datatype made by constructor number {given.combiner} has no counterpart; "
-            "describe the same bytes with struct, indexed or subarray"
+            f"an MPI datatype of {combiner} has no counterpart; describe the same bytes with "
+            "struct, indexed or subarray"
         )
     made = _rebuilt(name, described, olds)
     lb, extent = given.Get_extent()

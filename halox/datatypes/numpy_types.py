@@ -52,9 +52,11 @@ def as_datatype(old: Any) -> Datatype:
         dtype = np.dtype(old)
     except Exception as error:  # NumPy's of several kinds, and an object's own
         is_mpi = type(old).__module__.startswith("mpi4py")
+        # The text of an object of MPI has its address, which differs between ranks.
+        got = "one of mpi4py" if is_mpi else shown(old)
+        remedy = "convert it by halox.datatypes.from_mpi" if is_mpi else shortened(str(error))
         raise DatatypeError(
-            f"a datatype or anything numpy.dtype() takes is needed, got {shown(old)} "
-            f"({'convert it by halox.datatypes.from_mpi' if is_mpi else shortened(str(error))})"
+            f"a datatype or anything numpy.dtype() takes is needed, got {got} ({remedy})"
         ) from None
     return _from_dtype(dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from math import gcd
 
@@ -166,6 +167,15 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
     if isinstance(array, HostArray):
         check_inside(array.reach, first, stop)
         return np.frombuffer(array.memory, np.uint8)[array.origin + first : array.origin + stop]
+    if (
+        type(array) is np.ndarray
+        and first >= 0
+        and stop <= array.nbytes
+        and array.flags.c_contiguous
+        and not array.dtype.hasobject
+    ):
+        with suppress(TypeError, ValueError):  # of a dtype without buffers
+            return np.frombuffer(array, np.uint8, stop - first, first)
     found, root = borrow(array), as_ndarray(array)
     check_inside(found.reach, first, stop)
     shown = Shown(

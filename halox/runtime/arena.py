@@ -36,7 +36,7 @@ _GRANULE = 256
 _FIRST_CHUNK, _LAST_CHUNK = 1 << 18, 1 << 22
 _IDLE_ALLOCATIONS = 16
 _ALLOCATING = "an allocation"
-_CLOSING = "the closing of a grid"
+_CLOSING = "a collective close"
 
 
 class SegmentKey(NamedTuple):

@@ -16,7 +16,7 @@ from halox.runtime.shared_memory import Bytes
 from halox.runtime.topology import Topology, survey
 from halox.runtime.world import World
 
-_CLOSING = "the closing of a grid"
+_CLOSING = "a collective close"
 
 Found = TypeVar("Found")
 

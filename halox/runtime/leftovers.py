@@ -137,12 +137,12 @@ class Leftovers:
             self._free(number)
         if not self._has_plans:
             return
-        self._world.gather(None, "the closing of a grid")
+        self._world.gather(None, "a collective close")
         self.sweep()
         receives = [request for active in self._active for request in active.receives]
         for request in receives:
             request.Cancel()
-        self._world.wait(receives, "in the closing of a grid for receives to be cancelled")
+        self._world.wait(receives, "in a collective close for receives to be cancelled")
         for active in self._active:
             for request in active.receives:
                 request.Free()

@@ -92,9 +92,8 @@ class World:
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
         self.mpi = mpi
-        limit_s, error = _attempt(timeout_s)  # an error may be of this rank alone
-        self.limit_s: float = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
-        self._debug = os.environ.get("HALOX_DEBUG", "") not in ("", "0")
+        settings, error = _attempt(_settings)  # an error may be of this rank alone
+        self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
         self.guard = CallGuard()
         with alone_in_making():
             found = acquire(mpi, comm, making, self.limit_s, "" if error is None else str(error))
@@ -333,6 +332,16 @@ def _attempt(build: Callable[[], Built]) -> tuple[Built, Exception | None]:
         return build(), None
     except Exception as error:
         return cast("Built", None), error
+
+
+def _settings() -> tuple[float, bool]:
+    """Return the limit of waits in seconds, and whether calls are printed; raise `HaloxError` for wrong texts."""
+    debug = os.environ.get("HALOX_DEBUG", "")
+    if debug not in ("", "0", "1"):
+        raise HaloxError(
+            f"HALOX_DEBUG={debug!r}: expected 1 (each collective call is printed), 0 or nothing"
+        )
+    return timeout_s(), debug == "1"
 
 
 def raise_together(

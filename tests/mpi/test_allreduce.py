@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
-from halox.collectives.host import mpi_reduction, shared_reduction
+from halox.collectives.host import host_algorithms, mpi_reduction, shared_reduction
 from halox.collectives.operations import find_operation
 from halox.errors import (
     ClosedError,
@@ -353,6 +353,21 @@ def test_where_ranks_meet(algorithm: str, memory: bool, comm: World) -> None:
                 assert same(found, expected("sum", values)) and same_everywhere(found, comm)
                 with pytest.raises(FieldError, match="array: got shape"):
                     reduce(only_on(comm, 1, np.zeros(1), values[comm.rank]))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rank_alone_calls_no_mpi(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_algorithms, "OrderedReduction", None)
+    monkeypatch.setattr(host_algorithms, "Leaders", None)
+    values = np.array([3, 0, -7, 1])
+    for op, wanted in (("sum", values), ("min", values), ("logical_or", [1, 0, 1, 1])):
+        with Allreduce(MPI.COMM_SELF, 4, "i8", op, algorithm) as reduce:
+            given = values.copy()
+            assert reduce(given).tolist() == list(wanted)
+            assert (given == values).all()
+            assert reduce(given, out=given) is given and given.tolist() == list(wanted)
+            with pytest.raises(FieldError, match="array: got shape"):
+                reduce(np.zeros(1))
 
 
 @pytest.mark.usefixtures("small_pieces")

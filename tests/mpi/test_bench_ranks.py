@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.ranks(1, 2, 3, 4), pytest.mark.usually(2)]
 
 BRIEF = Timing(batches=1, batch_s=1e-5)
 OPTIONS = Options("cpu", timing=BRIEF)
+OURS = ("selected", "host", "scatter_gather")
 
 CASES = [
     ExchangeCase((6,), "x", 3),
@@ -57,7 +58,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_right(case: ExchangeCase, comm: MPI.Intracomm) -> None:
     rows = Bench(comm, OPTIONS).measure(case)
-    assert [row.name for row in rows] == ["selected", "host", PACKED, MPI_TYPES, MPI_NEIGHBOUR]
+    assert [row.name for row in rows] == [*OURS, PACKED, MPI_TYPES, MPI_NEIGHBOUR]
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
         assert set(row.beside) == {PACKED, MPI_TYPES, MPI_NEIGHBOUR}
@@ -73,14 +74,13 @@ def test_every_registered_path_is_measured(comm: MPI.Intracomm) -> None:
     finally:
         del paths.PATHS["toy"]
     assert [row.name for row in rows] == [
-        "selected",
-        "host",
+        *OURS,
         "toy",
         PACKED,
         MPI_TYPES,
         MPI_NEIGHBOUR,
     ]
-    toy = rows[2]
+    toy = rows[3]
     assert toy.us and toy.checked and toy.kind == "path" and toy.path.startswith("toy/")
 
 
@@ -118,7 +118,7 @@ def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     monkeypatch.setattr(Plan, "__call__", lambda self: None)
     rows = Bench(comm, OPTIONS).measure(ExchangeCase((4, 4), "x"))
     failed = {row.name for row in rows if row.failed}
-    assert failed == {"selected", "host"}
+    assert failed == set(OURS)
     assert STREAM in {row.mode for row in rows if row.us}
 
 
@@ -181,7 +181,7 @@ def test_pingpong(pattern: str, pair: Any) -> None:
         return
     bench = PingPongBench(pair, "host", OPTIONS)
     for rows in map(bench.measure, select([pattern], [1, 7, 40])):
-        assert len(rows) == 4
+        assert len(rows) == 5
         assert all(row.checked and row.us for row in rows), [row.error for row in rows]
 
 
@@ -205,7 +205,7 @@ def test_pingpong_that_spoils_an_element(pair: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("trouble", ["", "refuse", "spoil"])
 def test_graphs(trouble: str, comm: MPI.Intracomm) -> None:
-    bench = Bench(comm, Options("cpu", baselines=(), timing=BRIEF))
+    bench = Bench(comm, Options("cpu", ("host",), (), timing=BRIEF))
     bench.stage = stage = Capturing()
     bench.clock = RanksClock(comm, stage, BRIEF)
     with Prepared(bench, ExchangeCase((4, 5), "all")) as prepared:

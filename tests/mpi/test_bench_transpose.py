@@ -63,7 +63,7 @@ def test_every_method_is_right(case: TransposeCase, comm: MPI.Intracomm) -> None
     rows = TransposeBench(comm, OPTIONS).measure(case)
     natural = case.axes == tuple(range(case.ndim))
     by_mpi = [ALLTOALLW] if natural else [ALLTOALLW, ALLTOALLW_COPYTO]
-    assert [row.name for row in rows] == ["selected", "host", COPY, *by_mpi]
+    assert [row.name for row in rows] == ["selected", "host", "scatter_gather", COPY, *by_mpi]
     for row in rows:
         assert row.checked and row.us is not None and row.us > 0, row.error
         assert set(row.beside) == {COPY, *by_mpi} and row.of_copy
@@ -119,7 +119,9 @@ def test_halox_is_checked_as_well(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     monkeypatch.setattr(Plan, "__call__", only_once)
     rows = TransposeBench(comm, OPTIONS).measure(fitting(comm))
     failed = {row.name: row.error for row in rows if row.failed}
-    assert set(failed) == ({"selected"} if comm.size == 1 else {"selected", "host"})
+    assert set(failed) == (
+        {"selected"} if comm.size == 1 else {"selected", "host", "scatter_gather"}
+    )
     assert all("in transpose 2 of" in error for error in failed.values())
 
 
@@ -133,7 +135,7 @@ def test_what_is_too_large_is_left_out(
 
 @pytest.mark.parametrize("trouble", ["", "spoil"])
 def test_graphs(trouble: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = TransposeBench(comm, Options("cpu", baselines=(), timing=OPTIONS.timing))
+    bench = TransposeBench(comm, Options("cpu", ("host",), (), timing=OPTIONS.timing))
     stage = Capturing()
     bench.stage, bench.clock = stage, RanksClock(comm, stage, OPTIONS.timing)
     monkeypatch.setattr(bench, "_why_not", lambda case: "")

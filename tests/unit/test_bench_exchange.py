@@ -342,14 +342,17 @@ class TestCommands:
         names = {
             "selected",
             "host",
+            "scatter_gather",
             "packed by hand, Isend/Irecv",
             "mpi4py types, Isend/Irecv",
             "mpi4py types, Neighbor_alltoallw",
         }
-        assert {r["name"] for r in rows} == names and len(rows) == 8 * 5
+        assert {r["name"] for r in rows} == names and len(rows) == 8 * 6
         assert all(r["us"] > 0 and r["checked"] and not r["error"] for r in rows)
         assert all(r["mode"] == "stream" and len(r["beside"]) == 3 for r in rows)
-        assert all(r["path"].startswith("host/") for r in rows if r["kind"] != "baseline")
+        for r in rows:
+            by = "scatter_gather" if r["name"] == "scatter_gather" else "host"
+            assert r["kind"] == "baseline" or r["path"].startswith(f"{by}/")
         (face,) = {r["bytes_each_way"] for r in rows if r["case"] == "12x10x8 f8 x"}
         assert face == 2 * 12 * 10 * 8
         compared = result["chosen_over_best"]
@@ -367,7 +370,8 @@ class TestCommands:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         rows = json.loads(file.read_text())["rows"]
         assert {(r["pattern"], r["n"]) for r in rows} == {(p, n) for p in PATTERNS for n in (4, 33)}
-        names = {"selected", "host", pingpong_baselines.MPI_TYPES, pingpong_baselines.BY_HAND}
+        ours = {"selected", "host", "scatter_gather"}
+        names = {*ours, pingpong_baselines.MPI_TYPES, pingpong_baselines.BY_HAND}
         assert {r["name"] for r in rows} == names
         for r in rows:
             assert r["checked"] and r["half_us"] > 0 and not r["error"]
@@ -384,7 +388,7 @@ class TestCommands:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         rows = json.loads(file.read_text())["rows"]
         sizes = {"NAS_LU_x/12": 480, "NAS_LU_y/12": 480, "SPECFEM3D_oc/c1": 1972}
-        assert {r["case"]: r["nbytes"] for r in rows} == sizes and len(rows) == 7 * len(sizes)
+        assert {r["case"]: r["nbytes"] for r in rows} == sizes and len(rows) == 8 * len(sizes)
         for r in rows:
             assert r["checked"] and r["half_us"] > 0 and r["name"] in ended.stdout
             assert np.isclose(r["gb_per_s"], r["nbytes"] / r["half_us"] / 1e3)
@@ -438,7 +442,7 @@ class TestCommands:
         words = "bench exchange --device cpu --sizes 5 --faces all --repeats 1 --no-baselines"
         assert main([*words.split(), "--json", str(tmp_path / "x.json")]) == 0
         rows = json.loads((tmp_path / "x.json").read_text())["rows"]
-        assert [r["bytes_each_way"] for r in rows] == [0, 0]
+        assert [r["bytes_each_way"] for r in rows] == [0, 0, 0]
         assert "5^3 f8 all" in capsys.readouterr().out
 
     def test_targets_of_numpy_arrays(
@@ -479,12 +483,18 @@ class TestCommands:
             ("exchange --sizes 8x8 --faces z", "expected one of x, y, faces, all"),
             ("exchange --sizes 8 --halo 9", "wider than a block"),
             ("exchange --sizes 1x2x3x4x5", "1 to 4 axes"),
+            (
+                "exchange --paths host,carrier",
+                "there is no path 'carrier' between ranks; known are",
+            ),
+            ("pingpong --paths local", "there is no path 'local'"),
+            ("transpose --paths staged/pigeon", "known are staged/shared, staged/mpi"),
             ("exchange --device cpu --sizes 4 --json /no/such/x.json", "no such folder"),
             ("pingpong --patterns spiral", "known are vector"),
             ("pingpong --where moon", "host, 1gpu, 2gpus"),
             ("ddtbench --where moon", "host, 1gpu, 2gpus"),
             ("ddtbench --patterns spiral", "known are"),
-            ("ddtbench --patterns vector", "no pattern of DDTBench matches; known are WRF_x_vec"),
+            ("ddtbench --patterns vector", "no pattern is called 'vector'; known are WRF_x_vec"),
             ("ddtbench --patterns FFT2/100", "its sizes: 256, 512"),
             ("scatter_gather --where moon", "host, 1gpu, 2gpus"),
             ("scatter_gather --patterns vector", "matches nothing; known are vector-1KiB"),

@@ -94,6 +94,30 @@ class TestLauncher:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         assert "OMPI_ALLOW_RUN_AS_ROOT" not in launcher.environment(3)
 
+    def test_open_mpi_does_without_libfabric_only_where_there_is_no_fabric(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        empty, home = tmp_path / "infiniband", tmp_path / "home"
+        empty.mkdir()
+        (home / ".openmpi").mkdir(parents=True)
+        own = home / ".openmpi" / "mca-params.conf"
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setattr(launcher, "FABRICS", (empty, tmp_path / "absent"))
+        for name in ("OMPI_MCA_btl", "OMPI_MCA_osc"):
+            monkeypatch.delenv(name, raising=False)
+        both = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi"}
+        assert launcher.mpi_defaults() == both
+        own.write_text("# btl = tcp\nbtl_tcp_if_include = lo\n")
+        assert launcher.mpi_defaults() == both
+        own.write_text("pml = ob1\n btl=self,sm,tcp\n")
+        assert launcher.mpi_defaults() == {"OMPI_MCA_osc": "^ucx"}
+        own.unlink()
+        monkeypatch.setenv("OMPI_MCA_btl", "self,ofi")
+        assert launcher.environment(2)["OMPI_MCA_btl"] == "self,ofi"
+        monkeypatch.delenv("OMPI_MCA_btl")
+        (empty / "mlx5_0").mkdir()
+        assert launcher.mpi_defaults() == {"OMPI_MCA_osc": "^ucx"}
+
     def test_command(self) -> None:
         found = launcher.Launcher("/mpi/mpiexec", "MPICH", "5")
         assert launcher.command(found, 3, ["-m", "halox"]) == [
@@ -177,6 +201,9 @@ class TestCommand:
             (["run", "stencil2d", "--png", "/nowhere/at/all.png"], "no such folder"),
             (["run", "stencil2d", "--png", "all.pdf"], "a file that ends in .png, got all.pdf"),
             (["run", "nas_ft", "--png", "a.png"], "unrecognized arguments: --png a.png"),
+            (["run", "nas_ft", "--klass", "S"], "usage: halox run nas_ft"),
+            (["info", "--gpus"], "usage: halox info"),
+            (["bench", "pack", "--sizes", "8"], "usage: halox bench pack"),
             (["run", "stencil2d", "--custom-size", "x"], "ROWS,COLS"),
             (["walk"], "walk"),
             ([], "COMMAND"),
@@ -273,6 +300,29 @@ class TestCommand:
         finally:
             os.close(into)
         assert (ended.stderr, ended.returncode) == ("", 141)
+
+    @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)], ids=str)
+    def test_closed_streams(self, closed: tuple[int, ...], tmp_path: Path) -> None:
+        """Start by a daemon: nothing fails, and no file that a script opens gets the number of a closed stream."""
+        said = tmp_path / "said.txt"
+        script = tmp_path / "opens.py"
+        script.write_text(
+            f"file = open({str(said)!r}, 'w')\n"
+            "print('printed', flush=True)\n"
+            "print(file.fileno() > 2, file=file)\n"
+        )
+        shut = " ".join(f"{number}>&-" for number in closed)
+        ended = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m halox run "$1" {shut}', sys.executable, str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        printed = "" if 1 in closed else "printed\n"
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
+        assert said.read_text() == "True\n"
 
     def test_stencil_on_one_rank_in_this_process(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

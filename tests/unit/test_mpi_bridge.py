@@ -187,7 +187,7 @@ def test_errors() -> None:
     with pytest.raises(DatatypeError, match="null datatype"):
         from_mpi(MPI.DATATYPE_NULL)
     spread = MPI.DOUBLE.Create_darray(1, 0, [8], [MPI.DISTRIBUTE_BLOCK], [8], [1], MPI.ORDER_C)
-    with pytest.raises(DatatypeError, match="has no counterpart"):
+    with pytest.raises(DatatypeError, match="COMBINER_DARRAY has no counterpart"):
         from_mpi(spread)
     spread.Free()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import signal
 import sys
 import tokenize
 from collections.abc import Iterator
@@ -294,4 +295,5 @@ def main(asked: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a traceback
     main(sys.argv[1:])

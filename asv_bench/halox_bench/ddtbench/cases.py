@@ -189,7 +189,9 @@ _RECEIVES: dict[str, Callable[[Case], tuple[Case, Side]]] = {
     **{"NAS": _beside, "LAMMPS": _tail, "SPECFEM3D_mt": _elsewhere},
 }
 
-PATTERNS = tuple(p.name for p in applications.PATTERNS if p.source == applications.DDTBENCH)
+_PATTERNS = [p for p in applications.PATTERNS if p.source == applications.DDTBENCH]
+
+PATTERNS = tuple(pattern.name for pattern in _PATTERNS)
 
 
 def _made(case: Case) -> DdtCase:
@@ -212,9 +214,4 @@ def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[DdtCa
     >>> [(case.name, case.nbytes) for case in select(["NAS_LU_y/12"])]
     [('NAS_LU_y/12', 480)]
     """
-    found = [c for c in select_patterns(wanted, quick=quick) if c.pattern in PATTERNS]
-    if not found:
-        raise HaloxError(
-            f"--patterns: no pattern of DDTBench matches; known are {', '.join(PATTERNS)}"
-        )
-    yield from map(_made, found)
+    yield from map(_made, select_patterns(wanted, quick=quick, among=_PATTERNS))

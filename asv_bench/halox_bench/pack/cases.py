@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from halox.errors import HaloxError
@@ -15,8 +15,10 @@ def catalogue() -> dict[str, Pattern]:
     return {pattern.name: pattern for pattern in (*synthetic.PATTERNS, *applications.PATTERNS)}
 
 
-def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[Case]:
-    """Yield the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
+def select(
+    wanted: Sequence[str] = (), *, quick: bool = False, among: Iterable[Pattern] | None = None
+) -> list[Case]:
+    """Return the cases whose pattern or whose ``pattern/size`` matches one of some shell patterns.
 
     Parameters
     ----------
@@ -24,6 +26,8 @@ def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[Case]
         Such as ``"vector"``, ``"NAS_*"`` or ``"vector/128B-*"``; none means all.
     quick : bool
         Only the sizes of a quick run, where a pattern and not a size is named.
+    among : iterable of Pattern, optional
+        By default all of the catalogue.
 
     Raises
     ------
@@ -35,8 +39,12 @@ def select(wanted: Sequence[str] = (), *, quick: bool = False) -> Iterator[Case]
     >>> [case.name for case in select(["NAS_LU_y/12"])]
     ['NAS_LU_y/12']
     """
-    known = catalogue()
+    known = catalogue() if among is None else {pattern.name: pattern for pattern in among}
     _check(wanted, known)
+    return [*_selected(wanted, known, quick)]
+
+
+def _selected(wanted: Sequence[str], known: dict[str, Pattern], quick: bool) -> Iterator[Case]:
     for pattern in known.values():
         whole = not wanted or any(fnmatchcase(pattern.name, name) for name in wanted)
         sizes = [

@@ -265,7 +265,7 @@ def _faster(
 
 
 def _case(name: str) -> Case:
-    return next(select([name]))
+    return select([name])[0]
 
 
 def _first(times: dict[str, Timed]) -> Timed:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from halox.errors import PathError
 from halox.grid import Grid
@@ -116,9 +116,9 @@ class RanksBench(ABC, Generic[Row]):
 
     def known(self) -> tuple[str, ...]:
         """Return all that can be named one by one: here paths to other ranks, for the arrays' memory."""
-        memory = "gpu" if self.options.device == "gpu" else "host"
+        memory: Literal["host", "gpu"] = "host" if self.stage.device is None else "gpu"
         return tuple(
-            name for name, path in PATHS.items() if path.memory == memory and not path.to_self
+            name for name, path in PATHS.items() if path.moves(memory) and not path.to_self
         )
 
     def _place(self) -> Any:

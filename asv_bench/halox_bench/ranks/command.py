@@ -13,6 +13,7 @@ from typing import Any
 from halox.cli import run
 from halox.cli.progress import TerminalProgress
 from halox.errors import DeviceError
+from halox.paths import PATHS
 from halox_bench.common import options as common
 from halox_bench.common.machine import device_of, machines, why_not_gpu_aware
 from halox_bench.common.options import add_list, positive
@@ -43,9 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = "paths") 
         text = (
             f"{named} to name one by one, beside the one that halox selects; default: all there are"
         )
-        add_list(parser, f"--{named}", text, default=None)
+        read = _paths if named == "paths" else common.words
+        add_list(parser, f"--{named}", text, read=read, default=None)
     parser.add_argument("--no-graph", action="store_true", help="leave out replayed CUDA graphs")
     common.add_arguments(parser, f"batches a figure; default: {BATCHES}")
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    known = {name: path for name, path in PATHS.items() if not path.to_self}
+    for word in common.words(text):
+        name, slash, protocol = word.partition("/")
+        if name not in known or (slash and known[name].protocol(protocol) is None):
+            among = (
+                [f"{name}/{one.name}" for one in known[name].protocols] if name in known else known
+            )
+            raise argparse.ArgumentTypeError(
+                f"there is no path {word!r} between ranks; known are {', '.join(among)}"
+            )
+    return common.words(text)
 
 
 def options_of(

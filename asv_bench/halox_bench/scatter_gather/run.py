@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from halox.paths import PATHS
 from halox.paths.scatter_gather.agreement import AgreeingChannel
 from halox.runtime.context import Context
 from halox.runtime.world import World, load_mpi
@@ -47,13 +46,6 @@ class ScatterGatherBench(PingPongBench):
     def __init__(self, *what: Any) -> None:
         super().__init__(*what)
         self.left_out: dict[str, str] = {}
-
-    def known(self) -> tuple[str, ...]:
-        """Return all paths to other ranks that move arrays of the place's memory."""
-        memory: Literal["host", "gpu"] = "host" if self.stage.device is None else "gpu"
-        return tuple(
-            name for name, path in PATHS.items() if path.moves(memory) and not path.to_self
-        )
 
     @contextmanager
     def memory(self) -> Iterator[Zeros]:

@@ -46,12 +46,14 @@ class HostAlgorithm:
         comm = world.node_comm if by_node else world.data_comm
 
         def make() -> OrderedReduction | None:
-            return None if shared else OrderedReduction(comm, world.wait_all, *what)
+            is_done = shared is not None or world.size == 1
+            return None if is_done else OrderedReduction(comm, world.wait_all, *what)
 
+        self._operation = operation
         self._shared, self._ordered = shared, world.guarded(make, _MAKING)
         carries_errors = self._ordered is None or self._ordered.carries_errors
-        self._agrees_first = by_node or not carries_errors
-        self._leaders = Leaders(world, *what) if by_node else None
+        self._agrees_first = world.size > 1 and (by_node or not carries_errors)
+        self._leaders = Leaders(world, *what) if by_node and world.size > 1 else None
 
     def reduce(self, source: Array | None, target: Array | None, error: Exception | None) -> None:
         """Combine contiguous arrays, the same or disjoint, or raise on all ranks; collective, blocks."""
@@ -60,8 +62,13 @@ class HostAlgorithm:
         if self._shared is not None:
             moves = None if source is None or target is None else HostMoves(source, target)
             self._shared.reduce(moves, error)
-        elif self._ordered is not None and not self._ordered(source, target):
+        elif self._ordered is not None:
+            if not self._ordered(source, target):
+                self._world.agree(error, _DOING)
+        elif source is None or target is None:
             self._world.agree(error, _DOING)
+        else:  # a rank alone
+            self._operation.fold(target, [source])
         if self._leaders is not None:
             assert target is not None
             self._leaders.combine(target)
