@@ -139,7 +139,7 @@ def create(
             name,
             shape=values.shape,
             chunks=values.shape,
-            dtype=values.dtype,
+            dtype=np.dtype(values.dtype.str),  # see StoredField.stored_shapes
             compressors=[Crc32cCodec()],
             dimension_names=(name,),
             config={"write_empty_chunks": True},

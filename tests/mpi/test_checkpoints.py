@@ -48,6 +48,7 @@ FIELDS: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "overlapping": (OVERLAPPING, {"staggered": 1}, (6, 13)),
     "order": (OUT_OF_ORDER, {}, (6, 12)),
     "text": ("U2", {}, (6, 12)),
+    "long": ("q", {}, (6, 12)),  # long long, beside long another type of C of the same numbers
 }
 """Fields of a grid of `CELLS`: dtype, options, and the shape of the whole."""
 
@@ -169,7 +170,7 @@ def test_blocks_are_recorded(path: Path, comm: MPI.Intracomm) -> None:
 
 
 def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None:
-    x, faces = np.linspace(0, 1, 6), np.linspace(0, 1, 13)
+    x, faces = np.linspace(0, 1, 6), np.arange(13, dtype="q")
     with grid(comm) as g:
         g.save(
             path / "a",
