@@ -135,12 +135,14 @@ def attrs_of(attrs: object) -> dict[str, Any]:
             raise FieldError(
                 f"attrs: expected names that are str and do not begin with {PREFIX!r}, got {shown(name)}"
             )
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FieldError(
-            f"attrs: a value has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
-        ) from error
+    found = {}
+    for name, value in attrs.items():
+        try:
+            found[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FieldError(
+                f"attrs: {name} has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
+            ) from error
     return found
 
 

@@ -74,7 +74,8 @@ class Replacement:
     Raises
     ------
     CheckpointError
-        If another run is writing the same path, or something else has its name.
+        If another run is writing the same path, something else has its name, or the last checkpoint is still called
+        "previous".
     OSError
         If folder or lock cannot be made.
     """
@@ -88,6 +89,12 @@ class Replacement:
             )
         self._lock: int | None = self._locked()
         try:
+            previous = beside(path, "previous")
+            if os.path.lexists(previous) and not os.path.lexists(path):
+                raise CheckpointError(
+                    f"{path} does not exist, and {previous} is the last checkpoint of a run that died when it replaced "
+                    "that; rename it to go on from it, or remove it"
+                )
             _remove(self.partial)
             if is_folder:
                 self.partial.mkdir()

@@ -383,7 +383,13 @@ class CodecChunks:
         zarr = load_zarr()
         # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
+            try:
+                self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
+            except Exception as error:  # of many kinds
+                file = name / field.name / "zarr.json"
+                raise CheckpointError(
+                    f"{file} is missing or damaged ({type(error).__name__}); use an earlier checkpoint"
+                ) from error
         self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
@@ -398,7 +404,7 @@ class CodecChunks:
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
         shown = self._name / self._field.name / os.path.basename(self._path(index))
-        if not os.path.exists(self._path(index)):
+        if not os.path.isfile(self._path(index)):
             raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
         try:
             values = np.ascontiguousarray(self._array[self._cut(index, shape)])

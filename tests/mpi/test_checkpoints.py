@@ -213,10 +213,16 @@ def test_npy(
         with pytest.raises(FieldError, match="dtype"):
             g.load(path / "one.npy", u=g.zeros())
         if comm.rank == 0:
+            shutil.copy(path / "one.npy", path / "no.npy")
+            with open(path / "no.npy", "r+b") as file:
+                file.seek(12)
+                file.write(b"(")
             os.truncate(path / "one.npy", 200)
         comm.Barrier()
         with pytest.raises(CheckpointError, match="it was cut off"):
             g.load(path / "one.npy")
+        with pytest.raises(CheckpointError, match=r"no\.npy is no \.npy file, or its header"):
+            g.load(path / "no.npy")
         with pytest.raises(FieldError, match=r"a .npy file holds one field"):
             g.save(path / "one.npy", fields)
         with pytest.raises(FieldError, match=r"a .npy file cannot hold dtype"):
@@ -249,6 +255,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut off": (damage("rho/c.*", lambda f: os.truncate(f, 60)), "has 60 bytes, expected"),
     "missing": (damage("rho/c.*", os.unlink), r"rho/c\.0\.0 is missing"),
     "missing compressed": (damage("z/c.*", os.unlink), r"z/c\.0\.0 is missing"),
+    "a folder for a compressed chunk": (
+        damage("z/c.*", lambda f: (f.unlink(), f.mkdir())),
+        r"z/c\.0\.0 is missing",
+    ),
+    "metadata of a compressed field": (
+        damage("z/zarr.json", os.unlink),
+        r"a/z/zarr\.json is missing or damaged",
+    ),
     "metadata": (damage("zarr.json", lambda f: f.write_text("{")), "no Zarr group"),
     "version": (damage("zarr.json", edit(halox_format=2)), "newer version of halox"),
     "foreign": (damage("zarr.json", edit(halox_format=None)), "grid.save has written"),
@@ -364,7 +378,11 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     ),
     "twice": (lambda g, p, u: g.save(p / "b", {"u": u}, u=u), FieldError, "given both"),
     "array": (lambda g, p, u: g.save(p / "b", u=np.zeros(3)), FieldError, "u: .*does not fit"),
-    "attrs": (lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}), FieldError, "no place in JSON"),
+    "attrs": (
+        lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}),
+        FieldError,
+        "attrs: f has no place in JSON",
+    ),
     "nan": (
         lambda g, p, u: g.save(p / "b", u=u, attrs={"f": float("nan")}),
         FieldError,
@@ -592,6 +610,13 @@ def test_a_file_system_that_cannot_exchange_names(
         comm.Barrier()
         with pytest.raises(CheckpointError, match=r"the last one is .*/\.a\.previous: rename it"):
             g.load(path / "a")
+        with pytest.raises(CheckpointError, match=r"\.a\.previous is the last checkpoint of a run"):
+            g.save(path / "a", u=g.full(3.0))
+        if comm.rank == 0:
+            os.rename(folder.beside(path / "a", "previous"), path / "a")
+        comm.Barrier()
+        assert g.sum(g.load(path / "a")["u"]) == 144
+        assert os.listdir(path) == ["a"]
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.Intracomm) -> None:
