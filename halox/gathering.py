@@ -23,11 +23,12 @@ import numpy as np
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
-from halox.runtime.arrays import Array, DType, as_ndarray, describe
+from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import allocate, to_host
+from halox.runtime.gpu.staging import as_words
 from halox.runtime.world import World
-from halox.staging import Index
+from halox.staging import Index, owned_cells
 from halox.values import as_int, shown
 from halox.window import Window, opaque
 
@@ -39,6 +40,9 @@ _ROUND_BYTES = 256 << 20
 
 UNDER_WAY = 4
 """Parts for which memory may be needed at once."""
+
+_COPIED_BYTES = 4 << 20
+"""Most bytes that come from a GPU at once to where they don't lie side by side: the allocator keeps as much."""
 
 _TAG = 2
 _GATHER = "a gather"
@@ -56,11 +60,11 @@ class _Offer:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A rank's cells, and on the root the array for all."""
+    """A rank's cells, and on the root the array for all; None for cells that are in it."""
 
     root: int
     layout: FieldLayout
-    cells: Array
+    cells: Array | None
     whole: Array | None
 
 
@@ -84,11 +88,32 @@ def _prepare(
     """Check what this rank can check alone, and that it has the memory."""
     chosen = root_of(world, root)
     layout = layout_of(field)
-    dtype, interior = describe(field, "field").dtype, layout.interior
-    cells = to_host(field[interior]) if is_device_array(field) else as_ndarray(field)[interior]
+    dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
     whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
-    ready = _Ready(chosen, layout, np.asarray(cells), whole)
-    return ready, _Offer(chosen, dtype, layout.spec)
+    if is_device_array(cells):
+        if whole is None:
+            cells = to_host(cells)
+        else:
+            _copy_from_device(cells, blocks_of(layout, whole)[chosen])
+            cells = None
+    return _Ready(chosen, layout, cells, whole), _Offer(chosen, dtype, layout.spec)
+
+
+def _copy_from_device(cells: Any, target: Array) -> None:
+    """Copy cells on a GPU to their places in an array on the host."""
+    source = as_words(cells)
+    if source.dtype != target.dtype:
+        target = target.view(source.dtype).reshape(source.shape)
+    for index in (
+        [()]
+        if target.flags.c_contiguous
+        else blocks(target.shape, _COPIED_BYTES // target.itemsize)
+    ):
+        part = target[index]
+        if part.flags.c_contiguous:
+            source[index].get(out=part)
+        else:
+            part[...] = source[index].get()
 
 
 def _compare(offers: list[_Offer]) -> None:
@@ -138,6 +163,7 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
 
 def _send(world: World, ready: _Ready, window: Window) -> None:
     """Send this rank's cells to the root, part by part."""
+    assert ready.cells is not None
     cells = opaque(ready.cells)
     for index in parts_of(cells, world.size):
         window.make_room()
@@ -155,4 +181,5 @@ def _receive(world: World, ready: _Ready, whole: Array, window: Window) -> None:
         else:
             part = np.empty(target.shape, target.dtype)
             window.receive(part, rank, partial(np.copyto, target, part))
-    own[...] = opaque(ready.cells)
+    if ready.cells is not None:
+        own[...] = opaque(ready.cells)

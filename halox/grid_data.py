@@ -81,7 +81,7 @@ class GridData:
         Notes
         -----
         Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
-        cells are not contiguous; a field on a GPU comes to the host as a whole first.
+        cells are not contiguous, and memory for all of their cells if they are on a GPU.
         """
         self._world.begin("gather")
         return gather(self._world, field, self._layouts.find, root)

@@ -15,7 +15,12 @@ from tests.support import require
 require("gpu")
 require("mpi")
 
-pytestmark = pytest.mark.gpu
+import cupy  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(cupy.cuda.runtime.getDeviceCount() < 2, reason="needs two GPUs"),
+]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class DeviceStaging:
     """
 
     def __init__(self, array: Any, part_bytes: int) -> None:
-        self._array = _words(as_device_array(array))
+        self._array = as_words(as_device_array(array))
         self._dtype: DType = array.dtype
         self._device = int(self._array.device.id)
         self._runtime = cupy().cuda.runtime
@@ -136,7 +136,7 @@ class DeviceStaging:
             buffer.close()
 
 
-def _words(array: Any) -> Any:
+def as_words(array: Any) -> Any:
     """View elements for which CuPy has no kernels as bytes, along one more axis."""
     if array.dtype.kind in "biufc":
         return array

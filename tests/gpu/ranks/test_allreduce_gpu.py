@@ -104,7 +104,7 @@ def test_sizes_and_calls_in_a_row(algorithm: str, elements: int, comm: MPI.Intra
     base = cupy.arange(elements, dtype="f8")
     array, wrong = cupy.empty(elements), cupy.zeros((), "i8")
     with made(comm, elements, "f8", "max", algorithm) as reduce:
-        for call in range(200 if algorithm in KERNELS else 20):
+        for call in range(200 if algorithm in KERNELS else 8):
             array[...] = base + (call + comm.rank)
             reduce(array, out=array)
             wrong += (array != base + (call + comm.size - 1)).sum()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import halox
+from halox import gathering
 from tests.mpi.conftest import agree
 from tests.mpi.reference import Case, Field, expected, random_case, same_bytes
 from tests.mpi.test_exchange import SEED, make_fields, make_grid
@@ -157,6 +160,25 @@ def test_reductions_and_gather(comm: MPI.Intracomm) -> None:
         assert np.isclose(float(grid.norm(u)), np.linalg.norm(whole.astype("f8")), rtol=1e-12)
         assert np.isclose(float(grid.dot(u, u)), float(grid.norm(u)) ** 2, rtol=1e-6)
         assert float(grid.allreduce(cupy.asarray([1.0]))[0]) == comm.size
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+@pytest.mark.parametrize("dtype", ["i2", "c16", [("a", "i4"), ("b", "f8")], "S3"], ids=str)
+def test_gather_in_parts(
+    dtype: Any, axis: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of all dtypes, of which few come from the GPU at once."""
+    monkeypatch.setattr(gathering, "_COPIED_BYTES", 300)
+    divided = [comm.size if k == axis else 1 for k in range(3)]
+    with halox.Grid((8, 12, 16), halo=(2, 1, 3), proc_shape=divided, comm=comm, device="gpu") as g:
+        found = np.arange(8 * 12 * 16 * 2).astype("i4").astype(np.dtype(dtype).descr[0][1])
+        whole = np.zeros((2, 8, 12, 16), dtype)
+        (whole if whole.dtype.names is None else whole["a"])[...] = found.reshape(whole.shape)
+        u = g.scatter(whole if comm.rank == 0 else None)
+        for root in range(comm.size):
+            again = g.gather(u, root)
+            assert (again is None) == (comm.rank != root)
+            assert agree(again is None or again.tobytes() == whole.tobytes(), comm)
 
 
 def test_field_on_the_host_is_refused(comm: MPI.Intracomm) -> None:

@@ -21,7 +21,7 @@ import cupy  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(24))
 def test_random_transforms(number: int, comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng([SEED, 59, comm.size, number])
     check(random_case(rng, comm.size), comm, rng, "gpu")
