@@ -252,7 +252,8 @@ class GridData:
                 "fields": sorted(given),
                 **said,
                 "dims": names,
-                "compressors": repr(codecs),
+                # Not by their repr: in Blosc's the order of a set differs between processes.
+                "compressors": [codec.to_dict() for codec in codecs],
             }
 
         request, said = self._world.prepare(check, SAVING)

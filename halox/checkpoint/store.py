@@ -175,8 +175,8 @@ def read(path: Path, name: Path) -> Contents:
                 f"{name} is one field of a checkpoint; give the path of the whole, {name.parent}, and the field's name"
             ) from error
         raise CheckpointError(
-            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: {error}); give the path of "
-            "a checkpoint that grid.save has written"
+            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: "
+            f"{str(error).replace(str(path), str(name))}); give the path of a checkpoint that grid.save has written"
         ) from error
     version = attributes.get(_FORMAT)
     if version != FORMAT:

@@ -152,6 +152,14 @@ def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any)
         ), name
 
 
+@pytest.mark.parametrize("codec", ["blosc", "gzip", ["zstd", "gzip"]])
+def test_codecs_by_name(codec: Any, path: Path, comm: MPI.Intracomm) -> None:
+    """Those of the ranks are alike, whatever text Python gives them."""
+    with grid(comm) as g:
+        g.save(path / "a", filled(g, ("rho", "text")), compressors=codec)
+        check(g, g.load(path / "a"), ("rho", "text"))
+
+
 def test_compressed_chunks_of_zeros(path: Path, comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         g.save(path / "a", u=g.zeros(), compressors="zstd")
