@@ -102,9 +102,13 @@ def create(
     contents: Contents,
     dims: Sequence[str],
     coords: Mapping[str, Array],
+    attrs: Mapping[str, Mapping[str, Any]],
     codecs: Sequence[Any],
 ) -> None:
-    """Make a group without chunks in an empty folder; raises OSError."""
+    """Make a group without chunks in an empty folder; raises OSError.
+
+    ``attrs`` has the user's attributes of fields and coordinates.
+    """
     zarr = load_zarr()
     from zarr.codecs import BytesCodec, Crc32cCodec
 
@@ -131,7 +135,7 @@ def create(
             serializer=BytesCodec(endian="big" if dtype.str[0] == ">" else "little"),
             compressors=[*codecs, Crc32cCodec()],
             dimension_names=field.dims(dims),
-            attributes=field.attributes,
+            attributes={**attrs.get(field.name, {}), **field.attributes},
             **common,
         )
     for name, values in coords.items():
@@ -142,6 +146,7 @@ def create(
             dtype=np.dtype(values.dtype.str),  # see StoredField.stored_shapes
             compressors=[Crc32cCodec()],
             dimension_names=(name,),
+            attributes=attrs.get(name, {}),
             config={"write_empty_chunks": True},
             **common,
         )
