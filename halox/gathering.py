@@ -32,7 +32,7 @@ from halox.staging import Index, owned_cells
 from halox.values import as_int, shown
 from halox.window import Window, opaque
 
-PART_BYTES = 32 << 20
+PART_BYTES = 8 << 20
 """Most bytes of a part, but for a single element of more."""
 
 _ROUND_BYTES = 256 << 20

@@ -81,7 +81,7 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Rank ``root`` needs memory for the whole field and 128 MiB. Others need as much if their
+        Collective; blocks. Rank ``root`` needs memory for the whole field and 64 MiB. Others need as much if their
         cells are not contiguous, and memory for all of their cells if they are on a GPU.
         """
         self._world.begin("gather")
@@ -122,7 +122,7 @@ class GridData:
 
         Notes
         -----
-        Collective; blocks. Needs memory for the field and 128 MiB. Blocks on a GPU go through page-locked memory.
+        Collective; blocks. Needs memory for the field and 64 MiB. Blocks on a GPU go through page-locked memory.
 
         Examples
         --------

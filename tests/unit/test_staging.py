@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from halox.collectives.host.cell_sums import blocks
-from halox.runtime.gpu import staging
+from halox.runtime.gpu import pools, staging
 from halox.staging import HostStaging, part_shape
 
 
@@ -94,6 +95,7 @@ class Gpu:
         Gpu.current = [SimpleNamespace(put=lambda action: action(), ptr=0)]
         self.side = SimpleNamespace(stream=Stream(eager), before=Event())
         self.copies: list[tuple[str, int]] = []
+        self.made: list[np.ndarray] = []
         runtime = SimpleNamespace(
             memcpyAsync=self.copy, memcpyHostToDevice="up", memcpyDeviceToHost="down"
         )
@@ -135,11 +137,15 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(staging, "cupy", lambda: found.module)
     monkeypatch.setattr(staging, "SIDE_STREAMS", pool)
     monkeypatch.setattr(staging, "as_device_array", lambda array: array)
-    monkeypatch.setattr(
-        staging,
-        "pinned",
-        lambda nbytes: SimpleNamespace(array=np.full(nbytes, 0xEE, np.uint8), close=lambda: None),
-    )
+
+    def made(nbytes: int) -> SimpleNamespace:
+        array = np.full(nbytes, 0xEE, np.uint8)
+        found.made.append(array)
+        return SimpleNamespace(array=array, nbytes=nbytes, close=lambda: None)
+
+    monkeypatch.setattr(pools, "cupy", lambda: found.module)
+    monkeypatch.setattr(pools, "pinned", made)
+    monkeypatch.setattr(pools, "_buffers", functools.cache(pools._buffers.__wrapped__))
     yield found
 
 
@@ -190,6 +196,25 @@ def test_put_and_store(dtype: Any, most: int, gpu: Gpu) -> None:
                 staged.put(index)
             part.view(np.uint8)[...] = 0
     assert same(target, values)
+
+
+def test_buffers_are_used_again(gpu: Gpu) -> None:
+    """But long ones, and those of a call that failed, into which a message may still come."""
+    values = numbers("f8")
+
+    def stage(part_bytes: int) -> None:
+        with staging.DeviceStaging(Array(values), part_bytes) as staged:
+            if part_bytes == 1000:
+                raise ValueError
+            assert same(next(staged.read([()])), values)
+
+    for part_bytes, made in ((4000, 2), (70_000, 4), (50_000, 4), (17 << 20, 6), (17 << 20, 8)):
+        stage(part_bytes)
+        assert len(gpu.made) == made
+    with pytest.raises(ValueError):
+        stage(1000)
+    stage(4000)
+    assert len(gpu.made) == 10
 
 
 def test_host_reads_contiguous_parts_in_place() -> None:

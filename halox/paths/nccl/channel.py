@@ -82,7 +82,9 @@ class NcclChannel(MovableChannel):
         come = [item for m in job.receives for item in self._items(m, protocols[m.key], starts)]
         sent, received = starts[: len(job.sends)], starts[len(job.sends) :]
         written = dict.fromkeys(sent, np.array([name], "u4"))
-        write(self._device, {**written, names: np.array(received, "u8")})
+        if received:  # else there is no table, and a message has its place
+            written[names] = np.array(received, "u8")
+        write(self._device, written)
         sources = [m.peer for m in job.receives]
         self._watch = watch = Watch(ranks, job.peers, name, names, sources, world.limit_s)
         begin, end = watch.begin, watch.end

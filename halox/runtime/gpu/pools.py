@@ -1,10 +1,11 @@
-"""Process-wide pools of streams and failure words, which the driver takes long to make, and keeps on each GPU."""
+"""Process-wide pools of streams and page-locked memory, which the driver takes long to make, and keeps on each GPU."""
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from halox.runtime.gpu.cuda import cupy
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 _WORDS_BYTES = 16
+_LEAST_BUFFER_BYTES = 1 << 16
+_MOST_BUFFER_BYTES = 16 << 20
 
 
 class Pool(Generic[Item]):
@@ -49,15 +52,36 @@ class SideStream:
             self.before, self.after = (cuda.Event(disable_timing=True) for _ in range(2))
 
 
-def _word(device: int) -> PinnedBuffer:
+def _pinned_for(nbytes: int, device: int) -> PinnedBuffer:
     with cupy().cuda.Device(device):
-        return pinned(_WORDS_BYTES)
+        return pinned(nbytes)
+
+
+@cache
+def _buffers(nbytes: int) -> Pool[PinnedBuffer]:
+    return Pool(partial(_pinned_for, nbytes))
+
+
+def take_buffer(nbytes: int, device: int) -> PinnedBuffer:
+    """Return page-locked memory of so many bytes or more; `release_buffer` keeps it for others unless it is long."""
+    if nbytes > _MOST_BUFFER_BYTES:
+        return _pinned_for(nbytes, device)
+    held = 1 << (max(nbytes, _LEAST_BUFFER_BYTES) - 1).bit_length()
+    return _buffers(held).take(device)
+
+
+def release_buffer(buffer: PinnedBuffer, device: int) -> None:
+    """Return memory of `take_buffer`."""
+    if buffer.nbytes > _MOST_BUFFER_BYTES:
+        buffer.close()
+    else:
+        _buffers(buffer.nbytes).release(device, buffer)
 
 
 SIDE_STREAMS = Pool(SideStream)
 """Streams for exchanges that run beside the user's work."""
 
-HOST_WORDS = Pool(_word)
+HOST_WORDS = Pool(partial(_pinned_for, _WORDS_BYTES))
 """Host memory of failure words, and of marks."""
 
 

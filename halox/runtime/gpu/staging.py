@@ -19,8 +19,7 @@ import numpy as np
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.devices import as_device_array
-from halox.runtime.gpu.memory import pinned
-from halox.runtime.gpu.pools import SIDE_STREAMS
+from halox.runtime.gpu.pools import SIDE_STREAMS, release_buffer, take_buffer
 
 Index: TypeAlias = tuple[slice | int, ...]
 
@@ -48,8 +47,8 @@ class DeviceStaging:
         self._device = int(self._array.device.id)
         self._runtime = cupy().cuda.runtime
         with cupy().cuda.Device(self._device):
-            self._buffers = [pinned(part_bytes) for _ in range(_BUFFERS)]
             self._events = [cupy().cuda.Event(disable_timing=True) for _ in range(_BUFFERS)]
+        self._buffers = [take_buffer(part_bytes, self._device) for _ in range(_BUFFERS)]
         self._side = SIDE_STREAMS.take(self._device)
         self._used = 0
         self._kept: list[Any] = [None] * _BUFFERS
@@ -128,12 +127,15 @@ class DeviceStaging:
         self._side.stream.wait_event(self._side.before)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Wait for all copies, and release the buffers."""
+    def __exit__(self, *error: object) -> None:
+        """Wait for all copies, and release the buffers; after an error for good: a message may still come into them."""
         self._side.stream.synchronize()
         SIDE_STREAMS.release(self._device, self._side)
         for buffer in self._buffers:
-            buffer.close()
+            if error[0] is None:
+                release_buffer(buffer, self._device)
+            else:
+                buffer.close()
 
 
 def as_words(array: Any) -> Any:

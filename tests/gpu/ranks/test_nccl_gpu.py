@@ -60,6 +60,23 @@ def test_two_ranks_on_one_gpu(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPat
         grid.plan(grid.zeros(), path="nccl")
 
 
+def test_one_way(apart: None, comm: MPI.Intracomm) -> None:
+    """The first rank only sends, the last one only receives."""
+    divided = {"halo": ((1, 0), 0), "proc_shape": (comm.size, 1)}
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="gpu", **divided) as grid:
+        u = grid.full(-1.0)
+        plan = grid.plan(u, path="nccl")
+        errors = []
+        for step in range(4):
+            grid.interior(u)[...] = 10 * comm.rank + step
+            try:
+                plan()
+            except halox.HaloxError as error:
+                errors.append(str(error))
+            wanted = 10 * (comm.rank - 1) + step if comm.rank else -1
+            assert agree(not errors and bool((u[0] == wanted).all()), comm), errors
+
+
 @along(NCCL)
 def test_components_in_another_order(way: Way, comm: MPI.Intracomm) -> None:
     """float32 components behind the grid axes, stored before them, beside a field of another dtype."""
