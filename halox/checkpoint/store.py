@@ -409,14 +409,15 @@ class CodecChunks:
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
         shown = self._name / self._field.name / os.path.basename(self._path(index))
-        if not os.path.isfile(self._path(index)):
-            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
         try:
             values = np.ascontiguousarray(self._array[self._cut(index, shape)])
         except Exception as error:  # of each codec's kinds
             raise CheckpointError(
                 f"{shown} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
             ) from error
+        # Afterwards: a checkpoint that has been replaced is removed file by file, and zarr-python reads zeros then.
+        if not os.path.isfile(self._path(index)):
+            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
         if self._array.shape != self._field.shape:
             return values.view(self._field.opaque_dtype)[..., 0]
         return values.astype(self._field.dtype, copy=False)

@@ -647,6 +647,24 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
         assert g.sum(found["u"]) == g.sum(found["v"]) == 72
 
 
+def test_a_chunk_that_is_removed_while_it_is_read(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a checkpoint that another one has replaced; zarr-python reads zeros instead."""
+    get = zarr.storage.LocalStore.get
+
+    def removed_before(self: Any, key: str, *more: Any, **others: Any) -> Any:
+        if "c." in key:
+            (self.root / key).unlink()
+        return get(self, key, *more, **others)
+
+    with grid(comm) as g:
+        g.save(path / "a", u=g.ones(), compressors="zstd")
+        monkeypatch.setattr(zarr.storage.LocalStore, "get", removed_before)
+        with pytest.raises(CheckpointError, match=r"u/c\.\d\.\d is missing"):
+            g.load(path / "a")
+
+
 def test_progress_and_memory(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
