@@ -35,7 +35,8 @@ def beside(path: Path, what: str) -> Path:
 def opened(path: Path) -> Iterator[Path]:
     """Give a name of a checkpoint's folder that stays its own when another checkpoint takes its place; local.
 
-    Raises `CheckpointError` if there is no folder, and OSError.
+    Raises `CheckpointError` if there is no folder, and OSError. A `CheckpointError` inside becomes one that says so if
+    another checkpoint has taken the name meanwhile.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -50,6 +51,15 @@ def opened(path: Path) -> Iterator[Path]:
     try:
         link = Path(f"/proc/self/fd/{handle}")
         yield link if link.is_dir() else path
+    except CheckpointError as error:
+        is_same = False
+        with suppress(OSError):
+            is_same = os.path.samestat(os.fstat(handle), os.stat(path))
+        if is_same:
+            raise
+        raise CheckpointError(
+            f"{path} was replaced or removed while it was read; load it again"
+        ) from error
     finally:
         os.close(handle)
 

@@ -647,6 +647,28 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
         assert g.sum(found["u"]) == g.sum(found["v"]) == 72
 
 
+def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
+    path: Path, comm: MPI.Intracomm
+) -> None:
+    """The error tells that it is not damaged."""
+    with grid(comm) as g:
+        u = g.ones()
+        g.save(path / "a", u=u, v=u)
+        g.save(path / "b", u=u, v=u)
+        comm.Barrier()
+
+        def replace(done: int, total: int) -> None:
+            if comm.rank == 0 and (path / "b").exists():
+                folder._exchange(path / "a", path / "b")
+                shutil.rmtree(path / "b")
+
+        text = "a was replaced or removed while it was read; load it again"
+        with pytest.raises(CheckpointError, match=text) as caught:
+            g.load(path / "a", progress=replace)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        assert g.sum(g.load(path / "a")["v"]) == 72
+
+
 def test_a_chunk_that_is_removed_while_it_is_read(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
