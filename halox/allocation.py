@@ -170,51 +170,40 @@ class GridAllocation:
 
     @one_thread
     def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Field:
-        array, layout = _allocate(self._context, self.device_id, form, contents, value, dtype)
+        """Allocate a field on each rank; collective."""
+        world, context, device = self._world, self._context, self.device_id
+        world.begin(contents, dtype)
+
+        def check() -> tuple[FieldLayout, DType, Array | None]:
+            layout, found = form()
+            if contents in ("zeros", "empty"):
+                return layout, found, None
+            return layout, found, fill_value(value, found, layout.padded_shape)
+
+        layout, found, filling = world.guarded(check, _ALLOCATION)
+        shared = None
+        if device is None and reads_in_place(layout, found.itemsize):
+            shared = context.arena.array(layout.padded_shape, found)
+
+        def make() -> Field:
+            array: Field | None = shared
+            try:
+                if device is not None and world.size > 1:
+                    # Neighbours can map it, so that they can store into its halo, and adapters register it whole.
+                    array = context.use_device(device).array(layout.padded_shape, found)
+                elif array is None:
+                    array = allocate(layout.padded_shape, found, device)
+            except MemoryError as error:
+                raise HaloxError(
+                    f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more "
+                    "ranks, or a smaller dtype"
+                ) from error
+            if contents != "empty":
+                fill(array, filling)
+            return array
+
+        # Memory can run out on one rank alone.
+        array: Field = world.guarded(make, _ALLOCATION)
         self._made += 1
         self._layouts.add(array, layout, self._made)
         return array
-
-
-def _allocate(
-    context: Context,
-    device: int | None,
-    form: Form,
-    contents: Contents,
-    value: object,
-    dtype: object,
-) -> tuple[Field, FieldLayout]:
-    """Allocate a field on each rank of a context; returns it with its layout. Collective."""
-    world = context.world
-    world.begin(contents, dtype)
-
-    def check() -> tuple[FieldLayout, DType, Array | None]:
-        layout, found = form()
-        if contents in ("zeros", "empty"):
-            return layout, found, None
-        return layout, found, fill_value(value, found, layout.padded_shape)
-
-    layout, found, filling = world.guarded(check, _ALLOCATION)
-    shared = None
-    if device is None and reads_in_place(layout, found.itemsize):
-        shared = context.arena.array(layout.padded_shape, found)
-
-    def make() -> Field:
-        array: Field | None = shared
-        try:
-            if device is not None and world.size > 1:
-                # Memory that neighbours can map, so that they can store into its halo, and adapters register whole.
-                array = context.use_device(device).array(layout.padded_shape, found)
-            elif array is None:
-                array = allocate(layout.padded_shape, found, device)
-        except MemoryError as error:
-            raise HaloxError(
-                f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more "
-                "ranks, or a smaller dtype"
-            ) from error
-        if contents != "empty":
-            fill(array, filling)
-        return array
-
-    # Memory can run out on one rank alone.
-    return world.guarded(make, _ALLOCATION), layout

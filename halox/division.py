@@ -58,10 +58,7 @@ class Division:
     def text(self, rank: int, nodes: int) -> str:
         """Return a description of the whole grid and a rank's part."""
         decomposition, layout = self.decomposition, self.layout
-        sizes = [
-            sorted({b - a for a, b in zip(x.bounds, x.bounds[1:], strict=False)})
-            for x in decomposition.axes
-        ]
+        sizes = [sorted(set(axis.sizes)) for axis in decomposition.axes]
         blocks = " x ".join("/".join(map(str, s)) for s in sizes)
         return "\n".join(
             [

@@ -13,7 +13,7 @@ from halox.decomposition import PARITIES, FieldSpec, Parity, normalise_halo
 from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
-from halox.values import LARGEST, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, shown
 
 MOST_AXES = 64
 """Axes that a NumPy array has at most."""
@@ -39,12 +39,7 @@ OPTIONS = tuple(FieldOptions.__annotations__)
 def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
     """Return the layout that options describe, a plain field of the grid for what is not said.
 
-    Raises
-    ------
-    FieldError
-        If an option is unknown or malformed.
-    DecompositionError
-        If the halo is malformed.
+    Raises `FieldError` if an option is unknown or malformed, `DecompositionError` if that is the halo.
     """
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise FieldError(f"unknown argument(s) {unknown}; a field takes {', '.join(OPTIONS)}")
@@ -60,8 +55,7 @@ def field_spec(options: Mapping[str, object], grid: FieldSpec) -> FieldSpec:
 
 
 def _ints(value: object) -> list[int | None]:
-    given = as_list(value)
-    return [as_int(one) for one in ([value] if given is None else given)]
+    return [as_int(one) for one in as_entries(value)]
 
 
 def _extents(value: object, name: str) -> tuple[int, ...]:

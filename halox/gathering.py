@@ -14,11 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from typing import Any
-
-import numpy as np
 
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout, FieldSpec
@@ -58,14 +55,8 @@ class _Offer:
     spec: FieldSpec
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A rank's cells, and on the root the array for all; None for cells that are in it."""
-
-    root: int
-    layout: FieldLayout
-    cells: Array | None
-    whole: Array | None
+_Ready = tuple[FieldLayout, Array | None, Array | None]
+"""Layout, the rank's cells, and on the root the array for all; None for cells that are in it."""
 
 
 def gather(
@@ -74,20 +65,27 @@ def gather(
     """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
     ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
     _compare(offers)
+    layout, cells, whole = ready
     with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
-        if ready.whole is None:
-            _send(world, ready, window)
-        else:
-            _receive(world, ready, ready.whole, window)
-    return ready.whole
+        if whole is None:
+            assert cells is not None
+            _send(world, opaque(cells), offers[0].root, window)
+            return None
+        # A part of each of the other ranks in turn.
+        targets = blocks_of(layout, whole)
+        own = targets.pop(world.rank)
+        for rank, target in rounds(targets, world.size):
+            window.receive_into(target, rank)
+        if cells is not None:
+            own[...] = opaque(cells)
+    return whole
 
 
 def _prepare(
     world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
 ) -> tuple[_Ready, _Offer]:
     """Check what this rank can check alone, and that it has the memory."""
-    chosen = root_of(world, root)
-    layout = layout_of(field)
+    chosen, layout = root_of(world, root), layout_of(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
     whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
     if is_device_array(cells):
@@ -96,7 +94,7 @@ def _prepare(
         else:
             _copy_from_device(cells, blocks_of(layout, whole)[chosen])
             cells = None
-    return _Ready(chosen, layout, cells, whole), _Offer(chosen, dtype, layout.spec)
+    return (layout, cells, whole), _Offer(chosen, dtype, layout.spec)
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:
@@ -161,25 +159,7 @@ def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, A
                 yield rank, blocks_by_rank[rank][index]
 
 
-def _send(world: World, ready: _Ready, window: Window) -> None:
+def _send(world: World, cells: Array, root: int, window: Window) -> None:
     """Send this rank's cells to the root, part by part."""
-    assert ready.cells is not None
-    cells = opaque(ready.cells)
     for index in parts_of(cells, world.size):
-        window.make_room()
-        window.send(np.ascontiguousarray(cells[index]), ready.root)
-
-
-def _receive(world: World, ready: _Ready, whole: Array, window: Window) -> None:
-    """Receive the other ranks' cells, a part of each in turn, and copy this rank's own."""
-    targets = blocks_of(ready.layout, whole)
-    own = targets.pop(world.rank)
-    for rank, target in rounds(targets, world.size):
-        window.make_room()
-        if target.flags.c_contiguous:
-            window.receive(target, rank)
-        else:
-            part = np.empty(target.shape, target.dtype)
-            window.receive(part, rank, partial(np.copyto, target, part))
-    if ready.cells is not None:
-        own[...] = opaque(ready.cells)
+        window.send_copy(cells[index], root)

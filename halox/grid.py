@@ -28,7 +28,7 @@ from halox.field_layouts import FieldLayouts
 from halox.field_options import FieldOptions, field_spec
 from halox.grid_data import GridData
 from halox.paths.base import Operation
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import array_module
 from halox.runtime.world import World
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Declared = TypeVar("Declared")
 
 
-class Grid(GridAllocation, GridReductions, GridData):
+class Grid(Closing, GridAllocation, GridReductions, GridData):
     """A regular grid of 1 to 4 axes, divided among the ranks of a communicator.
 
     Parameters
@@ -438,15 +438,6 @@ class Grid(GridAllocation, GridReductions, GridData):
                 plan.close()
             self._reductions.close()
             self._context.close()
-
-    def __enter__(self) -> Grid:
-        """Return the grid."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close the grid, unless an error is on its way: other ranks may not take part then."""
-        if kind is None:
-            self.close()
 
     def __repr__(self) -> str:
         """Return the grid's shape and division."""

@@ -271,18 +271,9 @@ class GridData:
                 codecs,
                 progress_of(progress),
             )
-            said = {
-                name: f"{one.found.dtype} {spec_text(one.layout.spec)}"
-                for name, one in given.items()
-            }
-            return request, {
-                "path": str(where),
-                "fields": sorted(given),
-                **said,
-                "dims": names,
-                # Not by their repr: in Blosc's the order of a set differs between processes.
-                "compressors": [codec.to_dict() for codec in codecs],
-            }
+            # Codecs not by their repr: in Blosc's the order of a set differs between processes.
+            dicts = [codec.to_dict() for codec in codecs]
+            return request, _said(where, given, dims=names, compressors=dicts)
 
         request, said = self._world.prepare(check, SAVING)
         compare(said, "save")
@@ -354,17 +345,8 @@ class GridData:
                 load_zarr()
             elif len(given) + len(wanted or ()) > 1:
                 raise FieldError(f"{where.name}: a .npy file holds one field; ask for one")
-            said = {
-                name: f"{one.found.dtype} {spec_text(one.layout.spec)}"
-                for name, one in given.items()
-            }
             found = where, given, wanted, progress_of(progress)
-            return found, {
-                "path": str(where),
-                "fields": sorted(given),
-                **said,
-                "names": wanted,
-            }
+            return found, _said(where, given, names=wanted)
 
         (where, given, wanted, tell), said = self._world.prepare(check, LOADING)
         compare(said, "load")
@@ -413,6 +395,12 @@ class GridData:
         axes = self._decomposition.axes
         faces = {f"{name}{FACE}": axis.points(True) for name, axis in zip(dims, axes, strict=True)}
         return dict(zip(dims, self.grid_shape, strict=True)) | faces
+
+
+def _said(path: Path, fields: dict[str, Given], **more: object) -> dict[str, object]:
+    """Return what must be alike on all ranks."""
+    kinds = {name: f"{f.found.dtype} {spec_text(f.layout.spec)}" for name, f in fields.items()}
+    return {"path": str(path), "fields": sorted(fields), **kinds, **more}
 
 
 def compare(said: Sequence[Mapping[str, object]], call: str) -> None:

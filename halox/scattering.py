@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
@@ -152,8 +149,7 @@ def _send(world: World, layout: FieldLayout, whole: Array, field: object, window
     blocks = blocks_of(layout, whole)
     own = blocks.pop(world.rank)
     for rank, part in rounds(blocks, world.size):
-        window.make_room()
-        window.send(np.ascontiguousarray(part), rank)
+        window.send_copy(part, rank)
     cells = owned_cells(field, layout)
     if not is_device_array(cells):
         opaque(cells)[...] = own
@@ -171,13 +167,7 @@ def _receive(world: World, root: int, cells: Any, window: Window) -> None:
         return
     target = opaque(cells)
     for index in parts_of(target, world.size):
-        window.make_room()
-        part = target[index]
-        if part.flags.c_contiguous:
-            window.receive(part, root)
-        else:
-            buffer = np.empty(part.shape, part.dtype)
-            window.receive(buffer, root, partial(np.copyto, part, buffer))
+        window.receive_into(target[index], root)
 
 
 def _receive_on_device(world: World, root: int, cells: Any, window: Window) -> None:

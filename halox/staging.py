@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,30 +38,8 @@ def part_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
     return np.broadcast_to(np.empty((), np.uint8), shape)[index].shape
 
 
-class Staging(Protocol):
-    """Parts of one array, by their indices; used under a ``with`` statement."""
-
-    def read(self, indices: Iterable[Index]) -> Iterator[Array]:
-        """Yield parts as contiguous arrays on the host, each valid until the next is asked for."""
-
-    def take(self, shape: tuple[int, ...]) -> Array:
-        """Return a contiguous buffer for the next part."""
-
-    def put(self, index: Index) -> None:
-        """Copy the contents of that buffer to a part of the array."""
-
-    def store(self, index: Index, values: Array) -> None:
-        """Copy values to a part of the array; they may change afterwards."""
-
-    def __enter__(self) -> Staging:
-        """Return it."""
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for all copies."""
-
-
 class HostStaging:
-    """The same of an array on the host; contiguous parts are read in place.
+    """Parts of one array on the host, by their indices, under a ``with`` statement; contiguous parts are read in place.
 
     Two buffers take turns, as for a GPU: the last part stays as it is while the next one is filled.
     """
@@ -97,7 +75,7 @@ class HostStaging:
         self._array[index] = self._taken
 
     def store(self, index: Index, values: Array) -> None:
-        """Copy values to a part of the array."""
+        """Copy values to a part of the array; they may change afterwards."""
         self._array[index] = values
 
     def __enter__(self) -> HostStaging:
@@ -106,6 +84,10 @@ class HostStaging:
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: all copies have ended."""
+
+
+Staging = HostStaging | DeviceStaging
+"""Parts of one array, on the host or a GPU."""
 
 
 def staging(cells: Any, part_bytes: int) -> Staging:

@@ -21,14 +21,14 @@ from halox.exchange.selection import wished_path
 from halox.exchange.transpose import Side, memory_order, transpose_draft
 from halox.grid import Grid
 from halox.runtime.arrays import describe, share_memory
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import Closing, one_thread
 from halox.tables import html_table
 from halox.values import as_bool
 
 _MAKING = "the making of a transpose"
 
 
-class Transpose:
+class Transpose(Closing):
     """Carries fields between two grids that divide the same cells differently: slabs, pencils, blocks.
 
     Parameters
@@ -194,15 +194,6 @@ class Transpose:
         self._plans.clear()
         for plan in list(self._all_plans):
             plan.close()
-
-    def __enter__(self) -> Transpose:
-        """Return the transpose."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may still need what it shares with them."""
-        if kind is None:
-            self.close()
 
     def __repr__(self) -> str:
         """Return both divisions."""

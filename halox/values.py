@@ -74,7 +74,7 @@ def as_bool(value: object) -> bool | None:
     return bool(value) if isinstance(value, (bool, np.bool_)) else None
 
 
-def check_bool(name: str, value: object, error: type[HaloxError]) -> bool:
+def check_bool(name: str, value: object, error: type[HaloxError], remedy: str = "") -> bool:
     """Return a bool, of Python or NumPy; raise ``error`` for anything else.
 
     Examples
@@ -85,7 +85,7 @@ def check_bool(name: str, value: object, error: type[HaloxError]) -> bool:
     found = as_bool(value)
     if found is None:
         raise error(
-            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}"
+            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}{remedy}"
         )
     return found
 
@@ -108,6 +108,12 @@ def as_list(value: object) -> list[Any] | None:
     except Exception:  # not iterable, or an object that raises anything
         return None
     return found if len(found) <= MOST_ENTRIES else None  # an iterator may be endless
+
+
+def as_entries(value: object) -> list[Any]:
+    """Entries of a sequence; anything else stands for itself."""
+    found = as_list(value)
+    return [value] if found is None else found
 
 
 def rounded_up(number: int, to: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,21 +26,10 @@ class _Message(NamedTuple):
 
 
 class Window:
-    """Messages under way, the oldest first, each with the memory that it works on.
+    """Messages under way, the oldest first, at most so many at once, each with the memory that it works on.
 
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    most : int
-        Messages under way at once.
-    tag : int
-        Tag of all of them.
-    doing : str
-        The call, as in "a gather", for the texts of timeouts.
+    ``doing`` is the call, as in "a gather", for the texts of timeouts.
 
-    Notes
-    -----
     As a context manager it ends all messages, or on an error cancels the receives, since MPI cancels no sends, and
     keeps the memory of those that go on from being used again.
     """
@@ -62,6 +52,20 @@ class Window:
         """Start to receive into a contiguous array; ``then`` is called once it has come."""
         request = self._world.comm.Irecv(as_bytes(memory), peer, self._tag)
         self._messages.append(_Message(request, memory, peer, True, then))
+
+    def send_copy(self, part: Array, peer: int) -> None:
+        """Wait for room, and start to send an array of any strides."""
+        self.make_room()
+        self.send(np.ascontiguousarray(part), peer)
+
+    def receive_into(self, part: Array, peer: int) -> None:
+        """Wait for room, and start to receive into an array of any strides, through a buffer where it must be."""
+        self.make_room()
+        if part.flags.c_contiguous:
+            self.receive(part, peer)
+        else:
+            buffer = np.empty(part.shape, part.dtype)
+            self.receive(buffer, peer, partial(np.copyto, part, buffer))
 
     def end(self) -> None:
         """Wait for all messages."""

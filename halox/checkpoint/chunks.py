@@ -92,18 +92,10 @@ def chunk_shape(layout: FieldLayout, itemsize: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a field that this or any grid has written, as the ranks of this grid move them.
+    """The chunks of a field that this or any grid has written, as the ranks of this grid move them."""
 
-    Parameters
-    ----------
-    layout : FieldLayout
-        The field on this rank.
-    shape : tuple of int
-        Extents of a chunk.
-    """
-
-    layout: FieldLayout
-    shape: tuple[int, ...]
+    layout: FieldLayout  # of the field on this rank
+    shape: tuple[int, ...]  # extents of a chunk
 
     @cached_property
     def own(self) -> Cut:

@@ -23,31 +23,17 @@ COMPONENTS, STAGGERED, PARITY, DTYPE = (
 
 @dataclass(frozen=True)
 class StoredField:
-    """A field in a checkpoint.
-
-    Attributes
-    ----------
-    shape, chunk : tuple of int
-        Extents of the whole field, component axes included, and of its chunks.
-    before : int
-        Number of component axes in front of the grid axes.
-    staggered : tuple of int
-        Grid axes along which it has one more point.
-    parity : str
-        "even", "odd", or empty for all cells.
-    is_plain : bool
-        Whether chunks are bytes and a checksum alone, with no other codec.
-    """
+    """A field in a checkpoint."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole field, component axes included
     chunk: tuple[int, ...]
     dtype: DType
-    before: int
+    before: int  # component axes in front of the grid axes
     after: int
-    staggered: tuple[int, ...]
-    parity: str
-    is_plain: bool
+    staggered: tuple[int, ...]  # grid axes along which it has one more point
+    parity: str  # "even", "odd", or empty for all cells
+    is_plain: bool  # whether chunks are bytes and a checksum alone, with no other codec
 
     @classmethod
     def of(cls, name: str, layout: FieldLayout, dtype: DType, *, is_plain: bool) -> StoredField:

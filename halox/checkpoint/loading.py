@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid
-from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import opened
-from halox.checkpoint.moving import Mover, Store
+from halox.checkpoint.moving import Mover, open_store
 from halox.checkpoint.saving import Meter, as_checkpoint_error, guarded
-from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, read
+from halox.checkpoint.store import Contents, PlainChunks, read
 from halox.decomposition import FieldLayout
 from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import DType
@@ -54,7 +54,7 @@ def load(
     progress: Progress | None,
 ) -> Loaded:
     """Read fields; the arguments have been compared. Collective; blocks."""
-    doing = f"reading {path}"
+    doing, node_ranks = f"reading {path}", world.node_comm.size
     with _opened(world, path) as folder:
 
         def look() -> Contents:
@@ -80,13 +80,8 @@ def load(
         meter = Meter(progress, [(grids[n], contents.fields[n].dtype.itemsize) for n in wanted])
         for name in wanted:
             stored = contents.fields[name]
-
-            def open_store(stored: StoredField = stored) -> Store:
-                if stored.is_plain:
-                    return PlainChunks(str(folder), path, stored, world.node_comm.size)
-                return CodecChunks(str(folder), path, stored, mode="r")
-
-            store = guarded(world, open_store, doing, LOADING)
+            opening = partial(open_store, folder, path, stored, mode="r", node_ranks=node_ranks)
+            store = guarded(world, opening, doing, LOADING)
             cells = owned_cells(*fields[name])
             residues, error = Mover(world, grids[name], cells, stored, meter).load(store)
             of_all = world.gather(residues, LOADING, as_checkpoint_error(error, doing))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,17 @@ _UNDER_WAY = 2
 _TAG = 5
 
 Store = PlainChunks | CodecChunks
+
+
+def open_store(
+    folder: Path, path: Path, field: StoredField, *, mode: str, node_ranks: int = 1
+) -> Store:
+    """Return the chunks of a field in a folder, which errors call ``path``; local."""
+    if field.is_plain:
+        return PlainChunks(str(folder), path, field, node_ranks)
+    return CodecChunks(str(folder), path, field, mode=mode)
+
+
 Residues = dict[tuple[int, ...], int]
 """By the number of a chunk what `ChunkReader.residue` has returned."""
 
@@ -59,18 +71,7 @@ Tell = Callable[[int], None]
 
 
 class Mover:
-    """Moves the cells of one field.
-
-    Parameters
-    ----------
-    world : World
-    chunks : ChunkGrid
-    cells : array
-        Those that this rank owns, on the host or a GPU.
-    field : StoredField
-    tell : callable
-        Told of progress.
-    """
+    """Moves the cells of one field: those that this rank owns, on the host or a GPU. It tells of progress."""
 
     def __init__(
         self, world: World, chunks: ChunkGrid, cells: Any, field: StoredField, tell: Tell
@@ -196,10 +197,7 @@ class Mover:
         for piece in chunk.pieces:
             if piece.rank == self._world.rank:
                 continue
-            window.make_room()
-            target = whole[relative(piece.cut, chunk.cut)]
-            buffer = np.empty(target.shape, target.dtype)
-            window.receive(buffer, piece.rank, partial(np.copyto, target, buffer))
+            window.receive_into(whole[relative(piece.cut, chunk.cut)], piece.rank)
         own = whole[relative(cut, chunk.cut)]
         for place, part in parts:
             own[place] = opaque(part)
@@ -244,8 +242,7 @@ class Mover:
             if piece.rank == self._world.rank:
                 self._place(staged, piece.cut, cells)
             else:
-                window.make_room()
-                window.send(np.ascontiguousarray(cells), piece.rank)
+                window.send_copy(cells, piece.rank)
 
     def _place(self, staged: Staging, cut: Cut, values: Array) -> None:
         """Copy values to cells of this rank."""

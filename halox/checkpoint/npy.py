@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid, extents
 from halox.checkpoint.failure import Failure
+from halox.checkpoint.loading import LOADING
 from halox.checkpoint.saving import SAVING, Meter, as_checkpoint_error, guarded, replacing
 from halox.collectives.host.cell_sums import blocks
 from halox.decomposition import FieldLayout
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 SUFFIX = ".npy"
 PART_BYTES = 16 << 20
 """Most bytes of a part, but for a single element of more."""
-
-_LOADING = "a load"
 
 
 def save(world: World, path: Path, given: Given, progress: Progress | None) -> None:
@@ -138,14 +137,14 @@ def load(
                 "its shape, or give a field with its components or staggering"
             )
 
-    guarded(world, check, doing, _LOADING)
+    guarded(world, check, doing, LOADING)
     mode = world.mpi.MODE_RDONLY
-    file = guarded(world, lambda: world.mpi.File.Open(world.comm, str(path), mode), doing, _LOADING)
+    file = guarded(world, lambda: world.mpi.File.Open(world.comm, str(path), mode), doing, LOADING)
     failure = Failure()
     parts = _Parts(world, file, begin, layout, dtype)
     failure.attempt(lambda: parts.read(field, progress))
     failure.attempt_always(file.Close)
-    world.agree(as_checkpoint_error(failure.error, doing), _LOADING)
+    world.agree(as_checkpoint_error(failure.error, doing), LOADING)
 
 
 class _Parts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from halox.checkpoint import npy
 from halox.checkpoint.chunks import CHUNK_BYTES, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import opened
-from halox.checkpoint.store import CodecChunks, PlainChunks, load_zarr, read
+from halox.checkpoint.moving import open_store
+from halox.checkpoint.store import load_zarr, read
 from halox.dimension_names import AXES
 from halox.errors import CheckpointError, FieldError, HaloxError
 from halox.runtime.arrays import Array
@@ -28,29 +29,21 @@ Pick = int | slice | Projection
 _NUMBERS = "biufc"
 
 
-class _Chunks(Protocol):
-    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array: ...
+_Read = Callable[[tuple[int, ...], tuple[int, ...]], Array]
+"""Returns the cells of a chunk, by its number and their shape."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is open for reading.
-
-    Attributes
-    ----------
-    fields : dict
-        Descriptions of the fields by name; a ``.npy`` file has one, named after the file, without component axes.
-    attrs : dict
-        The attributes that were saved.
-    blocks : tuple of tuple of int
-        Cells of the blocks along each grid axis; empty if they are not recorded.
-    """
+    """A checkpoint that is open for reading; a ``.npy`` file has one field, named after it, without component axes."""
 
     path: Path
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
-    blocks: tuple[tuple[int, ...], ...]
-    _chunks_of: Callable[[StoredField], _Chunks]
+    blocks: tuple[
+        tuple[int, ...], ...
+    ]  # cells along each grid axis; empty if they are not recorded
+    _open: Callable[[StoredField], _Read]
     _dims_of: Callable[[StoredField], tuple[str, ...]]
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -58,28 +51,11 @@ class Stored:
         return self._dims_of(self.fields[name])
 
     def part(self, name: str, picks: Sequence[Pick], progress: Callable[[int, int], None]) -> Array:
-        """Return a part of a field as float64; of complex numbers the magnitude.
+        """Return a part of a field as float64, with the axes of the slices; of complex numbers the magnitude.
 
-        Parameters
-        ----------
-        name : str
-            Field of numbers.
-        picks : sequence
-            Part of each axis; at most one kind of projection. A slice has a step alone.
-        progress : callable
-            Called as ``progress(done, total)`` after each chunk.
-
-        Returns
-        -------
-        array
-            Axes are those of the slices.
-
-        Raises
-        ------
-        FieldError
-            If the field's elements are no numbers.
-        CheckpointError
-            If a chunk is damaged, cut off or missing.
+        ``picks`` are the parts of each axis, at most one kind of projection among them; a slice has a step alone.
+        ``progress(done, total)`` is called after each chunk. Raises `FieldError` if the field's elements are no
+        numbers, and `CheckpointError` if a chunk is damaged, cut off or missing.
         """
         field = self.fields[name]
         if field.dtype.kind not in _NUMBERS:
@@ -87,7 +63,7 @@ class Stored:
                 f"{name} has dtype {field.dtype}, whose elements are no numbers; give another field"
             )
         with _named(self.path):
-            return _part(self._chunks_of(field), field, picks, progress)
+            return _part(self._open(field), field, picks, progress)
 
 
 @contextmanager
@@ -113,16 +89,14 @@ def _named(path: Path) -> Iterator[None]:
 def _group(folder: Path, path: Path) -> Stored:
     contents = read(folder, path)
 
-    def chunks_of(field: StoredField) -> _Chunks:
-        if field.is_plain:
-            return PlainChunks(str(folder), path, field)
-        return CodecChunks(str(folder), path, field, mode="r")
+    def open_field(field: StoredField) -> _Read:
+        return open_store(folder, path, field, mode="r").read_whole
 
     def dims_of(field: StoredField) -> tuple[str, ...]:
         array = load_zarr().open_array(str(folder / field.name), mode="r")
         return tuple(map(str, array.metadata.dimension_names[: len(field.shape)]))
 
-    return Stored(path, contents.fields, contents.attrs, contents.blocks, chunks_of, dims_of)
+    return Stored(path, contents.fields, contents.attrs, contents.blocks, open_field, dims_of)
 
 
 def _npy(path: Path) -> Stored:
@@ -134,26 +108,20 @@ def _npy(path: Path) -> Stored:
     field = StoredField(path.stem, shape, chunk, dtype, 0, 0, (), "", is_plain=True)
     names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
-    def chunks_of(field: StoredField) -> _Chunks:
-        return _Rows(np.memmap(path, dtype, "r", begin, shape), rows)
+    def open_field(field: StoredField) -> _Read:
+        values = np.memmap(
+            path, dtype, "r", begin, shape
+        )  # of which the disk is read only where used
+        return lambda index, cut: values[index[0] * rows :][: cut[0]]
 
-    return Stored(path, {field.name: field}, {}, (), chunks_of, lambda field: names)
-
-
-class _Rows:
-    """The cells of a ``.npy`` file, some rows of the first axis a chunk; of these the disk is read only where used."""
-
-    def __init__(self, values: Array, rows: int) -> None:
-        self._values, self._rows = values, rows
-
-    def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-        """Return a view of a chunk."""
-        first = index[0] * self._rows
-        return self._values[first : first + shape[0]]
+    return Stored(path, {field.name: field}, {}, (), open_field, lambda field: names)
 
 
 def _part(
-    chunks: _Chunks, field: StoredField, picks: Sequence[Pick], progress: Callable[[int, int], None]
+    read_chunk: _Read,
+    field: StoredField,
+    picks: Sequence[Pick],
+    progress: Callable[[int, int], None],
 ) -> Array:
     """Read the chunks that hold a part one after another, and keep their cells of it."""
     numbers = [
@@ -174,7 +142,7 @@ def _part(
         along = [_along(pick, here) for pick, here in zip(picks, cut, strict=True)]
         place = tuple(there for _, there in along if there is not None)
         if all(there.start < there.stop for there in place):
-            values = chunks.read_whole(number, extents(cut))[tuple(index for index, _ in along)]
+            values = read_chunk(number, extents(cut))[tuple(index for index, _ in along)]
             values = np.abs(values) if field.dtype.kind == "c" else values
             # Infinities of both signs have no sum, and are no reason for a warning: they are drawn.
             with np.errstate(invalid="ignore", over="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from halox.checkpoint.arguments import Given, Progress
 from halox.checkpoint.chunks import ChunkGrid, extents
 from halox.checkpoint.fields import StoredField
 from halox.checkpoint.folder import Replacement
-from halox.checkpoint.moving import Mover, Store
-from halox.checkpoint.store import CodecChunks, Contents, PlainChunks, create, is_checkpoint
+from halox.checkpoint.moving import Mover, open_store
+from halox.checkpoint.store import Contents, create, is_checkpoint
 from halox.errors import CheckpointError, HaloxError
 from halox.runtime.arrays import Array
 from halox.runtime.world import World
@@ -59,13 +60,10 @@ def save(world: World, request: Request) -> None:
         meter = Meter(request.progress, [(grids[n], stored[n].dtype.itemsize) for n in grids])
         for name, given in request.fields.items():
             field = stored[name]
-
-            def open_store(field: StoredField = field) -> Store:
-                if field.is_plain:
-                    return PlainChunks(str(partial), request.path, field, world.node_comm.size)
-                return CodecChunks(str(partial), request.path, field, mode="r+")
-
-            store = guarded(world, open_store, f"writing {request.path}", SAVING)
+            opening = functools.partial(
+                open_store, partial, request.path, field, mode="r+", node_ranks=world.node_comm.size
+            )
+            store = guarded(world, opening, f"writing {request.path}", SAVING)
             cells = owned_cells(given.array, given.layout)
             error = Mover(world, grids[name], cells, field, meter).save(store)
             world.agree(as_checkpoint_error(error, f"writing {request.path}"), SAVING)

@@ -37,31 +37,15 @@ _FEW_POINTS = 50
 
 @dataclass(frozen=True)
 class Frame:
-    """A slice to draw.
+    """A slice to draw."""
 
-    Attributes
-    ----------
-    values : array
-        Of one axis or two; the first one is drawn along x.
-    what, where : str
-        Names of the values and of the checkpoint.
-    dims : tuple of str
-        Names of the axes.
-    steps : tuple of int
-        Distance of the values along each axis, in points of the field.
-    borders : tuple of tuple of int
-        Points of each axis before which a line is drawn.
-    labels : tuple of (int, int, str)
-        Texts beside points of an image.
-    """
-
-    values: Array
-    what: str
-    where: str
-    dims: tuple[str, ...]
-    steps: tuple[int, ...]
-    borders: tuple[tuple[int, ...], ...]
-    labels: tuple[tuple[int, int, str], ...] = ()
+    values: Array  # of one axis or two; the first one is drawn along x
+    what: str  # name of the values
+    where: str  # name of the checkpoint
+    dims: tuple[str, ...]  # names of the axes
+    steps: tuple[int, ...]  # distance of the values along each axis, in points of the field
+    borders: tuple[tuple[int, ...], ...]  # points of each axis before which a line is drawn
+    labels: tuple[tuple[int, int, str], ...] = ()  # texts beside points of an image
 
 
 def steps_of(extents: Sequence[int]) -> tuple[int, ...]:

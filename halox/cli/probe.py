@@ -23,7 +23,6 @@ from halox.runtime.gpu import cuda
 from halox.runtime.gpu.dmabuf import flush_writes
 from halox.runtime.waiting import Waiter, timeout_s
 
-NAME = "halox probe mlx5"
 _REPEATS = 100
 _GUARD = 0xA5
 _GPU_BYTES, _GPU_OFFSET, _GPU_BLOCK = 2 << 20, 512, 1 << 10
@@ -102,7 +101,7 @@ def _measure(
     times = []
     for number in range(_REPEATS):
         begin = time.perf_counter()
-        transfer.post(number)
+        transfer(number)
         pair[0].complete()
         times.append(time.perf_counter() - begin)
         if pair[1].arrivals() != [(0, number)]:
@@ -166,7 +165,7 @@ def _dmabuf(pair: Sequence[Mlx5Umr]) -> str:
             (window,) = blocks.windows(kind.size, [regions[end]], [ends[end][1]])
             engine.map(key, window)
             keys.append(key)
-        engines[0].transfer("put", keys[0], engines[1].export(keys[1]), 1 - first).post(1)
+        engines[0].transfer("put", keys[0], engines[1].export(keys[1]), 1 - first)(1)
         engines[0].complete()
         if [number for _, number in engines[1].arrivals()] != [1]:
             return "no: a write to its memory did not arrive"

@@ -17,12 +17,12 @@ from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
 from halox.runtime.arrays import DType
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
 from halox.runtime.world import World
 from halox.tables import html_facts
-from halox.values import LARGEST, as_int, as_list, shortened, shown
+from halox.values import LARGEST, as_entries, as_int, shortened, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MAKING = "the making of an allreduce"
 
 
-class Allreduce:
+class Allreduce(Closing):
     """Combines arrays of all ranks, element by element, again and again.
 
     Parameters
@@ -233,15 +233,6 @@ class Allreduce:
             self._prepared.close()
             self._context.close()
 
-    def __enter__(self) -> Allreduce:
-        """Return the allreduce."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is propagating: other ranks may not take part then."""
-        if kind is None:
-            self.close()
-
     def __repr__(self) -> str:
         """Return what it combines, and how."""
         return (
@@ -263,8 +254,7 @@ class Allreduce:
 
 
 def _shape(shape: object) -> tuple[int, ...]:
-    given = as_list(shape)
-    extents = [as_int(n) for n in ([shape] if given is None else given)]
+    extents = [as_int(n) for n in as_entries(shape)]
     found = tuple(n for n in extents if n is not None and 0 <= n <= LARGEST)
     if len(found) < len(extents):
         raise FieldError(f"shape must be an int >= 0 or a sequence of such, got {shown(shape)}")

@@ -48,15 +48,10 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class PreparedReductions(Generic[R]):
-    """Reductions by signature, and launches by array identity.
+    """Reductions by signature, oldest first, and launches by array identity.
 
-    Attributes
-    ----------
-    reductions : dict
-        By signature, oldest first.
-    launches : dict
-        A launch and the shape that its arrays must have, by a name and the ids of the arrays and ``out`` in one tuple.
-        To look at only.
+    ``launches`` has a launch and the shape that its arrays must have, by a name and the ids of the arrays and ``out``
+    in one tuple; to look at only.
     """
 
     def __init__(self, capacity: int | None = None) -> None:

@@ -29,19 +29,6 @@ def primitive_of(dtype: np.dtype) -> Datatype:
     )
 
 
-def strided_of(
-    written: Written, old: Datatype, count: int, blocklength: int, stride_bytes: int
-) -> Datatype:
-    """``count`` blocks ``stride_bytes`` apart, of ``blocklength`` consecutive items each."""
-    items = count * blocklength
-    if not items or _is_void(old):
-        return nothing(written, old)
-    row = old.bounds.repeated(blocklength, old.extent)
-    layout = old.layout.repeated(blocklength, old.extent).repeated(count, stride_bytes)
-    bounds = row.repeated(count, stride_bytes).padded()
-    return _items_of(written, old, items, bounds, layout)
-
-
 def indexed_of(
     written: Written, old: Datatype, lengths: Int64Array, displacements: Int64Array
 ) -> Datatype:
@@ -81,11 +68,6 @@ def resized_of(written: Written, old: Datatype, lb: int, extent: int) -> Datatyp
     return Datatype(*written, (old,), old.size, bounds, old.layout, old.signature)
 
 
-def dup_of(old: Datatype) -> Datatype:
-    """Copy a datatype, as a type of its own."""
-    return Datatype("dup", (), (old,), old.size, old.bounds, old.layout, old.signature)
-
-
 def box_of(
     written: Written,
     old: Datatype,
@@ -93,50 +75,29 @@ def box_of(
     strides_bytes: tuple[int, ...],
     offset: int,
 ) -> Datatype:
-    """Nested strides, outermost first; the bounds are the true ones until resized."""
-    layout, bounds, items = old.layout, old.bounds, prod(subsizes)
-    for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
-        layout = layout.repeated(count, stride)
-        bounds = bounds.repeated(count, stride)
-    bounds = bounds.over(offset, offset)
-    check_reach(written[0], items * old.size, bounds, offset)
-    return _items_of(written, old, items, bounds, layout.shifted(offset))
-
-
-def slab_of(
-    written: Written,
-    old: Datatype,
-    subsizes: tuple[int, ...],
-    strides_bytes: tuple[int, ...],
-    offset: int,
-) -> Datatype:
-    """Box of an array of any strides, of an old type whose layout is strided; bounds as of nested hvectors."""
-    items = prod(subsizes)
-    if not items:
+    """Nested strides, outermost first, of any sign; bounds as of nested hvectors."""
+    items, bounds, layout = prod(subsizes), old.bounds, old.layout
+    if not items or _is_void(old):
         return nothing(written, old)
-    bounds, blocks = old.bounds, old.layout
-    assert isinstance(blocks, StridedBlocks)
     low, high, pad = offset, offset, 0
     for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
         reach = (count - 1) * stride
         low, high = (low + reach, high) if reach < 0 else (low, high + reach)
         if not bounds.marked:
             pad += -(bounds.ub - bounds.lb + high - low + pad) % bounds.alignment
-    layout = StridedBlocks.canonical(
-        blocks.offset + offset,
-        (*subsizes, *blocks.counts),
-        (*strides_bytes, *blocks.strides),
-        blocks.block_bytes,
-    )
-    around = Bounds(
-        bounds.lb + low,
-        bounds.ub + high + pad,
-        bounds.true_lb + low,
-        bounds.true_ub + high,
-        bounds.alignment,
-        bounds.marked,
-        bounds.empty,
-    )
+    true = (0, 0) if bounds.empty else (bounds.true_lb + low, bounds.true_ub + high)
+    lb, ub = bounds.lb + low, bounds.ub + high + pad
+    around = Bounds(lb, ub, *true, bounds.alignment, bounds.marked, bounds.empty)
+    if isinstance(layout, StridedBlocks):
+        counts, strides = (*subsizes, *layout.counts), (*strides_bytes, *layout.strides)
+        layout = StridedBlocks.canonical(
+            layout.offset + offset, counts, strides, layout.block_bytes
+        )
+    else:
+        check_reach(written[0], items * old.size, around, offset)  # before any sum in 64 bits
+        for count, stride in zip(reversed(subsizes), reversed(strides_bytes), strict=True):
+            layout = layout.repeated(count, stride)
+        layout = layout.shifted(offset)
     return _items_of(written, old, items, around, layout)
 
 

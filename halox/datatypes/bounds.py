@@ -13,33 +13,18 @@ from halox.values import LARGEST
 class Bounds:
     """Bounds of a datatype in bytes, by the rules of MPI.
 
-    Parameters
-    ----------
-    lb, ub : int
-        Lower and upper bound; the extent is their difference and may be negative.
-    true_lb, true_ub : int
-        First byte touched and one past the last; 0 and 0 where no byte is.
-    alignment : int
-        Largest alignment of the primitives.
-    marked : bool
-        Whether ``lb`` and ``ub`` were set explicitly, by ``resized`` or ``subarray``, here or in a
-        part. Explicit bounds outrank those of parts without, and are never padded.
-    empty : bool
-        Whether no byte is touched.
-
-    Notes
-    -----
-    As in the MPI standard (datatype constructors, "lower-bound and upper-bound markers"): where no
-    bound is explicit, the extent is rounded up to a multiple of the alignment.
+    As in the MPI standard (datatype constructors, "lower-bound and upper-bound markers"): bounds that were set
+    explicitly, by ``resized`` or ``subarray``, here or in a part, outrank those of parts without, and are never padded;
+    where no bound is explicit, the extent is rounded up to a multiple of the alignment.
     """
 
     lb: int = 0
-    ub: int = 0
-    true_lb: int = 0
-    true_ub: int = 0
-    alignment: int = 1
-    marked: bool = False
-    empty: bool = True
+    ub: int = 0  # the extent is the difference of the two and may be negative
+    true_lb: int = 0  # first byte touched, 0 where none is
+    true_ub: int = 0  # one past the last byte touched, 0 where none is
+    alignment: int = 1  # largest of the primitives
+    marked: bool = False  # whether the bounds are explicit
+    empty: bool = True  # whether no byte is touched
 
     @property
     def extent(self) -> int:

@@ -7,11 +7,9 @@ from math import prod
 from operator import mul
 from typing import Literal
 
-from halox.datatypes.algebra import box_of, nothing, slab_of
+from halox.datatypes.algebra import box_of
 from halox.datatypes.arguments import integer_tuple, same_lengths
-from halox.datatypes.constructors import hindexed_block, hvector
 from halox.datatypes.datatype import Datatype
-from halox.datatypes.layout import StridedBlocks
 from halox.datatypes.numpy_types import TypeLike, as_datatype
 from halox.errors import DatatypeError
 from halox.values import shown
@@ -36,10 +34,6 @@ def subarray(
         The element type.
     order : {"C", "F"}
         Whether the last or the first index runs fastest.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -68,15 +62,14 @@ def subarray(
     if not isinstance(order, str) or order not in ("C", "F"):
         raise DatatypeError(f"order must be 'C' or 'F', got {shown(order)}")
     inner = as_datatype(old)
-    written = ("subarray", (shape, box, corner, order))
-    if not inner.size and not inner.bounds.marked:
-        return nothing(written, inner)
     steps = contiguous_strides(shape, inner.extent, order)
-    offset = sum(start * step for start, step in zip(corner, steps, strict=True))
+    offset = sum(map(mul, corner, steps))
+    written = ("subarray", (shape, box, corner, order))
     if order == "F":  # outermost first means the last axis first
         box, steps = box[::-1], steps[::-1]
     made = box_of(written, inner, box, steps, offset)
-    return made.with_bounds(made.bounds.resized(0, prod(shape) * inner.extent))
+    bounds = made.bounds.resized(0, prod(shape) * inner.extent)
+    return made.with_bounds(bounds) if inner.size or inner.bounds.marked else made
 
 
 def slab(
@@ -126,21 +119,8 @@ def slab(
                 f"axis {axis}: the box from {start} of {subsize} elements must lie within the "
                 f"array's {size}"
             )
-    inner = as_datatype(dtype)
-    if not isinstance(inner.layout, StridedBlocks) or not inner.size:
-        return _nested_slab(inner, steps, corner, box)
-    offset = sum(map(mul, corner, steps))
-    return slab_of(("slab", (sizes, steps, corner, box)), inner, box, steps, offset)
-
-
-def _nested_slab(
-    old: Datatype, strides: tuple[int, ...], starts: tuple[int, ...], subsizes: tuple[int, ...]
-) -> Datatype:
-    """Build a slab from MPI's constructors: an hvector an axis."""
-    for step, subsize in zip(reversed(strides), reversed(subsizes), strict=True):
-        old = hvector(subsize, 1, step, old)
-    offset = sum(map(mul, starts, strides))
-    return hindexed_block(1, [offset], old) if offset else old
+    written = ("slab", (sizes, steps, corner, box))
+    return box_of(written, as_datatype(dtype), box, steps, sum(map(mul, corner, steps)))
 
 
 def contiguous_strides(shape: tuple[int, ...], extent: int, order: str = "C") -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halox.datatypes.algebra import dup_of, indexed_of, resized_of, strided_of, struct_of
+from halox.datatypes.algebra import box_of, indexed_of, resized_of, struct_of
 from halox.datatypes.arguments import (
     IntegerList,
     count_array,
@@ -34,10 +34,6 @@ def primitive(dtype: TypeLike) -> Datatype:
     ----------
     dtype : dtype-like
         bool, integer, floating, complex, datetime, timedelta, string or raw bytes.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -65,10 +61,6 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -80,7 +72,7 @@ def contiguous(count: int, old: TypeLike) -> Datatype:
     24
     """
     count, inner = count_of("count", count), as_datatype(old)
-    return strided_of(("contiguous", (count,)), inner, count, 1, inner.extent)
+    return box_of(("contiguous", (count,)), inner, (count,), (inner.extent,), 0)
 
 
 def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype:
@@ -97,10 +89,6 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -114,31 +102,19 @@ def vector(count: int, blocklength: int, stride: int, old: TypeLike) -> Datatype
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride, inner = integer("stride", stride), as_datatype(old)
     written = ("vector", (count, blocklength, stride))
-    return strided_of(written, inner, count, blocklength, stride * inner.extent)
+    strides = (stride * inner.extent, inner.extent)
+    return box_of(written, inner, (count, blocklength), strides, 0)
 
 
 def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> Datatype:
     """Equal blocks at equal distances, counted in bytes.
 
+    Parameters and errors are those of `vector`, but for the distance.
+
     Parameters
     ----------
-    count : int
-        Number of blocks.
-    blocklength : int
-        Items a block.
     stride_bytes : int
         Bytes from the start of one block to the start of the next; any sign.
-    old : Datatype or dtype-like
-        The old type.
-
-    Returns
-    -------
-    Datatype
-
-    Raises
-    ------
-    DatatypeError
-        If an argument is not an integer, or ``count`` or ``blocklength`` is negative.
 
     Examples
     --------
@@ -148,7 +124,7 @@ def hvector(count: int, blocklength: int, stride_bytes: int, old: TypeLike) -> D
     count, blocklength = count_of("count", count), count_of("blocklength", blocklength)
     stride_bytes, inner = integer("stride_bytes", stride_bytes), as_datatype(old)
     written = ("hvector", (count, blocklength, stride_bytes))
-    return strided_of(written, inner, count, blocklength, stride_bytes)
+    return box_of(written, inner, (count, blocklength), (stride_bytes, inner.extent), 0)
 
 
 def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike) -> Datatype:
@@ -162,10 +138,6 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
         Start of each block, in extents of the old type; any sign and order.
     old : Datatype or dtype-like
         The old type.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -188,23 +160,12 @@ def indexed(blocklengths: IntegerList, displacements: IntegerList, old: TypeLike
 def hindexed(blocklengths: IntegerList, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of any lengths at any displacements in bytes.
 
+    Parameters and errors are those of `indexed`, but for the displacements.
+
     Parameters
     ----------
-    blocklengths : sequence of int or ndarray, shape (n,)
-        Items in each block.
     byte_displacements : sequence of int or ndarray, shape (n,)
         First byte of each block; any sign and order.
-    old : Datatype or dtype-like
-        The old type.
-
-    Returns
-    -------
-    Datatype
-
-    Raises
-    ------
-    DatatypeError
-        If the lists differ in length, are not lists of integers, or a block length is negative.
 
     Examples
     --------
@@ -229,10 +190,6 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
     old : Datatype or dtype-like
         The old type.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -253,23 +210,12 @@ def indexed_block(blocklength: int, displacements: IntegerList, old: TypeLike) -
 def hindexed_block(blocklength: int, byte_displacements: IntegerList, old: TypeLike) -> Datatype:
     """Blocks of one length at any displacements in bytes.
 
+    Parameters and errors are those of `indexed_block`, but for the displacements.
+
     Parameters
     ----------
-    blocklength : int
-        Items in every block.
     byte_displacements : sequence of int or ndarray, shape (n,)
         First byte of each block; any sign and order.
-    old : Datatype or dtype-like
-        The old type.
-
-    Returns
-    -------
-    Datatype
-
-    Raises
-    ------
-    DatatypeError
-        If ``byte_displacements`` is not a list of integers, or ``blocklength`` is negative.
 
     Examples
     --------
@@ -295,10 +241,6 @@ def struct(
         First byte of each block; any sign and order.
     types : sequence of Datatype or dtype-like, length n
         The old type of each block.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -338,10 +280,6 @@ def resized(old: TypeLike, lb: int, extent: int) -> Datatype:
     extent : int
         New extent in bytes; any sign.
 
-    Returns
-    -------
-    Datatype
-
     Raises
     ------
     DatatypeError
@@ -375,4 +313,5 @@ def dup(old: TypeLike) -> Datatype:
     >>> dup("f8") == primitive("f8")
     True
     """
-    return dup_of(as_datatype(old))
+    inner = as_datatype(old)
+    return Datatype("dup", (), (inner,), inner.size, inner.bounds, inner.layout, inner.signature)

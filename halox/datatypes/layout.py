@@ -325,7 +325,7 @@ class _Irregular(Layout):
     @cached_property
     def strided(self) -> StridedBlocks | None:
         """The canonical strided form, or None if the layout has none."""
-        return self._find_strided()
+        return self._blocks.strided()
 
     @property
     def most_blocks(self) -> int:
@@ -339,10 +339,6 @@ class _Irregular(Layout):
         found = self._irregular_parts(limit)
         return None if found is None or len(found) > limit else found
 
-    @cached_property
-    def _blocks(self) -> BlockList:
-        return self._expand()
-
     def block_list(self) -> BlockList:
         """List the blocks, merged; kept after the first call."""
         return self._blocks
@@ -351,11 +347,10 @@ class _Irregular(Layout):
         """``count`` copies, ``stride`` bytes apart."""
         return self if count == 1 else Indexed(self, _one(0), _one(count), stride)
 
-    def _find_strided(self) -> StridedBlocks | None:
-        return self._blocks.strided()
-
+    @property
     @abstractmethod
-    def _expand(self) -> BlockList: ...
+    def _blocks(self) -> BlockList:
+        """The blocks, merged; kept."""
 
     @abstractmethod
     def _count_blocks(self) -> int: ...
@@ -386,7 +381,8 @@ class Listed(_Irregular):
             )
         )
 
-    def _expand(self) -> BlockList:
+    @cached_property
+    def _blocks(self) -> BlockList:
         return self.given.merged()
 
 
@@ -410,7 +406,8 @@ class Chained(_Irregular):
             packed += _nbytes(parts)
         return tuple(found)
 
-    def _expand(self) -> BlockList:
+    @cached_property
+    def _blocks(self) -> BlockList:
         lists = [layout.block_list() for layout in self.layouts]
         return BlockList(
             np.concatenate([blocks.offsets for blocks in lists]),
@@ -433,7 +430,9 @@ class Indexed(_Irregular):
         self.part, self.stride = part, stride
         self.displacements, self.lengths = displacements[used], lengths[used]
 
-    def _find_strided(self) -> StridedBlocks | None:
+    @cached_property
+    def strided(self) -> StridedBlocks | None:
+        """The canonical strided form, or None if the layout has none."""
         if not self.lengths.size:
             return EMPTY
         part = self.part.strided
@@ -471,7 +470,8 @@ class Indexed(_Irregular):
             packed += length * nbytes
         return tuple(found)
 
-    def _expand(self) -> BlockList:
+    @cached_property
+    def _blocks(self) -> BlockList:
         return self.part.block_list().at(spread(self.displacements, self.lengths, self.stride))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halox.datatypes.algebra import primitive_of, resized_of, strided_of, struct_of
+from halox.datatypes.algebra import box_of, primitive_of, resized_of, struct_of
 from halox.datatypes.arguments import frozen
 from halox.datatypes.datatype import Datatype
 from halox.errors import DatatypeError
@@ -29,10 +29,6 @@ def as_datatype(old: Any) -> Datatype:
     ----------
     old : Datatype or dtype-like
         Type to describe.
-
-    Returns
-    -------
-    Datatype
 
     Raises
     ------
@@ -77,7 +73,7 @@ def _from_dtype(dtype: np.dtype) -> Datatype:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         count = prod(shape)
-        return strided_of(("contiguous", (count,)), _from_dtype(base), count, 1, base.itemsize)
+        return box_of(("contiguous", (count,)), _from_dtype(base), (count,), (base.itemsize,), 0)
     if dtype.fields is not None:
         return _from_fields(dtype)
     return primitive_of(dtype)

@@ -24,6 +24,7 @@ def _number(text: str) -> int:
 
 
 _BASE = _number("halox signature base")
+_SERIES = pow(_BASE - 1, -1, _PRIME)  # 1 + b + ... + b**(n-1) is (b**n - 1) times this
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,13 @@ class Signature:
         """Signature of this sequence repeated ``count`` times."""
         if count == 1:
             return self
-        if self.n_runs == 1 and count > 0:
-            return self._longer_run(count)
+        if (
+            self.n_runs == 1 and count > 0
+        ):  # a geometric series: the common case, and worth being fast
+            elements = self.elements * count
+            power = pow(_BASE, elements, _PRIME)
+            digest = Signature.of(self.last).digest * (power - 1) * _SERIES % _PRIME
+            return Signature(elements, digest, 1, ((self.last, elements),), self.last, power)
         whole, doubled = Signature(), self
         while count:
             if count & 1:
@@ -122,22 +128,6 @@ class Signature:
             if count:
                 doubled = doubled + doubled
         return whole
-
-    def _longer_run(self, count: int) -> Signature:
-        # The same doubling on bare integers: the common case, and worth being fast.
-        digest, power = 0, 1
-        doubled_digest, doubled_power = self.digest, self.power
-        left = count
-        while left:
-            if left & 1:
-                digest = (digest * doubled_power + doubled_digest) % _PRIME
-                power = power * doubled_power % _PRIME
-            left >>= 1
-            if left:
-                doubled_digest = (doubled_digest * doubled_power + doubled_digest) % _PRIME
-                doubled_power = doubled_power * doubled_power % _PRIME
-        elements = self.elements * count
-        return Signature(elements, digest, 1, ((self.last, elements),), self.last, power)
 
     def _head_before(self, other: Signature, joined: int) -> tuple[tuple[str, int], ...]:
         if self.n_runs > len(self.head):

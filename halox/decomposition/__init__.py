@@ -6,21 +6,13 @@ that an exchange moves; ``overlaps`` are the boxes that pass between two divisio
 
 from __future__ import annotations
 
+from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition, Neighbour, decompose, directions
-from halox.decomposition.fields import Box, FieldLayout, FieldSpec, Region, infer_spec
-from halox.decomposition.normalise import (
-    Halo,
-    normalise_blocks,
-    normalise_grid_shape,
-    normalise_halo,
-    normalise_periodic,
-    normalise_proc_shape,
-    normalise_ranks,
-)
+from halox.decomposition.fields import FieldLayout, FieldSpec, Region, infer_spec
+from halox.decomposition.normalise import Halo, normalise_halo
 from halox.decomposition.parity import PARITIES, Parity
-from halox.decomposition.partition import AxisPartition, WidthLimit, owned_range
+from halox.decomposition.partition import AxisPartition
 from halox.decomposition.placement import Placement, place
-from halox.decomposition.procgrid import choose_proc_shape, counted_halo
 from halox.decomposition.transposes import (
     Overlap,
     check_same_field,
@@ -44,24 +36,15 @@ __all__ = [
     "Parity",
     "Placement",
     "Region",
-    "WidthLimit",
     "check_same_field",
     "check_same_grid",
-    "choose_proc_shape",
     "common_axes",
-    "counted_halo",
     "decompose",
     "directions",
     "infer_spec",
     "inverse_axes",
     "normalise_axes",
-    "normalise_blocks",
-    "normalise_grid_shape",
     "normalise_halo",
-    "normalise_periodic",
-    "normalise_proc_shape",
-    "normalise_ranks",
     "overlaps",
-    "owned_range",
     "place",
 ]

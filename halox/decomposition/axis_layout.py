@@ -18,9 +18,9 @@ the high halo is one wider than asked, and its first point is the next part's fi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from halox.decomposition.parity import pairs
 from halox.decomposition.partition import AxisPartition
 
 
@@ -31,6 +31,27 @@ class Interval(NamedTuple):
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Box of an array: first index, extent and step along every axis.
+
+    ``steps`` is None where every step is 1, as in all fields but those of one parity.
+    """
+
+    starts: tuple[int, ...]
+    subsizes: tuple[int, ...]
+    steps: tuple[int, ...] | None = None
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the array."""
+        steps = self.steps or (1,) * len(self.starts)
+        return tuple(
+            slice(start, start + (size - 1) * step + 1, step)
+            for start, size, step in zip(self.starts, self.subsizes, steps, strict=True)
+        )
+
+
 class AxisLayout(NamedTuple):
     """One grid axis of a rank's array; see the diagram in the module's docstring."""
 
@@ -39,9 +60,7 @@ class AxisLayout(NamedTuple):
     points: int
     high: int
     moved_low: int  # of the low halo, next to the owned points: exchanged
-    moved_high: (
-        int  # of the high halo of a part that has one above it, as this one's lower part has
-    )
+    moved_high: int  # the same of the high halo, of a part that has one above it
 
     @classmethod
     def of(
@@ -90,5 +109,5 @@ class AxisLayout(NamedTuple):
 
     def in_pairs(self) -> AxisLayout:
         """Return the axis in pairs of cells, of blocks that begin and end at even ones; no layout to exchange by."""
-        low, high = pairs(self.low), pairs(self.high)
+        low, high = (self.low + 1) // 2, (self.high + 1) // 2  # of cells counted from an even one
         return AxisLayout(self.start // 2, low, self.points // 2, high, low, high)

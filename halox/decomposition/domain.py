@@ -13,6 +13,8 @@ from halox.decomposition.normalise import (
     normalise_grid_shape,
     normalise_halo,
     normalise_periodic,
+    normalise_proc_shape,
+    normalise_ranks,
 )
 from halox.decomposition.parity import check_checkerboard, check_extents_even
 from halox.decomposition.partition import AxisPartition
@@ -179,7 +181,9 @@ def decompose(
     if checkerboard:
         check_extents_even(shape)
         units = (*units[:-1], 2)
-    procs = choose_proc_shape(ranks, shape, widths, wraps, proc_shape, cuts, units)
+    given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
+    ranks = normalise_ranks(ranks)
+    procs = choose_proc_shape(ranks, shape, widths, wraps, given, cuts, units)
     axes = tuple(
         AxisPartition.even(cells, parts, wrap, unit)
         if cut is None

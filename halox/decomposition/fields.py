@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, zip_longest
 
-from halox.decomposition.axis_layout import AxisLayout, Interval
+from halox.decomposition.axis_layout import AxisLayout, Box, Interval
 from halox.decomposition.domain import Decomposition
 from halox.decomposition.normalise import Halo
 from halox.decomposition.parity import PARITIES, Parity, check_checkerboard, parity_boxes
@@ -127,50 +127,18 @@ class FieldSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """Box of a rank's array: first index, extent and step along every axis of the array.
-
-    ``steps`` is None where every step is 1, as in all fields but those of one parity.
-    """
-
-    starts: tuple[int, ...]
-    subsizes: tuple[int, ...]
-    steps: tuple[int, ...] | None = None
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """The box as an index into the array."""
-        steps = self.steps or (1,) * len(self.starts)
-        return tuple(
-            slice(start, start + (size - 1) * step + 1, step)
-            for start, size, step in zip(self.starts, self.subsizes, steps, strict=True)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Region:
     """Boxes exchanged with the neighbour in one direction.
 
-    A field of one parity may have several regions a direction; those that are sent match those that the neighbour
-    receives, in their order.
-
-    Attributes
-    ----------
-    direction : tuple of int
-        -1, 0 or +1 per grid axis.
-    peer : int
-        The neighbour's rank; this rank itself along a periodic axis of one rank.
-    send : Box or None
-        Owned points that the neighbour keeps in its halo. They match the neighbour's ``recv``
-        of the opposite direction, also where the same peer has several directions.
-    recv : Box or None
-        Halo that the neighbour fills. None, like ``send``, where the width is 0.
+    What is sent, owned points that the neighbour keeps in its halo, matches the neighbour's ``recv`` of the opposite
+    direction, also where the same peer has several directions. A field of one parity may have several regions a
+    direction; those that are sent match those that the neighbour receives, in their order.
     """
 
-    direction: tuple[int, ...]
-    peer: int
-    send: Box | None
-    recv: Box | None
+    direction: tuple[int, ...]  # -1, 0 or +1 per grid axis
+    peer: int  # rank of the neighbour; this rank itself along a periodic axis of one rank
+    send: Box | None  # None where the width is 0
+    recv: Box | None  # halo that the neighbour fills; None likewise
 
 
 @dataclass(frozen=True)
@@ -442,9 +410,9 @@ class FieldLayout:
             return [spec.box(starts, subsizes)]
         firsts = [n + axis.start - axis.low for n, axis in zip(starts, self._cells, strict=True)]
         boxes: list[Box | None] = []
-        for corner, sizes, steps in parity_boxes(spec.parity, firsts, subsizes):
-            local = tuple(n - first for n, first in zip(corner, self.origin, strict=True))
-            boxes.append(spec.box(local, sizes, steps))
+        for box in parity_boxes(spec.parity, firsts, subsizes):
+            local = tuple(n - first for n, first in zip(box.starts, self.origin, strict=True))
+            boxes.append(spec.box(local, box.subsizes, box.steps))
         return boxes or [None]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from halox.errors import DecompositionError
-from halox.values import LARGEST, as_bool, as_int, as_list, shown
+from halox.values import LARGEST, as_entries, as_int, as_list, check_bool, shown
 
 Halo: TypeAlias = tuple[tuple[int, int], ...]
 """Normalised halo widths: ``(low, high)`` per grid axis."""
@@ -86,7 +86,7 @@ def normalise_grid_shape(grid_shape: object) -> tuple[int, ...]:
     >>> normalise_grid_shape([512, 512, 512]), normalise_grid_shape(100)
     ((512, 512, 512), (100,))
     """
-    entries = _entries(grid_shape)
+    entries = as_entries(grid_shape)
     if not 1 <= len(entries) <= MAX_AXES:
         raise DecompositionError(
             f"grid_shape: expected 1 to {MAX_AXES} axes, got {len(entries)} in {shown(grid_shape)}; "
@@ -118,7 +118,7 @@ def normalise_proc_shape(proc_shape: object, ndim: int) -> tuple[int, ...] | Non
     if proc_shape is None:
         return None
     remedy = "write 0 or None for an axis that halox may choose"
-    entries = _entries(proc_shape)
+    entries = as_entries(proc_shape)
     if len(entries) != ndim:
         raise _wrong_number("proc_shape", ndim, entries, proc_shape, remedy)
     given = [0 if entry is None else entry for entry in entries]
@@ -181,12 +181,6 @@ def normalise_ranks(ranks: object) -> int:
     return count
 
 
-def _entries(value: object) -> list[object]:
-    """Entries of a sequence; anything else stands for itself."""
-    found = as_list(value)
-    return [value] if found is None else found
-
-
 def _integers(name: str, values: list[object], meaning: str) -> tuple[int, ...]:
     return tuple(_integer(value, f"{name}[{i}]", meaning) for i, value in enumerate(values))
 
@@ -214,13 +208,7 @@ def _width(value: object, name: str, halo: object) -> int:
 
 
 def _boolean(value: object, name: str) -> bool:
-    found = as_bool(value)
-    if found is None:
-        raise DecompositionError(
-            f"{name}: expected True or False, got {shown(value)} of type {type(value).__name__}; "
-            "write one boolean, or one per grid axis"
-        )
-    return found
+    return check_bool(name, value, DecompositionError, "; write one boolean, or one per grid axis")
 
 
 def _wrong_number(

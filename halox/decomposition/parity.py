@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from halox.decomposition.axis_layout import Box
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
@@ -27,25 +28,6 @@ Parity = Literal["even", "odd"]
 
 PARITIES: tuple[Parity, ...] = ("even", "odd")
 """Parities, each at the remainder by two of the sum of a cell's coordinates."""
-
-
-class PairBox(NamedTuple):
-    """Cells of one parity, as a box with steps: indices are global, along the last axis those of pairs."""
-
-    starts: tuple[int, ...]
-    subsizes: tuple[int, ...]
-    steps: tuple[int, ...] | None  # None where all are 1
-
-
-def pairs(width: int) -> int:
-    """Return in how many pairs so many cells lie, counted from an even cell.
-
-    Examples
-    --------
-    >>> pairs(3)
-    2
-    """
-    return (width + 1) // 2
 
 
 def check_extents_even(grid_shape: tuple[int, ...]) -> None:
@@ -75,19 +57,13 @@ def check_checkerboard(axes: Sequence[AxisPartition]) -> None:
             )
 
 
-def parity_boxes(
-    parity: Parity, starts: Sequence[int], subsizes: Sequence[int]
-) -> Iterator[PairBox]:
+def parity_boxes(parity: Parity, starts: Sequence[int], subsizes: Sequence[int]) -> Iterator[Box]:
     """Yield boxes that hold each cell of one parity in a box of cells once.
 
+    Their indices are global, along the last axis those of pairs.
     The first one holds what all rows have, unless that is nothing; the others hold one more cell of every second row.
     Their order and shapes depend on ``starts`` modulo 2 only, so that both ends of a message order them alike.
-
-    Parameters
-    ----------
-    parity : {"even", "odd"}
-    starts, subsizes : sequence of int, length ndim
-        Global coordinates of the box's first cell, and its cells along every axis.
+    ``starts`` are the global coordinates of the box's first cell, ``subsizes`` its cells along every axis.
 
     Examples
     --------
@@ -106,11 +82,11 @@ def parity_boxes(
     if not outer:
         begin, stop = ranges[wanted]
         if begin < stop:
-            yield PairBox((begin,), (stop - begin,), None)
+            yield Box((begin,), (stop - begin,), None)
         return
     begin, stop = max(low for low, _ in ranges), min(high for _, high in ranges)
     if begin < stop:
-        yield PairBox((*outer, begin), (*rows, stop - begin), None)
+        yield Box((*outer, begin), (*rows, stop - begin), None)
     for rest, (low, high) in enumerate(ranges):
         for at, past in ((low, begin), (max(stop, begin), high)):
             if at >= past:
@@ -121,4 +97,4 @@ def parity_boxes(
                 sizes = [(n - skip + 1) // 2 for n, skip in zip(rows, shift, strict=True)]
                 if 0 not in sizes:
                     corner = [start + skip for start, skip in zip(outer, shift, strict=True)]
-                    yield PairBox((*corner, at), (*sizes, past - at), (2,) * len(outer) + (1,))
+                    yield Box((*corner, at), (*sizes, past - at), (2,) * len(outer) + (1,))

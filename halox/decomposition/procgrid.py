@@ -19,15 +19,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from halox.decomposition.normalise import (
-    Halo,
-    normalise_blocks,
-    normalise_grid_shape,
-    normalise_halo,
-    normalise_periodic,
-    normalise_proc_shape,
-    normalise_ranks,
-)
+from halox.decomposition.normalise import Halo
 from halox.decomposition.partition import AxisPartition
 from halox.errors import DecompositionError
 
@@ -37,43 +29,33 @@ _SUGGESTIONS = 3
 
 def choose_proc_shape(
     ranks: int,
-    grid_shape: int | Sequence[int],
-    halo: object = 0,
-    periodic: bool | Sequence[bool] = False,
-    proc_shape: int | Sequence[int | None] | None = None,
-    blocks: Sequence[Sequence[int] | None] | None = None,
-    units: Sequence[int] | None = None,
+    shape: tuple[int, ...],
+    halo: Halo,
+    periodic: tuple[bool, ...],
+    given: tuple[int, ...],
+    blocks: Sequence[tuple[int, ...] | None],
+    units: Sequence[int],
 ) -> tuple[int, ...]:
     """Ranks per axis that minimise the cells that the busiest rank sends to other ranks.
 
-    They multiply up to ``ranks``, and every block is at least as wide as the halos that it fills. Ties go
-    to fewer cells copied within a rank, then to more ranks along the outermost axes, whose faces are the
-    longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are compared: fields
-    may bring halos of their own. ``units`` are the cells per axis that stay in one block, 1 by default. Raises
+    They multiply up to ``ranks``, agree with those ``given``, 0 for each axis left free, and every block is at least as
+    wide as the halos that it fills. Ties go to fewer cells copied within a rank, then to more ranks along the outermost
+    axes, whose faces are the longest runs of memory. A halo of 0 everywhere counts as 1 when process grids are
+    compared: fields may bring halos of their own. ``units`` are the cells per axis that stay in one block. Raises
     `DecompositionError`, which lists workable process grids, or workable numbers of ranks, if nothing fits.
 
     Examples
     --------
-    >>> choose_proc_shape(8, (512, 512, 512), halo=1, periodic=True)
-    (2, 2, 2)
-    >>> choose_proc_shape(6, (100, 600), halo=1)
-    (1, 6)
-    >>> choose_proc_shape(12, (64, 64, 64), halo=1, proc_shape=(None, 1, 0))
-    (6, 1, 2)
+    >>> choose_proc_shape(12, (64, 64), ((1, 1), (1, 1)), (True, True), (0, 0), (None, None), (1, 1))
+    (4, 3)
     """
-    shape = normalise_grid_shape(grid_shape)
-    widths = normalise_halo(halo, len(shape))
-    wraps = normalise_periodic(periodic, len(shape))
-    given = normalise_proc_shape(proc_shape, len(shape)) or (0,) * len(shape)
-    ranks = normalise_ranks(ranks)
-    cuts = normalise_blocks(blocks, shape)
-    counted, whole = counted_halo(widths), units or (1,) * len(shape)
-    axes = tuple(map(_Axis, range(len(shape)), shape, widths, counted, wraps, cuts, whole))
+    counted = counted_halo(halo)
+    axes = tuple(map(_Axis, range(len(shape)), shape, halo, counted, periodic, blocks, units))
 
     fewest = [1 if axis.blocks is None else len(axis.blocks) for axis in axes]
     obstacle = next(filter(None, map(_Axis.obstacle, axes, fewest)), None)
     if obstacle:  # The widest blocks that there can be are too narrow, whatever the ranks.
-        raise DecompositionError(f"halo={widths}: {obstacle}; use a narrower halo")
+        raise DecompositionError(f"halo={halo}: {obstacle}; use a narrower halo")
     best = min(_workable(axes, ranks, given), key=lambda procs: _cost(axes, procs), default=None)
     if best is None:
         raise DecompositionError(_refusal(axes, ranks, given))

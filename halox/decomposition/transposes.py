@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from halox.decomposition.axis_layout import Box
 from halox.decomposition.domain import Decomposition
-from halox.decomposition.fields import Box, FieldLayout, FieldSpec
+from halox.decomposition.fields import FieldLayout, FieldSpec
 from halox.errors import DecompositionError, FieldError
 from halox.values import as_int, as_list, shown
 
@@ -142,8 +143,7 @@ def overlaps(layout: FieldLayout, other: Decomposition, axes: Sequence[int]) -> 
         for i, (part, _, _) in enumerate(chosen):
             coords[axes[i]] = part
         peer = other.rank_at(coords)
-        if peer is None:
-            raise AssertionError("a part of an axis lies outside the process grid")
+        assert peer is not None
         starts = tuple(start for _, start, _ in chosen)
         subsizes = tuple(size for _, _, size in chosen)
         found.append(Overlap(peer, spec.box(starts, subsizes)))

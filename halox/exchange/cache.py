@@ -64,17 +64,10 @@ class _Nodes(dict[int, "_Node"]):
 class _Node:
     """An array object as the next argument of an earlier call.
 
-    Attributes
-    ----------
-    shape, dtype, writable
-        Of the array then, since they can be set; only the shape if it is none of NumPy's. (So can strides, but NumPy
-        advises against it: no call pays for a look at them.)
-    entry : _Entry or None
-        Of the plan of the arrays up to this one.
-    moved : Moved or None
-        The plan with its views of these arrays, if it serves others, too.
-    after : _Nodes
-        Arrays of earlier calls behind it.
+    Its shape, dtype and whether it may be written are kept, since they can be set; only the shape if it is none of
+    NumPy's. (So can strides, but NumPy advises against it: no call pays for a look at them.) ``entry`` is that of the
+    plan of the arrays up to this one, ``moved`` the plan with its views of these arrays if it serves others, too;
+    ``after`` has the arrays of earlier calls behind it.
     """
 
     __slots__ = ("after", "dtype", "entry", "is_numpy", "moved", "shape", "watch", "writable")
@@ -120,13 +113,9 @@ class PlanCache:
     Every entry ends when `CAPACITY` plans have been added after it. Plans are added collectively, so that those left
     at a call with the same arrays are the same on all ranks, however long each keeps other arrays.
 
-    Parameters
-    ----------
-    key_of : callable
-        Returns what tells apart all that a plan of some arrays depends on: memory, form and layout. May raise a
-        `HaloxError`.
-    shared_key_of : callable, optional
-        Returns the same of a plan that serves other arrays, too, and the arrays described; None where it cannot.
+    ``key_of`` returns what tells apart all that a plan of some arrays depends on: memory, form and layout; it may raise
+    a `HaloxError`. ``shared_key_of`` returns the same of a plan that serves other arrays, too, and the arrays
+    described; None where it cannot.
     """
 
     def __init__(

@@ -12,16 +12,14 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from halox.errors import HaloxError
 from halox.exchange.costs import Costs
+from halox.runtime.context import Context
+from halox.runtime.topology import Topology
 from halox.runtime.user_files import cache_folder, read_json, write_json
-
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
-    from halox.runtime.topology import Topology
-    from halox.runtime.world import World
+from halox.runtime.world import World
 
 Entry: TypeAlias = dict[str, Any]
 """Constants of one set-up in the file, with its fingerprint."""
@@ -39,24 +37,12 @@ _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Set-up for which measured constants hold.
+    """Set-up for which measured constants hold."""
 
-    Attributes
-    ----------
-    gpu : str
-        Model of the ranks' GPUs, "none" for ranks on the host.
-    driver : str
-        Version of the NVIDIA driver and of the CUDA it supports.
-    topology : str
-        GPUs of a node, whether ranks share them, whether they map one another's memory, one node or several.
-    mpi : str
-        What the MPI library says of itself.
-    """
-
-    gpu: str
-    driver: str
-    topology: str
-    mpi: str
+    gpu: str  # model of the ranks' GPUs, "none" for ranks on the host
+    driver: str  # version of the NVIDIA driver and of the CUDA it supports
+    topology: str  # GPUs of a node, whether ranks share them and map one another's memory, one node or several
+    mpi: str  # as the library calls itself
 
 
 def tuning_file() -> Path:

@@ -18,13 +18,6 @@ _SHARED = ", shared GPU"
 class Costs:
     """Cost constants of all protocols: the shipped ones, or those measured on a machine.
 
-    Attributes
-    ----------
-    protocols : mapping of str to ProtocolCost
-        By `protocol_name`.
-    origin : str
-        Where they come from, for people.
-
     Not collective; touches no device.
 
     Examples
@@ -38,8 +31,8 @@ class Costs:
     True
     """
 
-    protocols: Mapping[str, ProtocolCost]
-    origin: str
+    protocols: Mapping[str, ProtocolCost]  # by `protocol_name`
+    origin: str  # where they come from, for people
 
     @classmethod
     def default(cls) -> Costs:

@@ -19,36 +19,20 @@ Borrowed: TypeAlias = Sequence[HostArray] | Sequence[Described]
 
 @dataclass(frozen=True)
 class Draft:
-    """Arrays, messages between them, and the operation on arrival, from which a plan is made.
+    """Arrays, messages between them, and the operation on arrival, from which a plan is made."""
 
-    Attributes
-    ----------
-    arrays : tuple of array
-        All on the host or all on this rank's GPU.
-    described : tuple of Described
-        The same arrays.
-    sends, receives : tuple of Message
-        In ascending order of (peer, tag).
-    operation : {"copy", "add"}
-        Replace the receivers' values; or add to them and set what was sent to zero.
-    names : tuple of str
-        Of the arrays in the report; by default their dtypes and shapes.
-    numbers : tuple of int
-        For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
-    specs : tuple of str
-        For each field how its axes are read; empty for arrays that are no fields.
-    floats : bool
-        Whether the plan may serve other arrays of the same layout: none of these is the grid's own.
-    """
-
-    arrays: tuple[object, ...]
+    arrays: tuple[object, ...]  # all on the host or all on this rank's GPU
     described: tuple[Described, ...]
-    sends: tuple[Message, ...]
+    sends: tuple[Message, ...]  # in ascending order of (peer, tag), as the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the arrays in the report; by default their dtypes and shapes
+    # For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
     numbers: tuple[int, ...] = ()
-    specs: tuple[str, ...] = ()
+    specs: tuple[
+        str, ...
+    ] = ()  # for each field how its axes are read; empty for arrays that are none
+    # Whether the plan may serve other arrays of the same layout: none of these is the grid's own.
     floats: bool = False
 
     @property

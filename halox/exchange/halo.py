@@ -26,23 +26,11 @@ def halo_draft(
 ) -> Draft:
     """Make the messages of a halo exchange of some fields: one per peer and direction, with all fields in it.
 
-    Parameters
-    ----------
-    arrays : tuple of array
-    read : sequence
-        The arrays described, each with its layout.
-    operation : {"copy", "add"}
-        "copy" sends owned cells into the neighbours' halos. "add" is its adjoint: it sends halos, which are
-        added to the owners' cells and set to zero.
-    corners : bool
-        With edges and corners, or faces only.
-    numbers, floats
-        The same as of `Draft`.
+    ``read`` has the arrays described, each with its layout; ``numbers`` and ``floats`` are those of `Draft`. "copy"
+    sends owned cells into the neighbours' halos. "add" is its adjoint: it sends halos, which are added to the owners'
+    cells and set to zero. With edges and corners, or without ``corners`` faces only.
 
-    Raises
-    ------
-    FieldError
-        If a field is read-only, too narrow for its halo, or cannot be accumulated.
+    Raises `FieldError` if a field is read-only, too narrow for its halo, or cannot be accumulated.
     """
     _check_fields(read, operation)
     outgoing: list[_Ordered] = []

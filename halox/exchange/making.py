@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from halox.errors import HaloxError, MismatchError, PathError, StateError
@@ -39,36 +39,17 @@ Routes = dict[Key, tuple[Route, EndpointInfo]]
 
 @dataclass(frozen=True)
 class _Said:
-    """A rank's part of the agreement on a plan, beside that on single messages.
+    """A rank's part of the agreement on a plan, beside that on single messages; see `Draft` for the rest."""
 
-    Attributes
-    ----------
-    wish : str or None
-        Path asked for.
-    on_gpu : bool
-    sends, receives : Counter
-        Messages to and from each rank.
-    operation : str
-    numbers : tuple of int
-    specs : tuple of str
-        Of the fields, as in `Draft`.
-    closed : tuple of int
-        Numbers of plans that it has closed, and others may not have.
-    plans : int
-        Number of the last plan that it has made on these ranks.
-    floats : bool
-        Whether the plan may serve other arrays, as in `Draft`.
-    """
-
-    wish: str | None
+    wish: str | None  # path asked for
     on_gpu: bool
-    sends: Counter[int]
+    sends: Counter[int]  # messages to each rank
     receives: Counter[int]
     operation: Operation
     numbers: tuple[int, ...]
     specs: tuple[str, ...]
-    closed: tuple[int, ...]
-    plans: int
+    closed: tuple[int, ...]  # plans that it has closed, and others may not have
+    plans: int  # number of the last plan that it has made on these ranks
     floats: bool
 
 
@@ -81,33 +62,15 @@ def make_plan(
     leave_sms: bool = False,
     call: str = "start of a plan",
 ) -> Plan:
-    """Make a plan with the other ranks.
+    """Make a plan with the other ranks; collective. Arrays on a GPU are made idle.
 
-    Parameters
-    ----------
-    context : Context
-        The ranks and their shared memory.
-    draft : callable
-        Returns this rank's `Draft`; may raise a `HaloxError`, which is then raised on all ranks.
-    keep : bool
-        Whether the plan keeps its arrays alive. If not, its owner must drop it with them.
-    path : str, optional
-        The path that messages to other ranks must take; by default that of HALOX_PATH, or else the fastest.
-    leave_sms : bool
-        Whether paths that leave a GPU's multiprocessors alone are preferred; the same on all ranks.
-    call : str
-        The collective call as which runs of the plan are counted.
+    ``draft`` returns this rank's `Draft`, or raises a `HaloxError`. With ``keep`` the plan keeps its arrays alive; else
+    its owner must drop it with them. ``path`` is the one that messages to other ranks must take, by default that of
+    HALOX_PATH, or else the fastest; ``leave_sms``, the same on all ranks, prefers paths that leave a GPU's
+    multiprocessors alone. Runs of the plan are counted as the collective call ``call``.
 
-    Raises
-    ------
-    PathError
-        On all ranks, if that path cannot be taken.
-    HaloxError
-        On all ranks, if any of them cannot make its part or two ends of a message do not match.
-
-    Notes
-    -----
-    Collective. Arrays on a GPU are made idle.
+    Raises on all ranks a `PathError` if that path cannot be taken, a `HaloxError` if any of them cannot make its part
+    or two ends of a message do not match.
     """
     world = context.world
     (drafted, arrays), said = world.prepare(lambda: _prepared(context, draft, path), _MAKING)
@@ -183,19 +146,16 @@ def _prepared(
 
 def _chooser(context: Context, said: Sequence[_Said], *, leave_sms: bool) -> Callable[..., Route]:
     """Return `choose_route` with the inputs that all messages share; collective if any rank's arrays are on a GPU."""
-    selection, costs = SelectionContext(said[0].operation), Costs.default()
     on_gpu = any(one.on_gpu for one in said)
-    if on_gpu:
-        topology = context.find_gpus()
-        selection = SelectionContext(said[0].operation, topology, context.why_no_device_pointers())
-        costs = context.once(costs_of)
+    topology = context.find_gpus() if on_gpu else None
+    costs = context.once(costs_of) if on_gpu else Costs.default()
     named = (said[0].wish or "").partition("/")[0]
     surveys = {
         name: path.survey(context, is_named=name == named)
         for name, path in PATHS.items()
         if on_gpu or path.moves("host")
     }
-    selection = replace(selection, surveys=surveys, leave_sms=leave_sms)
+    selection = SelectionContext(said[0].operation, topology, surveys, leave_sms)
     return partial(choose_route, selection=selection, costs=costs, wish=said[0].wish)
 
 
@@ -263,11 +223,10 @@ def _choose_routes(
     own = {world.rank: records.pop(world.rank)} if world.rank in records else {}
     theirs = own | world.swap(records, sorted(records), _MAKING)
     routes: Routes = {}
-    opposite = {"send": "receive", "receive": "send"}
     try:
         for message in whole.messages:
             mine = ends[message.key]
-            other = theirs[message.peer].get((opposite[message.direction], message.tag))
+            other = theirs[message.peer].get(message.opposite)
             if other is None:
                 raise MismatchError(
                     f"rank {world.rank} has a {message.direction} with rank {message.peer} under tag "

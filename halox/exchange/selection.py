@@ -9,7 +9,7 @@ from halox.decomposition import FieldLayout
 from halox.errors import PathError
 from halox.exchange.costs import Costs
 from halox.paths import PATHS, canonical
-from halox.paths.base import Candidate, EndpointInfo, Route, SelectionContext
+from halox.paths.base import Candidate, EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described
 from halox.runtime.context import Context
@@ -27,12 +27,8 @@ def reads_in_place(layout: FieldLayout, itemsize: int) -> bool:
 def wished_path(path: str | None) -> str | None:
     """Return the path that is asked for: the argument's, or else HALOX_PATH's; None for the fastest.
 
-    Raises
-    ------
-    PathError
-        If there is no path, or no protocol of it, of that name, also where the other one of the two counts.
-    HaloxError
-        If an environment variable of a path is none of its values, also where no rank has a GPU.
+    Raises `PathError` if there is no path, or no protocol of it, of that name, also where the other one of the two
+    counts; `HaloxError` if an environment variable of a path is none of its values, also where no rank has a GPU.
     """
     paths = {name: one for name, one in PATHS.items() if not one.to_self}
     for one in paths.values():
@@ -103,7 +99,8 @@ def choose_route(
 
     ``wish`` is the path, or "path/protocol", that was asked for: a `PathError` says why it cannot be taken.
     """
-    possible, impossible = candidates(sender, receiver, selection, to_self=to_self)
+    ends = MessageEnds(sender, receiver, selection)
+    possible, impossible = candidates(ends, to_self=to_self)
     if to_self:
         chosen = possible[0]
         return Route(chosen.path, chosen.protocol, chosen.reason)
@@ -114,7 +111,7 @@ def choose_route(
             name, _, protocol = wish.partition("/")
             why = (
                 impossible.get(name)
-                or PATHS[name].why_not(protocol, sender, receiver)
+                or PATHS[name].why_not(protocol, ends)
                 or "it has no such protocol for this message"
             )
             raise PathError(
@@ -122,8 +119,7 @@ def choose_route(
                 f"the choice to halox (no path=, no HALOX_PATH), or take one of {there_are}"
             )
     costs = Costs.default() if costs is None else costs
-    block = min(sender.block_bytes, receiver.block_bytes)
-    topology = selection.topology
+    block, topology = ends.block_bytes, selection.topology
     shared = topology is not None and any(
         topology.sharers(end.rank) for end in (sender, receiver) if end.memory == "gpu"
     )
@@ -135,18 +131,14 @@ def choose_route(
 
 
 def candidates(
-    sender: EndpointInfo,
-    receiver: EndpointInfo,
-    selection: SelectionContext,
-    *,
-    to_self: bool = False,
+    ends: MessageEnds, *, to_self: bool = False
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return the protocols by which a message can travel, at least one, and for every other path why it cannot."""
     possible: list[Candidate] = []
     impossible: dict[str, str] = {}
     for name, path in PATHS.items():
         if path.to_self == to_self:
-            found = path.candidates(sender, receiver, selection)
+            found = path.candidates(ends)
             if isinstance(found, str):
                 impossible[name] = found
             else:

@@ -24,21 +24,11 @@ from halox.runtime.arrays import Described, describe
 
 @dataclass(frozen=True)
 class Side:
-    """One end of a transpose on this rank.
-
-    Attributes
-    ----------
-    array : array
-        Of any strides.
-    overlaps : tuple of Overlap
-        Its boxes, and which rank's array holds the same cells at the other end.
-    axes : tuple of int
-        Its axes in the order that both ends have in common.
-    """
+    """One end of a transpose on this rank."""
 
     array: object
-    overlaps: tuple[Overlap, ...]
-    axes: tuple[int, ...]
+    overlaps: tuple[Overlap, ...]  # its boxes, and which rank's array holds the same cells
+    axes: tuple[int, ...]  # in the order that both ends have in common
 
 
 def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
@@ -49,12 +39,7 @@ def memory_order(found: Described, axes: Sequence[int]) -> tuple[int, ...]:
 def transpose_draft(source: Side, target: Side, walk: Sequence[int]) -> Draft:
     """Make the messages that carry the cells of one array to those that hold them at the other end.
 
-    Parameters
-    ----------
-    source, target : Side
-        This rank's arrays to send from, and to receive into.
-    walk : sequence of int
-        Order in which the axes in common are packed, the slowest first; the same on all ranks.
+    ``walk`` is the order in which the axes in common are packed, the slowest first; the same on all ranks.
     """
     described = describe(source.array), describe(target.array)
 

@@ -14,6 +14,7 @@ from halox.exchange.plan import Plan
 from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
 from halox.runtime.arrays import Described, describe
+from halox.runtime.call_guard import Closing
 from halox.runtime.context import Context
 from halox.runtime.world import World
 from halox.values import as_int, as_list, shown
@@ -67,7 +68,7 @@ class Recv:
     tag: int = 0
 
 
-class Exchange:
+class Exchange(Closing):
     """A persistent exchange of typed messages.
 
     Parameters
@@ -164,15 +165,6 @@ class Exchange:
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""
         return self._plan._repr_html_()
-
-    def __enter__(self) -> Exchange:
-        """Return the exchange."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not take part then."""
-        if kind is None:
-            self.close()
 
 
 def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:

@@ -17,7 +17,7 @@ from halox.fft.pipeline import Pipeline
 from halox.fft.route import RouteMaker
 from halox.fft.stages import Stage, find_stages
 from halox.grid import Grid
-from halox.runtime.call_guard import one_thread
+from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.gpu.cufft import CuFFT
 from halox.runtime.host_fft import HostTransforms
 from halox.transpose import Transpose
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAKING = "the making of an FFT"
 
 
-class FFT:
+class FFT(Closing):
     """Transforms fields of a grid along some or all axes, forward to their spectra and backward.
 
     Parameters
@@ -270,15 +270,6 @@ class FFT:
         """
         if not self._closed:
             self._release()
-
-    def __enter__(self) -> FFT:
-        """Return the transform."""
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Close it, unless an error is on its way: other ranks may not take part then."""
-        if kind is None:
-            self.close()
 
     def __repr__(self) -> str:
         """Return the shapes and divisions of both sides."""

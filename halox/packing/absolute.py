@@ -5,7 +5,6 @@ No array bounds such a type: the allocation of every byte is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,40 +17,27 @@ from halox.runtime.gpu.memory import MemoryKind
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
 
-MemoryRange = Callable[[int], tuple[int, int] | None]
 
-
-def check_absolute(
-    datatype: Datatype,
-    count: int,
-    device: int,
-    *,
-    name: str = "datatype",
-    memory_range: MemoryRange = memory.memory_range,
-    memory_kind: Callable[[int], MemoryKind] = memory.memory_kind,
-) -> None:
+def check_absolute(datatype: Datatype, count: int, device: int) -> None:
     """Raise `FieldError` if items of a datatype at address 0 touch other memory than one GPU's.
 
-    The error names the range of addresses and the memory there. ``name`` is the caller's name of the
-    datatype; ``memory_range`` and ``memory_kind`` are replaced by tests only. Each allocation is
-    looked up once, not each block. A block may run on from one allocation into the next one where they
-    are neighbours: two blocks that were given apart may have been joined there, and no byte is out of
-    bounds.
+    The error names the range of addresses and the memory there. Each allocation is looked up once, not each block. A
+    block may run on from one allocation into the next one where they are neighbours: two blocks that were given apart
+    may have been joined there, and no byte is out of bounds.
     """
     layout = datatype.items(count)
-    if datatype.size == 0 or count == 0:
+    low, high = datatype.reach(count)
+    if low == high:
         return
-    low = datatype.true_lb + min(0, (count - 1) * datatype.extent)
-    high = datatype.true_ub + max(0, (count - 1) * datatype.extent)
     if low < 0 or high > 2**63:
         raise FieldError(
-            f"{name}: its displacements reach from {low:#x} to {high:#x}, which are no addresses; "
+            f"datatype: its displacements reach from {low:#x} to {high:#x}, which are no addresses; "
             "a datatype without an array needs absolute ones"
         )
 
     def end_of_allocation(address: int) -> int:
         """End of the GPU's allocation that holds an address, 0 if none does."""
-        kind, found = memory_kind(address), memory_range(address)
+        kind, found = memory.memory_kind(address), memory.memory_range(address)
         usable = kind.kind == "managed" or (kind.kind == "device" and kind.device == device)
         return sum(found) if usable and found is not None else 0
 
@@ -64,8 +50,8 @@ def check_absolute(
         position = max(position, int(starts[at]))
         end = end_of_allocation(position)
         if not end:
-            touched = f"{name}: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
-            raise FieldError(f"{touched} are in {_described(memory_kind(position), device)}")
+            touched = f"datatype: bytes [{position:#x}, {int(ends[at]):#x}) of its items"
+            raise FieldError(f"{touched} are in {_described(memory.memory_kind(position), device)}")
         # Blocks that end inside this allocation are done; one that goes on is looked up again.
         at, position = int(np.searchsorted(ends, end, side="right")), end
 

@@ -29,17 +29,14 @@ SMALL_BYTES = 1 << 16
 """Smaller copies are made in one piece: both sides fit the second-level cache."""
 
 _LARGE_BYTES = 20 << 20  # copies from here on come from memory, which is read fastest in long runs
-_TILE_BYTES, _TILE_ELEMENTS = (
-    1 << 17,
-    1 << 15,
-)  # of a tile, the larger of the two, up to twice as much
+# Of a tile, the larger of the two, up to twice as much.
+_TILE_BYTES, _TILE_ELEMENTS = 1 << 17, 1 << 15
 _PADDED_BYTES = 1 << 8
 _LARGEST_ELEMENT = 16  # larger ones use most of a cache line at once
 _LINE_BYTES = 64
 _FIRST_LINES, _FIRST_SETS = 512, 64  # of a cache of 32 KiB, 8 lines a set
-_MOST_LINES = (
-    2048  # of a cache of 512 KiB, and of one of addresses where each line is in a page of its own
-)
+# Of a cache of 512 KiB, and of one of addresses where each line is in a page of its own.
+_MOST_LINES = 2048
 
 
 def copy_all(moves: Sequence[Move]) -> None:
@@ -55,26 +52,11 @@ def tile_of(
     target_strides: tuple[int, ...],
     source_strides: tuple[int, ...],
 ) -> tuple[int, ...] | None:
-    """Choose the tiles of a copy between two views of one shape.
+    """Choose the tiles of a copy between two views of one shape: elements of a tile along each axis.
 
-    Parameters
-    ----------
-    shape : tuple of int
-    itemsize : int
-        Bytes of an element.
-    target_strides, source_strides : tuple of int
-        In bytes, of any sign.
-
-    Returns
-    -------
-    tuple of int or None
-        Elements of a tile along each axis; the last tiles of an axis may have fewer. None if one plain copy is as fast:
-        both views are contiguous along one axis, the copy is small, elements are large, or cache lines of the source
-        stay in the cache until they are used up.
-
-    Notes
-    -----
-    Looks at nothing but its arguments. The limits are of common x86 cores (docs/performance/log.md).
+    The last tiles of an axis may have fewer. None if one plain copy is as fast: both views are contiguous along one
+    axis, the copy is small, elements are large, or cache lines of the source stay in the cache until they are used up.
+    The limits are of common x86 cores (docs/performance/log.md).
 
     Examples
     --------
@@ -166,26 +148,16 @@ def in_tiles(target: Array, source: Array, tile: tuple[int, ...]) -> Iterator[Mo
         yield part, turned
 
 
-def copy(target: Array, source: Array) -> None:
-    """Copy one view to another, as a whole or tile by tile."""
-    tile = _tile_between(target, source)
-    if tile is None:
-        np.copyto(target, source)
-    else:
-        for part in in_tiles(target, source, tile):
-            np.copyto(*part)
-
-
 def blocked(moves: Sequence[Move]) -> list[Move]:
-    """Replace the permuting copies among some by those of their tiles, to be made in turn."""
+    """Replace the permuting copies among some by those of their tiles, to be made in turn.
+
+    Those whose two views may share memory stay, and so does the care that NumPy takes.
+    """
     made: list[Move] = []
     for target, source in moves:
-        tile = _tile_between(target, source)
-        made += [(target, source)] if tile is None else in_tiles(target, source, tile)
+        tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
+        if tile is None or np.may_share_memory(target, source):
+            made.append((target, source))
+        else:
+            made += in_tiles(target, source, tile)
     return made
-
-
-def _tile_between(target: Array, source: Array) -> tuple[int, ...] | None:
-    """Choose the tile of a copy; None, and so the care that NumPy takes, where the views may share memory."""
-    tile = tile_of(target.shape, target.itemsize, target.strides, source.strides)
-    return None if tile is None or np.may_share_memory(target, source) else tile

@@ -22,7 +22,10 @@ _MOST_ROWS = 1 << 14
 
 
 class Box(NamedTuple):
-    """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes; steps in bytes from each to the next."""
+    """One copy of ``depth`` slices of ``height`` rows of ``width`` bytes; steps in bytes from each to the next.
+
+    ``source`` and ``target`` are addresses, or offsets from those of a launch.
+    """
 
     source: int
     target: int
@@ -34,6 +37,11 @@ class Box(NamedTuple):
     source_slice: int = 0
     target_slice: int = 0
     area: int = 0
+
+    def turned(self) -> Box:
+        """Return the copy back."""
+        steps = self.target_pitch, self.source_pitch, self.target_slice, self.source_slice
+        return Box(self.target, self.source, *self[2:5], *steps, self.area)
 
 
 class Blocks(NamedTuple):
@@ -151,17 +159,11 @@ def _slices(rows: list[Box]) -> list[Box]:
 
 
 class PreparedCopies:
-    """Copies from one list of blocks to another, as work of a stream; prepared once.
-
-    Attributes
-    ----------
-    calls : int
-        Driver calls of a launch; a batch counts as one.
-    """
+    """Copies from one list of blocks to another, as work of a stream, by so many driver ``calls``; prepared once."""
 
     def __init__(self, blocks: Blocks, device: int) -> None:
         boxes, rest = boxes_of(blocks)
-        self._boxes = [(box.target, box.source, _prepared(box, device)) for box in boxes]
+        self._boxes = [(box.target, box.source, prepared(box, device)) for box in boxes]
         self._batch: PreparedBatch | None = None
         if rest.lengths.size:
             self._batch = PreparedBatch(rest.target, rest.source, rest.lengths, device=device)
@@ -175,7 +177,8 @@ class PreparedCopies:
             self._batch.launch(0, 0, stream)
 
 
-def _prepared(box: Box, device: int) -> PreparedMemcpy:
+def prepared(box: Box, device: int) -> PreparedMemcpy:
+    """Prepare the copy of a box."""
     if box.height == 1:
         return PreparedMemcpy(box.width, device=device)
     return PreparedMemcpy(

@@ -19,15 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from halox.errors import DatatypeError
+from halox.packing.copy_boxes import MOST_BOXES, Box, prepared
 from halox.packing.device_packer import DevicePacker
 from halox.packing.refine import Copy, Level, Piece, Side, pieces
 from halox.runtime.gpu.copies import MAX_PITCH, PreparedBatch, PreparedMemcpy
 
 if TYPE_CHECKING:
     from halox.datatypes import Datatype
-
-MOST_BOXES = 64
-"""Boxes of a plan; each is a call of some microseconds of host time."""
 
 MOST_RUNS = 65536
 """Contiguous copies of a plan."""
@@ -43,12 +41,8 @@ class CopyEnginePacker(DevicePacker):
     copies between GPUs and to or from the host take no SM. For copies within one GPU that is the
     driver's choice. A row is moved as a unit, however short: blocks of a few bytes take many times as
     long as with a kernel. ``max_blocks`` has no effect. A type that takes more than 64 copies of rows
-    and more than 65 536 contiguous ones raises `DatatypeError`.
-
-    Attributes
-    ----------
-    calls : int
-        Driver calls of one pack or unpack; a batch counts as one.
+    and more than 65 536 contiguous ones raises `DatatypeError`. One pack or unpack takes so many ``calls``
+    of the driver; a batch counts as one.
     """
 
     method: ClassVar[str] = "copy_engine"
@@ -59,7 +53,7 @@ class CopyEnginePacker(DevicePacker):
         super().__init__(datatype, count, device, max_blocks)
         planned = plan(datatype, count)
         self._boxes = [
-            (box.array, box.packed, _copy(box, device), _copy(box, device, unpack=True))
+            (box.source, box.target, prepared(box, device), prepared(box.turned(), device))
             for box in planned.boxes
         ]
         self._batches: tuple[PreparedBatch, PreparedBatch] | None = None
@@ -104,37 +98,6 @@ class CopyEnginePacker(DevicePacker):
             self._batches[1].launch(array, packed, stream)
 
 
-def _copy(box: Box, device: int, *, unpack: bool = False) -> PreparedMemcpy:
-    """Prepare the copy of a box from the array to packed memory, or back."""
-    source, target = (box.array_pitch, box.array_rows), (box.packed_pitch, box.packed_rows)
-    if unpack:
-        source, target = target, source
-    return PreparedMemcpy(
-        box.width,
-        box.height,
-        box.depth,
-        target_pitch=target[0],
-        target_rows=target[1],
-        source_pitch=source[0],
-        source_rows=source[1],
-        device=device,
-    )
-
-
-class Box(NamedTuple):
-    """One copy of slices of rows; offsets in bytes from the array's and the packed address."""
-
-    array: int
-    packed: int
-    width: int
-    height: int
-    depth: int
-    array_pitch: int
-    array_rows: int
-    packed_pitch: int
-    packed_rows: int
-
-
 @dataclass(frozen=True)
 class Plan:
     """Copies that pack a datatype, and, reversed, unpack it.
@@ -143,7 +106,7 @@ class Plan:
     and bytes.
     """
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[Box, ...]  # from the array's address to the packed one
     array_offsets: npt.NDArray[np.int64]
     packed_offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
@@ -249,16 +212,8 @@ def _starts(cut: _Cut) -> Iterator[tuple[int, int]]:
 
 
 def _box(cut: _Cut, array: int, packed: int) -> Box:
-    rows = cut.taken[0]
-    slices = cut.taken[1] if len(cut.taken) > 1 else None
-    return Box(
-        array=array,
-        packed=packed,
-        width=cut.piece.levels[-1].steps,
-        height=rows.steps,
-        depth=slices.steps if slices else 1,
-        array_pitch=rows.source_stride,
-        array_rows=slices.source_stride // rows.source_stride if slices else rows.steps,
-        packed_pitch=rows.target_stride,
-        packed_rows=slices.target_stride // rows.target_stride if slices else rows.steps,
-    )
+    rows, *slices = cut.taken
+    depth, array_slice, packed_slice = slices[0] if slices else (1, 0, 0)
+    pitches = rows.source_stride, rows.target_stride
+    width = cut.piece.levels[-1].steps
+    return Box(array, packed, width, rows.steps, depth, *pitches, array_slice, packed_slice)

@@ -107,7 +107,7 @@ def launch_add(moves: Sequence[Move], device: int, mark: Mark | None = None) -> 
 
 def launch_between(
     pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
-) -> Launches:
+) -> Launchable:
     """Return launches that copy, or add, from the first endpoint of each pair to the second.
 
     Strided types move in one launch; others go through a packed buffer, whose address is not to be shifted.
@@ -133,44 +133,27 @@ def launch_between(
             additions.append((_additions(target, packed), element_type(target)))
         else:
             unpacking.append((target, packed))
-    parts: list[Launchable] = [launch_pack(packing, device)]
-    if operation == "add":
+    parts: list[Launchable] = []
+    if packing:
+        parts.append(launch_pack(packing, device))
+    if additions:
         parts.append(_adding(additions, device))
-    else:
-        parts += [StridedCopy(copies, device=device), launch_unpack(unpacking, device)]
-    return Launches(parts, keep=buffers)
+    if copies:
+        parts.append(StridedCopy(copies, device=device))
+    if unpacking:
+        parts.append(launch_unpack(unpacking, device))
+    return parts[0] if len(parts) == 1 else Launches(parts, keep=buffers)
 
 
-def strided_between(
-    pairs: Sequence[tuple[Endpoint, Endpoint]], operation: str, device: int
-) -> Launchable | None:
-    """Return those launches of `launch_between` that take no buffer; None if some pairs need one."""
-    copies = []
-    for source, target in pairs:
-        a, b = _whole(source), _whole(target)
-        if a is None or b is None:
-            return None
-        copies.append(Copy(a, b))
-    if operation == "copy":
-        return StridedCopy(copies, device=device)
-    types = [element_type(target) for _, target in pairs]
-    return _adding([([copy], dtype) for copy, dtype in zip(copies, types, strict=True)], device)
-
-
-class Zeroing:
-    """One launch that sets endpoints to zero."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], device: int) -> None:
-        nbytes = max(datatype.size * count for _, datatype, count in endpoints)
-        with cupy().cuda.Device(device):
-            self._zeros = cupy().zeros(nbytes, np.uint8)
-            cupy().cuda.get_current_stream().synchronize()
-        source = int(self._zeros.data.ptr)
-        self._copy = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
-
-    def launch(self, stream: StreamLike = None, source: int = 0, target: int = 0) -> None:
-        """Enqueue it; see :class:`~halox.packing.device_packer.Launchable`."""
-        self._copy.launch(stream, source, target)
+def launch_zeros(endpoints: Sequence[Endpoint], device: int) -> Launches:
+    """Return launches that set endpoints to zero."""
+    nbytes = max(datatype.size * count for _, datatype, count in endpoints)
+    with cupy().cuda.Device(device):
+        zeros = cupy().zeros(nbytes, np.uint8)
+        cupy().cuda.get_current_stream().synchronize()
+    source = int(zeros.data.ptr)
+    unpacking = launch_unpack([(endpoint, source) for endpoint in endpoints], device)
+    return Launches([unpacking], keep=[zeros])
 
 
 def element_type(endpoint: Endpoint) -> np.dtype[np.generic]:

@@ -64,14 +64,9 @@ class DevicePacker(ABC):
     def pack(self, array: int, packed: int, stream: int) -> None:
         """Copy the bytes that the items describe to contiguous memory.
 
-        Parameters
-        ----------
-        array : int
-            Address that displacements count from.
-        packed : int
-            Address of ``nbytes`` bytes: this GPU's memory, a peer's, or mapped host memory.
-        stream : int
-            Address of a stream of the GPU, which must be the calling thread's current device.
+        Displacements count from the address ``array``; at ``packed`` are ``nbytes`` bytes of this GPU's memory, a
+        peer's, or mapped host memory; ``stream`` is the address of a stream of the GPU, which must be the calling
+        thread's current device.
         """
 
     @abstractmethod

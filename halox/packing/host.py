@@ -22,26 +22,11 @@ __all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "
 class HostPacker:
     """Copies the bytes that a datatype describes out of a NumPy array, and back.
 
-    Checked and planned once; :meth:`pack` and :meth:`unpack` then only copy.
+    Checked and planned once; :meth:`pack` and :meth:`unpack` then only copy. The array, of any dtype and strides, or a
+    view, may be another library's that offers DLPack. Displacements count from its first element ``[0, ..., 0]`` and
+    may leave the view, but not the memory of the array it is a view of. Holds a reference to it, if it is not borrowed.
 
-    Parameters
-    ----------
-    array : ndarray or HostArray
-        Host array of any dtype and strides, or a view; also another library's that offers DLPack.
-        Displacements count from its first element ``[0, ..., 0]`` and may leave the view, but not
-        the memory of the array it is a view of.
-    datatype : Datatype
-        What to copy.
-    count : int
-        Number of consecutive items.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of packed data.
-    view : ndarray or None
-        The bytes as a strided view of the array's memory, shape ``counts + (words,)``, of opaque
-        words; None where the datatype is not regular.
+    ``nbytes`` are the bytes of packed data.
 
     Raises
     ------
@@ -49,10 +34,6 @@ class HostPacker:
         If ``array`` is not a plain NumPy array, or the datatype reaches beyond its memory.
     DatatypeError
         If ``count`` is not an integer, or negative.
-
-    Notes
-    -----
-    Not collective. Holds a reference to the array, if it is not borrowed; blocks until the bytes are copied.
 
     Examples
     --------
@@ -69,13 +50,10 @@ class HostPacker:
         count = count_of("count", count)
         first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
-        self.view: Array | None = None
         self._datatype, self._count = datatype, count
         self._memory = _memory(array, first, stop) if self.nbytes else np.empty(0, np.uint8)
         self._adder: _Adder | None = None
-        self._layout = layout = host_layout(datatype, count)
-        if layout.view is not None:
-            self.view = layout.viewed(self._memory)
+        self._layout = host_layout(datatype, count)
 
     def pack(self, out: Bytes) -> None:
         """Copy the described bytes into a contiguous uint8 array, in the datatype's order; the rest of it stays.
@@ -86,37 +64,31 @@ class HostPacker:
             If ``out`` is not such an array, or too short.
         """
         out = self._checked("out", out, written=True)
-        self._layout.copier(self._memory, lasting=False).packing(out)()
+        self._layout.copier(self._memory, lasting=False)(out, False)()
 
     def unpack(self, packed: Bytes) -> None:
         """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        self._layout.copier(self._memory, lasting=False).unpacking(source)()
+        self._layout.copier(self._memory, lasting=False)(source, True)()
 
     def packing(self, out: Bytes) -> Call:
         """Return a call that packs into a buffer, prepared to be made many times; errors as of `pack`, here."""
         out = self._checked("out", out, written=True)
-        return self._layout.copier(self._memory, lasting=True).packing(out)
+        return self._layout.copier(self._memory, lasting=True)(out, False)
 
     def unpacking(self, packed: Bytes) -> Call:
         """Return a call that unpacks a buffer, prepared to be made many times; errors as of `unpack`, here."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        return self._layout.copier(self._memory, lasting=True).unpacking(source)
-
-    def add(self, packed: Bytes) -> None:
-        """Add packed values to those at the places of the datatype, in order; errors as of `unpack`.
-
-        Raises
-        ------
-        DatatypeError
-            If the primitives are not all of one integer, floating or complex type.
-        """
-        self.adding(packed)()
+        return self._layout.copier(self._memory, lasting=True)(source, True)
 
     def adding(self, packed: Bytes) -> Call:
-        """Return a call that adds the values of a buffer, prepared to be made many times; errors as of `add`, here."""
+        """Return a call that adds the values of a buffer to those at the places of the datatype, in order.
+
+        Prepared to be made many times. Errors as of `unpack`, here, and `DatatypeError` if the primitives are not all
+        of one integer, floating or complex type.
+        """
         source = self._checked("packed", packed, written=False)
         self._check_target()
         if self._adder is None:

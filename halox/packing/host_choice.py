@@ -13,9 +13,18 @@ from halox.datatypes import BlockList, Datatype, Layout, StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing import host_mpi
 from halox.packing.blocking import tile_of
-from halox.packing.host_copiers import Bytes, Copier, Gathered, Index, Sliced, Strided
-from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, ByMpi, MpiType, Speeds
-from halox.packing.host_views import View, block_view
+from halox.packing.host_copiers import (
+    Bytes,
+    Copier,
+    Index,
+    gathered,
+    places_of,
+    sliced,
+    strided,
+    words_of,
+)
+from halox.packing.host_mpi import MOST_BYTES, MOST_LISTED, SHORT_BLOCK, MpiType, Speeds, by_mpi
+from halox.packing.host_views import block_view
 
 # From this mean block length on, one slice copy a block beats an index entry a word.
 _LONG_BLOCK = 4096
@@ -39,14 +48,8 @@ _MANY_USES = 8
 class HostLayout:
     """Items of a datatype in host memory, whatever the array.
 
-    Attributes
-    ----------
-    first, span : int
-        Displacement of the first byte touched, where the memory of the copiers begins; bytes up to the last.
-    strided : StridedBlocks or None
-        Regular blocks, relative to the first byte.
-    view : View or None
-        The same as a view.
+    ``first`` is the displacement of the first byte touched, where the memory of the copiers begins, and ``span`` the
+    bytes up to the last; regular blocks are ``strided``, relative to the first byte.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:
@@ -54,12 +57,11 @@ class HostLayout:
         self.first, stop = datatype.reach(count)
         self.span, self._nbytes = stop - self.first, datatype.size * count
         self.strided: StridedBlocks | None = None
-        self.view: View | None = None
         # No reference to the layout: it is the key under which this is kept.
         self._blocks: BlockList | None = None
         if layout.strided is not None:
             self.strided = form = layout.strided.shifted(-self.first)
-            self.view = block_view(form)
+            self._view = block_view(form)
             self.word = gcd(8, form.block_bytes, form.offset, *form.strides)
         else:
             self._blocks = blocks = layout.block_list().shifted(-self.first)
@@ -75,7 +77,7 @@ class HostLayout:
         if (lasting or self._uses > _MANY_USES) and memory.ctypes.data % self.word == 0:
             made = self._mpi_type()
             if made is not None:
-                return ByMpi(memory, made, partial(self.by_numpy, memory))
+                return partial(by_mpi, memory, made, partial(self.by_numpy, memory))
         return self.by_numpy(memory)
 
     @property
@@ -88,21 +90,17 @@ class HostLayout:
         blocks = self._blocks
         if blocks is None:
             if self.strided is not None and not self.strided.counts:
-                return Sliced(memory, [(slice(0, self._nbytes),) * 2])
-            return Strided(self.viewed(memory))
+                return partial(sliced, memory, [(slice(0, self._nbytes),) * 2])
+            shape, word, offset, strides = self._view
+            view = np.ndarray(shape, word, memory.data, offset, strides)
+            return partial(strided, view)
         if _is_long(blocks):
             if self._places is None:
-                self._places = Sliced.places(blocks)
-            return Sliced(memory, self._places)
+                self._places = places_of(blocks)
+            return partial(sliced, memory, self._places)
         if self._index is None:
             self._index = Index(blocks, self.word, self.word)
-        return Gathered(memory, self.word, self._index)
-
-    def viewed(self, memory: Bytes) -> np.ndarray:
-        """View regular blocks."""
-        assert self.view is not None
-        shape, word, offset, strides = self.view
-        return np.ndarray(shape, word, memory.data, offset, strides)
+        return partial(gathered, words_of(memory, self.word), self._index)
 
     def _mpi_type(self) -> MpiType | None:
         """Return MPI's datatype if MPI is the better choice; it is kept."""

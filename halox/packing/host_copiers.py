@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import setitem
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from halox.datatypes import BlockList
 from halox.datatypes.arguments import Int64Array
-from halox.packing.blocking import Move, blocked, copy_all
+from halox.packing.blocking import blocked, copy_all
 from halox.runtime.arrays import Array
 
 Bytes = npt.NDArray[np.uint8]
@@ -24,70 +23,42 @@ Call = Callable[[], object]
 _KEPT_INDEX = 1 << 22
 
 
-class Copier(Protocol):
-    """One way to copy between some memory and packed bytes; buffers are checked and of the right size."""
-
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
+Copier = Callable[[Bytes, bool], Call]
+"""Returns the call that packs some memory into a buffer, or with True unpacks that; buffers are checked and fit."""
 
 
-class Strided:
+def strided(view: Array, packed: Bytes, unpack: bool) -> Call:
     """Regular blocks: one strided copy, or one a tile where the packed order is another than that in memory."""
-
-    def __init__(self, view: Array) -> None:
-        self._view = view
-
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-        return _copying((out.view(self._view.dtype).reshape(self._view.shape), self._view))
-
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
-        return _copying((self._view, packed.view(self._view.dtype).reshape(self._view.shape)))
-
-
-def _copying(move: Move) -> Call:
-    moves = blocked([move])
+    other = packed.view(view.dtype).reshape(view.shape)
+    moves = blocked([(view, other) if unpack else (other, view)])
     if len(moves) == 1:  # `np.copyto` takes 0.15 us longer to begin
         return partial(setitem, moves[0][0], ..., moves[0][1])
     return partial(copy_all, moves)
 
 
-class Sliced:
-    """Long blocks of any kind, or one: one slice copy a block."""
-
-    def __init__(self, memory: Bytes, places: Sequence[tuple[slice, slice]]) -> None:
-        self._memory, self._places = memory, places
-
-    @staticmethod
-    def places(blocks: BlockList) -> list[tuple[slice, slice]]:
-        """Return each block's place in memory, and the one among packed bytes."""
-        stops = np.cumsum(blocks.lengths)
-        return [
-            (slice(start, start + length), slice(stop - length, stop))
-            for start, length, stop in zip(
-                blocks.offsets.tolist(), blocks.lengths.tolist(), stops.tolist(), strict=True
-            )
-        ]
-
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-        target, source = out.data, self._memory.data
-        return _slicing([(target[packed], source[place]) for place, packed in self._places])
-
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
-        target, source = self._memory.data, packed.data
-        return _slicing([(target[place], source[there]) for place, there in self._places])
+def places_of(blocks: BlockList) -> list[tuple[slice, slice]]:
+    """Return each block's place in memory, and the one among packed bytes."""
+    stops = np.cumsum(blocks.lengths)
+    return [
+        (slice(start, start + length), slice(stop - length, stop))
+        for start, length, stop in zip(
+            blocks.offsets.tolist(), blocks.lengths.tolist(), stops.tolist(), strict=True
+        )
+    ]
 
 
 _WHOLE = slice(None)
 
 
-def _slicing(moves: Sequence[tuple[memoryview, memoryview]]) -> Call:
+def sliced(
+    memory: Bytes, places: Sequence[tuple[slice, slice]], packed: Bytes, unpack: bool
+) -> Call:
+    """Long blocks of any kind, or one: one slice copy a block."""
+    mine, other = memory.data, packed.data
+    moves = [
+        (mine[place], other[there]) if unpack else (other[there], mine[place])
+        for place, there in places
+    ]
     if len(moves) == 1:
         return partial(setitem, moves[0][0], _WHOLE, moves[0][1])
     return partial(_slice_all, moves)
@@ -98,38 +69,32 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
         target[:] = source
 
 
-class Gathered:
+def words_of(memory: Bytes, word: int) -> Array:
+    """View memory as words, for `gathered`."""
+    # Opaque words have no alignment: NumPy would copy the whole of unaligned memory first.
+    kind = "u" if memory.ctypes.data % word == 0 else "V"
+    return memory[: memory.size // word * word].view(f"{kind}{word}")
+
+
+def gathered(words: Array, index: Index, packed: Bytes, unpack: bool) -> Call:
     """Short blocks of any kind: gather and scatter words through an index."""
+    buffer, kept = packed.view(words.dtype), index.kept()
+    if kept is None:
+        return partial(_unpack_parts if unpack else _pack_parts, words, index, buffer)
+    if unpack:
+        return partial(setitem, words, kept, buffer)
+    # Indices are in range by construction; "clip" spares NumPy a checked copy.
+    return partial(words.take, kept, None, buffer, "clip")
 
-    def __init__(self, memory: Bytes, word: int, index: Index) -> None:
-        aligned = memory.ctypes.data % word == 0
-        # Opaque words have no alignment: NumPy would copy the whole of unaligned memory first.
-        self._dtype = np.dtype(f"u{word}" if aligned else f"V{word}")
-        self._words = memory[: memory.size // word * word].view(self._dtype)
-        self._index = index
 
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-        target, kept = out.view(self._dtype), self._index.kept()
-        # Indices are in range by construction; "clip" spares NumPy a checked copy.
-        if kept is not None:
-            return partial(self._words.take, kept, None, target, "clip")
-        return partial(self._pack_parts, target)
+def _pack_parts(words: Array, index: Index, target: Array) -> None:
+    for part, places in index.parts():
+        words.take(places, None, target[part], "clip")
 
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
-        source, kept = packed.view(self._dtype), self._index.kept()
-        if kept is not None:
-            return partial(setitem, self._words, kept, source)
-        return partial(self._unpack_parts, source)
 
-    def _pack_parts(self, target: Array) -> None:
-        for part, index in self._index.parts():
-            self._words.take(index, None, target[part], "clip")
-
-    def _unpack_parts(self, source: Array) -> None:
-        for part, index in self._index.parts():
-            self._words[index] = source[part]
+def _unpack_parts(words: Array, index: Index, source: Array) -> None:
+    for part, places in index.parts():
+        words[places] = source[part]
 
 
 class Index:

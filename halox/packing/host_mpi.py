@@ -50,20 +50,12 @@ def usable_mpi() -> ModuleType | None:
 
 
 class Speeds(NamedTuple):
-    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word.
+    """Measured nanoseconds: MPI's for a block of three 4-byte words, NumPy's for the same or for one word."""
 
-    Attributes
-    ----------
-    regular, listed : float
-        MPI, a block at equal strides, and one of a list.
-    element, word : float
-        NumPy, such a block as one element, and a word through an index.
-    """
-
-    regular: float
-    listed: float
-    element: float
-    word: float
+    regular: float  # MPI, a block at equal strides
+    listed: float  # MPI, one of a list
+    element: float  # NumPy, such a block as one element
+    word: float  # NumPy, a word through an index
 
 
 @cache
@@ -108,11 +100,6 @@ def _least_ns(call: Call) -> float:
 _living: weakref.WeakSet[MpiType] = weakref.WeakSet()
 
 
-@cache
-def _watch_finalize(mpi: ModuleType) -> None:
-    before_finalize(mpi, _free_all)
-
-
 def _free_all() -> None:
     for one in list(_living):
         one.free()
@@ -121,23 +108,9 @@ def _free_all() -> None:
 class MpiType:
     """A committed MPI datatype of a layout, freed with this object or before MPI is finalized.
 
-    Parameters
-    ----------
-    mpi : module
-    layout : StridedBlocks or BlockList
-        Relative to the first byte of the memory; strides are positive.
-    word : int
-        1, 2, 4 or 8; divides all displacements, strides and lengths.
-    span : int
-        Bytes of the memory.
-
-    Attributes
-    ----------
-    handle : mpi4py.MPI.Datatype
-    is_alive : bool
-        Whether the handle may be used.
-    calls : WeakSet
-        Calls that use it.
+    The layout is relative to the first of the ``span`` bytes of the memory, and its strides are positive; ``word``, 1,
+    2, 4 or 8, divides all displacements, strides and lengths. The ``handle`` may be used while this ``is_alive``;
+    ``calls`` are those that use it.
     """
 
     def __init__(
@@ -153,7 +126,7 @@ class MpiType:
         self.calls: weakref.WeakSet[_Prepared] = weakref.WeakSet()
         self._free = weakref.finalize(self, _free, mpi, self.handle)
         self._free.atexit = False
-        _watch_finalize(mpi)
+        before_finalize(mpi, _free_all)
         _living.add(self)
 
     def free(self) -> None:
@@ -200,26 +173,16 @@ class _Prepared(partial[object]):
         self.__setstate__((self.other(), (), {}, {}))  # type: ignore[attr-defined]
 
 
-class ByMpi:
-    """Copies by MPI; by another copier once MPI has been finalized."""
-
-    def __init__(self, memory: Bytes, datatype: MpiType, other: Callable[[], Copier]) -> None:
-        self._memory, self._type, self._other = memory, datatype, other
-        self._comm = datatype.mpi.COMM_SELF
-
-    def packing(self, out: Bytes) -> Call:
-        """Return the call that packs into a buffer."""
-        made, buffer = self._type.handle, self._type.mpi.buffer
-        call = _Prepared(made.Pack, buffer(self._memory), buffer(out), 0, self._comm)
-        return self._kept(call, lambda: self._other().packing(out))
-
-    def unpacking(self, packed: Bytes) -> Call:
-        """Return the call that unpacks a buffer."""
-        made, buffer = self._type.handle, self._type.mpi.buffer
-        call = _Prepared(made.Unpack, buffer(packed), 0, buffer(self._memory), self._comm)
-        return self._kept(call, lambda: self._other().unpacking(packed))
-
-    def _kept(self, call: _Prepared, other: Callable[[], Call]) -> Call:
-        call.other = other
-        self._type.calls.add(call)
-        return call
+def by_mpi(
+    memory: Bytes, datatype: MpiType, other: Callable[[], Copier], packed: Bytes, unpack: bool
+) -> Call:
+    """Copy by MPI; by another copier once MPI has been finalized."""
+    mpi, handle = datatype.mpi, datatype.handle
+    inside, outside, comm = mpi.buffer(memory), mpi.buffer(packed), mpi.COMM_SELF
+    if unpack:
+        call = _Prepared(handle.Unpack, outside, 0, inside, comm)
+    else:
+        call = _Prepared(handle.Pack, inside, outside, 0, comm)
+    call.other = lambda: other()(packed, unpack)
+    datatype.calls.add(call)
+    return call

@@ -13,6 +13,8 @@ import numpy as np
 from halox.datatypes import StridedBlocks
 from halox.errors import DatatypeError
 from halox.packing.refine import Copy, Piece, Side, pieces
+from halox.runtime.arrays import HostMemory
+from halox.runtime.dlpack import Shown
 
 MAX_ROUNDS = 4096
 """Most launches of one addition."""
@@ -54,14 +56,9 @@ def rounds(copies: Sequence[Copy]) -> list[list[Copy]]:
 def _view(side: Side) -> np.ndarray:
     """Make an array that has a side's addresses, for arithmetic only: it must not be read."""
     blocks = side.strided
-    interface = {
-        "version": 3,
-        "data": (side.pointer + blocks.offset, True),
-        "shape": (*blocks.counts, blocks.block_bytes),
-        "strides": (*blocks.strides, 1),
-        "typestr": "|u1",
-    }
-    return np.asarray(type("_Addresses", (), {"__array_interface__": interface})())
+    shape, strides = (*blocks.counts, blocks.block_bytes), (*blocks.strides, 1)
+    at = side.pointer + blocks.offset
+    return np.asarray(HostMemory(None, Shown(at, shape, strides, np.dtype(np.uint8), False)))
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> bool:

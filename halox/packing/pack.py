@@ -7,23 +7,18 @@ from typing import Any
 import numpy as np
 
 from halox.datatypes import Datatype, TypeLike, as_datatype
+from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError, FieldError
-from halox.packing.choosing import METHODS, Choice, device_packer
+from halox.packing.choosing import METHODS, Choice, choose
 from halox.packing.host import HostPacker
 from halox.packing.own_elements import check_own_elements
-from halox.packing.pack_device import (
-    BOTTOM,
-    method_for,
-    overlapping,
-    pack_device,
-    unpack_device,
-)
+from halox.packing.pack_device import BOTTOM, overlapping, pack_device, unpack_device
 from halox.runtime.arrays import as_ndarray
 from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.launch import check_max_blocks
 from halox.values import shown
 
-__all__ = ["BOTTOM", "Choice", "device_packer", "pack", "packing_method", "unpack"]
+__all__ = ["BOTTOM", "Choice", "pack", "packing_method", "unpack"]
 
 
 def pack(
@@ -199,7 +194,7 @@ def packing_method(
     """
     described = as_datatype(datatype)
     if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
-        return method_for(described, count, out)
+        return choose(described, count_of("count", count), to_host=isinstance(out, np.ndarray))
     if not isinstance(as_ndarray(source, "source"), np.ndarray):
         raise _no_array("source", source)
     described.items(count)  # checks the count

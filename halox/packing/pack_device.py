@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import cache
 from threading import Lock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from halox.datatypes.arguments import count_of
 from halox.errors import DatatypeError
 from halox.packing.absolute import check_absolute
-from halox.packing.choosing import Choice, check_method, choose, device_packer
+from halox.packing.choosing import check_method, choose, device_packer
 from halox.packing.device_arrays import device_array, packed_bytes
 from halox.packing.device_packer import DevicePacker
 from halox.packing.own_elements import check_own_elements
@@ -45,21 +45,15 @@ KEPT_CALLS = 256
 """Most datatypes, with count and method, whose packers are kept; the oldest go first."""
 
 
-class _Checked:
+class _Checked(NamedTuple):
     """Two arrays that have passed all checks, and the packer's method with their addresses."""
 
-    __slots__ = ("device", "first", "move", "one", "other", "second")
-
-    def __init__(
-        self, one: object, other: object, move: Move, first: int, second: int, device: int
-    ) -> None:
-        # Weak: the cache must not keep arrays alive.
-        self.one = ref(one)
-        self.other = ref(other)
-        self.move = move
-        self.first = first
-        self.second = second
-        self.device = device
+    one: ref[object]  # weak: the cache must not keep arrays alive
+    other: ref[object]
+    move: Move
+    first: int
+    second: int
+    device: int
 
     def same(self, one: object, other: object) -> bool:
         """Whether these are the arrays, and their GPU is the current one."""
@@ -142,7 +136,7 @@ class _Call:
     def checked(self, one: object, other: object, move: Move, *rest: int) -> _Checked | None:
         """Record for two arrays that keep their address for life: CuPy's own."""
         if type(one) is self.ndarray and type(other) is self.ndarray:
-            return _Checked(one, other, move, *rest)
+            return _Checked(ref(one), ref(other), move, *rest)
         return None
 
     def check_receivable(self) -> None:
@@ -181,9 +175,9 @@ def pack_device(
     source: object,
     datatype: Datatype,
     count: int,
-    out: Any = None,
-    method: str = "auto",
-    max_blocks: int | None = None,
+    out: Any,
+    method: str,
+    max_blocks: int | None,
 ) -> Any:
     """Pack an array on a GPU; see :func:`halox.pack`."""
     call = _call(datatype, count, method, max_blocks)
@@ -209,8 +203,8 @@ def unpack_device(
     datatype: Datatype,
     target: object,
     count: int,
-    method: str = "auto",
-    max_blocks: int | None = None,
+    method: str,
+    max_blocks: int | None,
 ) -> None:
     """Unpack into an array on a GPU; see :func:`halox.unpack`."""
     call = _call(datatype, count, method, max_blocks)
@@ -237,11 +231,6 @@ def _cuda() -> ModuleType:
 
 def _current_stream() -> int:
     return int(_cuda().get_current_stream().ptr)
-
-
-def method_for(datatype: Datatype, count: int, packed: object = None) -> Choice:
-    """Choice of ``method="auto"``; see :func:`halox.packing_method`."""
-    return choose(datatype, count_of("count", count), to_host=isinstance(packed, np.ndarray))
 
 
 def overlapping(datatype: Datatype, count: int) -> DatatypeError:

@@ -269,18 +269,10 @@ def cut_parts(
     """Cut the packing, or unpacking, of some items at positions of their packed bytes.
 
     Addresses as for :func:`paired`; ``ends`` are the ends of the fragments, counted from ``packed``:
-    ascending, the last one at the items' size. Fragments may be empty.
-
-    Returns
-    -------
-    list of list of Copy, or int
-        The copies of each fragment. If the items are too irregular to be moved as strided copies,
-        the number of the one fragment with which all of them must be moved.
-
-    Notes
-    -----
-    A part that cannot be cut is packed for the first fragment that has a byte of it, and unpacked with
-    the last one.
+    ascending, the last one at the items' size. Fragments may be empty. Returns the copies of each
+    fragment; or, if the items are too irregular to be moved as strided copies, the number of the one
+    fragment with which all of them must be moved. A part that cannot be cut is packed for the first
+    fragment that has a byte of it, and unpacked with the last one.
     """
     pairs = paired(pointer, datatype, count, packed)
     if pairs is None:

@@ -200,15 +200,8 @@ def plan(
     limits them. Words hold whole elements of ``element_bytes``, 1 for plain copies, and have at most
     ``max_word`` bytes, for copies whose addresses are relative to ones that are only known to be multiples
     of it. Regions of more than ``max_words`` words are cut. With ``tiles``, copies between different orders of the axes
-    go through shared memory.
-
-    Raises
-    ------
-    DeviceError
-        If ``max_blocks`` is less than 1.
-    DatatypeError
-        If the two sides of a copy differ in bytes, or an address or a stride is not a multiple of
-        ``element_bytes``.
+    go through shared memory. Raises `DeviceError` if ``max_blocks`` is less than 1, and `DatatypeError` if the two
+    sides of a copy differ in bytes, or an address or a stride is not a multiple of ``element_bytes``.
     """
     check_max_blocks(max_blocks)
     rows = [

@@ -46,22 +46,14 @@ SIDES = {1: (4,), 2: (4, 2), 4: (4, 2), 8: (2,)}
 
 
 class Tile(NamedTuple):
-    """Shape of the tiles of a region.
+    """Shape of the tiles of a region."""
 
-    Attributes
-    ----------
-    along_source, along_target : int
-        Elements of a row along the axis in which the source's elements follow one another, and the target's.
-    words : int
-        Words of an element.
-    side : int
-        Words, along either axis, of the squares that a thread loads and stores at once.
-    """
-
-    along_source: int
-    along_target: int
-    words: int
-    side: int = 1
+    along_source: (
+        int  # elements of a row along the axis in which the source's elements follow one another
+    )
+    along_target: int  # the same, of the target
+    words: int  # of an element
+    side: int = 1  # words, along either axis, of the squares that a thread loads and stores at once
 
     @property
     def threads(self) -> int:
@@ -99,20 +91,9 @@ def tiled(
 ) -> tuple[tuple[Level, ...], Tile] | None:
     """Return the levels of a permuting copy in the kernel's order, and its tiles; None if it does not permute.
 
-    Parameters
-    ----------
-    levels : sequence of Level
-        Loops over words, outermost first.
-    word_bytes : int
-        Bytes of a word.
-    alignment : int
-        Power of two of which the addresses of both sides are multiples.
-
-    Returns
-    -------
-    levels : tuple of Level
-        Loops over elements: first those around the tiles, then the axes along the target and along the source.
-    tile : Tile
+    ``levels`` are loops over words, outermost first, and ``alignment`` is a power of two of which the addresses of both
+    sides are multiples. The levels returned are loops over elements: first those around the tiles, then the axes along
+    the target and along the source.
 
     Examples
     --------

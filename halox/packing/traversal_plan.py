@@ -301,7 +301,7 @@ class _Writer:
             case Regular():
                 self._regular(tree)
             case Repeat():
-                self._divide(Kind.REPEAT, tree.child, stride=tree.stride)
+                self._node(Kind.REPEAT, tree.child.size // self._word_bytes, stride=tree.stride)
                 self.write(tree.child)
             case Gather():
                 self._gather(tree)
@@ -335,7 +335,8 @@ class _Writer:
                 fields = {"displacements": self.numbers.add(steps), "stride": least}
             self._lists[id(tree)] = fields
         fields = self._lists[id(tree)]
-        self._divide(Kind.GATHER if "stride" in fields else Kind.FAR_GATHER, tree.child, **fields)
+        kind = Kind.GATHER if "stride" in fields else Kind.FAR_GATHER
+        self._node(kind, tree.child.size // self._word_bytes, **fields)
 
     def _branch(self, tree: Branch) -> None:
         at = len(self.nodes)
@@ -364,9 +365,6 @@ class _Writer:
                 "bucket": bucket,
             }
         return self._lists[id(tree)]
-
-    def _divide(self, kind: Kind, child: Tree, **fields: int) -> None:
-        self._node(kind, child.size // self._word_bytes, **fields)
 
     def _node(self, kind: Kind, words: int = 0, **fields: int) -> None:
         self.nodes.append(self._record(kind, words, fields))

@@ -87,12 +87,11 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Search:
-    """The first ``ends[i] - ends[i - 1]`` bytes of a child at displacement i."""
+class _Ending:
+    """Bytes at displacements, ``ends[i] - ends[i - 1]`` at displacement i."""
 
     displacements: Int64Array
     ends: Int64Array
-    child: Tree
 
     @property
     def size(self) -> int:
@@ -101,17 +100,17 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class Search(_Ending):
+    """The first bytes of a child at each displacement."""
+
+    child: Tree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch(_Ending):
     """Unlike children, each at its displacement."""
 
-    displacements: Int64Array
-    ends: Int64Array
     children: tuple[Tree, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of data."""
-        return int(self.ends[-1])
 
 
 Tree = Regular | Repeat | Gather | Search | Branch

@@ -15,24 +15,18 @@ import numpy.typing as npt
 
 from halox.errors import DeviceError
 from halox.packing.device_packer import DevicePacker, StreamLike, table_launch
-from halox.packing.workunits_lists import (
-    UnitList,
-    cached_list,
-    pipelined_list,
-    unit_list,
-)
+from halox.packing.workunits_lists import UnitList, cached_list, pipelined_list, unit_list
 from halox.packing.workunits_plan import (
     LISTED_SEGMENTS,
-    UNIT_BYTES,
     Rows,
-    default_unit_bytes,
     fits_inline,
     launch_of,
     repeated,
     table,
+    unit_bytes_of,
 )
 from halox.runtime.gpu.cuda import cupy, multiprocessors, stream_pointer
-from halox.runtime.gpu.launch import PreparedLaunch, check_max_blocks
+from halox.runtime.gpu.launch import PreparedLaunch
 from halox.runtime.gpu.memory import DeviceBytes, uploaded
 
 if TYPE_CHECKING:
@@ -63,7 +57,7 @@ class WorkUnitsPacker(DevicePacker):
         unit_bytes: int | None = None,
     ) -> None:
         super().__init__(datatype, count, device, max_blocks)
-        self.unit_bytes = _unit_bytes(unit_bytes, self.nbytes)
+        self.unit_bytes = unit_bytes_of(unit_bytes, self.nbytes)
         self._lock = Lock()
         self._launches: _Launches | None = None
         self._list: UnitList | None = None
@@ -136,7 +130,7 @@ class WorkUnitsCopy:
     """Packs, or unpacks, several datatypes at fixed addresses in one kernel launch.
 
     ``parts`` are of datatype, count, address that displacements count from, and address of the packed
-    bytes. Requirements on addresses, ``max_blocks`` and capturing are those of
+    bytes. Requirements on addresses and capturing are those of
     :class:`~halox.packing.strided.StridedCopy`.
     """
 
@@ -146,16 +140,14 @@ class WorkUnitsCopy:
         *,
         unpack: bool,
         device: int,
-        max_blocks: int | None = None,
     ) -> None:
-        check_max_blocks(max_blocks)
         parts = [part for part in parts if part[0].size * part[1]]
         self.nbytes = sum(datatype.size * count for datatype, count, _, _ in parts)
         """Bytes that a launch moves."""
         self._launch: PreparedLaunch | None = None
         if not parts:
             return
-        unit_bytes = default_unit_bytes(self.nbytes)
+        unit_bytes = unit_bytes_of(None, self.nbytes)
         self._lists = [unit_list(datatype, unit_bytes, device) for datatype, _, _, _ in parts]
         segments = []
         for units, (datatype, count, array, packed) in zip(self._lists, parts, strict=True):
@@ -164,7 +156,7 @@ class WorkUnitsCopy:
             made["packed"] += packed
             segments.append(made)
         words = self._placed(segments)
-        self._launches = _Launches(np.concatenate(segments), words, device, max_blocks)
+        self._launches = _Launches(np.concatenate(segments), words, device, None)
         self._launch = self._launches.unpack if unpack else self._launches.pack
         self._is_unpacking = unpack
 
@@ -214,11 +206,3 @@ def _addressed(segments: Rows, address: int) -> Rows:
     made = segments.copy()
     made["list"] = made["list"] * np.uint64(4) + np.uint64(address)
     return made
-
-
-def _unit_bytes(asked: int | None, nbytes: int) -> int:
-    if asked is None:
-        return default_unit_bytes(nbytes)
-    if asked not in UNIT_BYTES:
-        raise DeviceError(f"unit_bytes: got {asked}, must be one of {UNIT_BYTES}, or None")
-    return asked

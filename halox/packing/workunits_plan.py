@@ -93,28 +93,31 @@ class Launch:
     threads: int
 
 
-def default_unit_bytes(nbytes: int) -> int:
-    """Default length of work units for a message: short ones where there are few bytes.
+def unit_bytes_of(asked: int | None, nbytes: int) -> int:
+    """Length of work units, those asked for or by default short ones where a message has few bytes.
 
-    Units of 2 KiB are the fastest from some megabytes on (docs/performance/packing.md).
+    Units of 2 KiB are the fastest from some megabytes on (docs/performance/packing.md). Raises `DeviceError` for a
+    length that is none of `UNIT_BYTES`.
 
     Examples
     --------
-    >>> default_unit_bytes(64 << 10), default_unit_bytes(64 << 20)
-    (512, 2048)
+    >>> unit_bytes_of(None, 64 << 10), unit_bytes_of(None, 64 << 20), unit_bytes_of(4096, 1)
+    (512, 2048, 4096)
     """
-    return next((s for s in (2048, 1024) if nbytes >= 2048 * s), UNIT_BYTES[0])
+    if asked is None:
+        return next((s for s in (2048, 1024) if nbytes >= 2048 * s), UNIT_BYTES[0])
+    if asked not in UNIT_BYTES:
+        raise DeviceError(f"unit_bytes: got {asked}, must be one of {UNIT_BYTES}, or None")
+    return asked
 
 
 def converted(blocks: BlockList, unit_bytes: int) -> Iterator[Units]:
     """Convert the blocks of one item into rows of work units, part by part.
 
     Blocks are in packed order, none empty; ``list`` of each part's rows counts words from the part's
-    own first one. Raises `DeviceError` unless ``unit_bytes``, the longest unit of blocks that are not
-    alike, is 512, 1024, 2048 or 4096. Vectorised: some 10 to 100 ns a block.
+    own first one. ``unit_bytes`` is the longest unit of blocks that are not alike, one of `UNIT_BYTES`. Vectorised:
+    some 10 to 100 ns a block.
     """
-    if unit_bytes not in UNIT_BYTES:
-        raise DeviceError(f"unit_bytes: got {unit_bytes}, must be one of {UNIT_BYTES}, or None")
     step = max(_PART_BLOCKS, -(-blocks.n_blocks // _MOST_PARTS))
     if blocks.n_blocks > step and _regular(blocks):
         step = blocks.n_blocks

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from halox.runtime.topology import Topology
 
 Operation = Literal["copy", "add"]
+"""Received values replace the target's; or are added to them, and what was sent is set to zero."""
 
 Key = tuple[str, int, int]
 """Direction, peer and tag of a message."""
@@ -41,20 +42,10 @@ NODE_MEMORY_IS_FULL = "same node, but /dev/shm has too little space for shared m
 
 @dataclass(frozen=True)
 class Job:
-    """The messages of one plan that go one path, with the arrays they name.
+    """The messages of one plan that go one path, with the arrays they name."""
 
-    Attributes
-    ----------
-    arrays : sequence of HostArray or Described
-        The plan's arrays, borrowed: on the host or on this rank's GPU.
-    sends, receives : tuple of Message
-        Messages of this path, in the order of (peer, tag).
-    operation : {"copy", "add"}
-        Received values replace the target's; or are added to them, and what was sent is set to zero.
-    """
-
-    arrays: Sequence[Any]
-    sends: tuple[Message, ...]
+    arrays: Sequence[Any]  # the plan's, HostArray or Described
+    sends: tuple[Message, ...]  # in the order of (peer, tag), as the receives
     receives: tuple[Message, ...]
     operation: Operation = "copy"
 
@@ -105,21 +96,12 @@ class Channel(ABC):
     its channels before it finishes any, and every rank finishes its channels in the same order of paths.
 
     A channel ends in two steps: each rank closes it when it likes, and it is freed when all have closed it.
-
-    Attributes
-    ----------
-    needs_host : bool
-        Whether the host takes part in an exchange, beyond launching kernels.
-    is_movable : bool
-        Whether the channel can work on other arrays of the same layouts, by `views` and `bind`.
-    has_ended : bool
-        Whether nothing that this rank has begun is under way any more. Asked once it is closed.
-    has_failed : bool
-        Whether an exchange has failed of which the caller may not have been told. Asked once it is closed.
     """
 
-    needs_host = True
-    is_movable = False
+    needs_host = True  # the host takes part in an exchange, beyond launching kernels
+    is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
+    # Asked of a closed channel: nothing that this rank has begun is under way; an exchange has failed of which the
+    # caller may not have been told.
     has_ended = True
     has_failed = False
 
@@ -163,94 +145,81 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way in which a path moves a message, as ``path="peer/ll"`` names it.
-
-    Attributes
-    ----------
-    name : str
-    cost, shared_gpu_cost : ProtocolCost or None
-        Shipped constants, also for ranks that share a GPU; None for protocols that follow fixed rules.
-    fallback : str or None
-        The protocol that replaces this one where the shared memory of a node is too small, as "path/protocol"; None
-        if this one needs none.
-    is_packed : bool
-        Whether messages travel packed through the node's shared memory.
-    reach : {"self", "node", "nodes"}
-        The partner with whom it is measured: the rank itself, one of its node, or one of another node where possible.
-    in_field : bool
-        Whether it is measured on a grid's own field, whose memory other ranks can map.
-    former : str or None
-        Earlier name, still accepted.
-    memory : {"host", "gpu"} or None
-        The arrays for which it is made, if not those of its path.
-    is_tuned : bool
-        Whether ``halox tune`` measures it, if it does its path.
-    """
+    """One way in which a path moves a message, as ``path="peer/ll"`` names it."""
 
     name: str
+    # Shipped constants; None for protocols that follow fixed rules.
     cost: ProtocolCost | None = None
-    shared_gpu_cost: ProtocolCost | None = None
+    shared_gpu_cost: ProtocolCost | None = None  # the same for ranks that share a GPU
+    # "path/protocol" in its place where a node's shared memory is too small.
     fallback: str | None = None
-    is_packed: bool = False
+    is_packed: bool = False  # through the node's shared memory
+    # The partner with whom it is measured: the rank itself, one of its node, or one of another node where possible.
     reach: Literal["self", "node", "nodes"] = "node"
-    in_field: bool = False
-    former: str | None = None
-    memory: Literal["host", "gpu"] | None = None
-    is_tuned: bool = True
+    in_field: bool = False  # measured on a grid's own field, whose memory other ranks can map
+    former: str | None = None  # earlier name, still accepted
+    memory: Literal["host", "gpu"] | None = None  # of its arrays, if not that of its path
+    is_tuned: bool = True  # by ``halox tune``, if its path is
 
 
 @dataclass(frozen=True)
 class EndpointInfo:
-    """Description of a message by one of its ends, exchanged when a plan is made.
-
-    Attributes
-    ----------
-    node, rank : int
-    memory : {"host", "gpu"}
-    block_bytes : int
-        Mean bytes of a block; on a GPU, of a row of tiles where kernels move those.
-    signatures : tuple
-        Of each part.
-    nbytes : int
-        Payload.
-    paths : mapping of str to object
-        By path, the result of its `Path.describe`, where there is one.
-    is_one_way : bool
-        Whether the plan has no message the other way between the two ranks.
-    """
+    """Description of a message by one of its ends, exchanged when a plan is made."""
 
     node: int
     memory: Literal["host", "gpu"]
-    block_bytes: int
+    block_bytes: int  # mean; on a GPU, of a row of tiles where kernels move those
     signatures: tuple[PartSignature, ...]
     rank: int = 0
     nbytes: int = 0
-    paths: Mapping[str, Any] = field(default_factory=dict)
-    is_one_way: bool = False
+    paths: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.describe`
+    is_one_way: bool = False  # the plan has no message the other way between the two ranks
 
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """Selection inputs beside the two ends of a message, identical on all ranks of a plan.
-
-    Attributes
-    ----------
-    operation : {"copy", "add"}
-    topology : Topology or None
-        The GPUs of all ranks; None if no rank has one.
-    no_device_pointers : str or None
-        Why MPI cannot be given device pointers; None if it can.
-    surveys : mapping of str to object
-        By path, the result of its `Path.survey`.
-    leave_sms : bool
-        Whether protocols that leave a GPU's multiprocessors alone are preferred.
-    """
+    """Selection inputs beside the two ends of a message, identical on all ranks of a plan."""
 
     operation: Operation = "copy"
-    topology: Topology | None = None
-    no_device_pointers: str | None = "no MPI library was asked"
-    surveys: Mapping[str, Any] = field(default_factory=dict)
-    leave_sms: bool = False
+    topology: Topology | None = None  # None if no rank has a GPU
+    surveys: Mapping[str, Any] = field(default_factory=dict)  # by path, from its `Path.survey`
+    leave_sms: bool = False  # protocols that leave a GPU's multiprocessors alone are preferred
+
+
+class MessageEnds(NamedTuple):
+    """Both ends of a message, and the selection inputs that all messages of a plan share."""
+
+    sender: EndpointInfo
+    receiver: EndpointInfo
+    selection: SelectionContext
+
+    @property
+    def are_near(self) -> bool:
+        """Whether both are on one node."""
+        return self.sender.node == self.receiver.node
+
+    @property
+    def block_bytes(self) -> int:
+        """Mean bytes of a block at the end where they are shorter."""
+        return min(self.sender.block_bytes, self.receiver.block_bytes)
+
+    def described(self, path: Path) -> tuple[Any, Any]:
+        """Return the results of a path's `Path.describe` at both, None where there is none."""
+        return self.sender.paths.get(path.name), self.receiver.paths.get(path.name)
+
+    @property
+    def on_host(self) -> str | None:
+        """Reason of paths between GPUs that arrays are NumPy's; None if both ends are on GPUs."""
+        count = (self.sender.memory, self.receiver.memory).count("host")
+        return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]
+
+    def why_not_gpus(self, why: Callable[[Topology, int, int], str | None]) -> str | None:
+        """Return why the message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
+        if self.on_host is not None:
+            return self.on_host
+        if self.selection.topology is None:
+            return "the ranks' GPUs are not known"
+        return why(self.selection.topology, self.sender.rank, self.receiver.rank)
 
 
 @dataclass(frozen=True)
@@ -268,34 +237,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Route(Candidate):
-    """The path and protocol of a message, and the reason for them.
+    """The path and protocol of a message, and the reason for them."""
 
-    Attributes
-    ----------
-    predicted_us : float or None
-        Time that the cost model expects of an exchange of this message alone; None where it has no model.
-    why_not : mapping of str to str
-        For each path that is impossible, the reason.
-    """
-
-    predicted_us: float | None = None
-    why_not: Mapping[str, str] = field(default_factory=dict)
+    predicted_us: float | None = None  # of an exchange of this message alone; None without a model
+    why_not: Mapping[str, str] = field(default_factory=dict)  # for each path that is impossible
 
 
 class Build:
-    """A plan under construction: its messages with their routes, and the means to make its channels.
-
-    Attributes
-    ----------
-    routes : dict
-        As given, but for messages that `link` had to turn to another protocol.
-    taken : set
-        Keys of messages that the channel of a path carries to which they were not routed.
-    near : sequence of collection of str
-        For each rank, the paths on which it has messages that need the node's shared memory; set before `link`.
-    protocols_used : set of (str, str)
-        Paths and protocols on which any rank has messages.
-    """
+    """A plan under construction: its messages with their routes, and the means to make its channels."""
 
     def __init__(
         self,
@@ -307,9 +256,13 @@ class Build:
     ) -> None:
         self.context, self.world = context, context.world
         self.whole, self.device, self.number = whole, device, number
+        # As given, but for messages that `link` had to turn to another protocol.
         self.routes = dict(routes)
+        # Messages that the channel of a path carries to which they were not routed.
         self.taken: set[Key] = set()
+        # For each rank the paths on which it has messages that need the node's shared memory; set before `link`.
         self.near: list[Collection[str]] = []
+        # Paths and protocols on which any rank has messages.
         self.protocols_used: set[tuple[str, str]] = set()
 
     def job(self, path: Path, *protocols: str) -> Job:
@@ -373,29 +326,15 @@ class Build:
 
 
 class Path(ABC):
-    """A data path; see the module.
+    """A data path; see the module."""
 
-    Attributes
-    ----------
-    name : str
-        As ``path=``, HALOX_PATH and ``explain`` have it.
-    protocols : tuple of Protocol
-    summary : str
-        When it serves, for ``halox info``.
-    memory : {"host", "gpu"}
-        The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
-    to_self : bool
-        Whether it carries the messages of a rank to itself, and no others; it is then never asked for by name.
-    is_tuned : bool
-        Whether ``halox tune`` measures it.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as ``path=``, HALOX_PATH and ``explain`` have it
     protocols: ClassVar[tuple[Protocol, ...]]
-    summary: ClassVar[str]
+    summary: ClassVar[str]  # for ``halox info``: when it serves
+    # The arrays for which it is made, and which it describes; without a GPU, those of the second kind do not exist.
     memory: ClassVar[Literal["host", "gpu"]] = "gpu"
-    to_self: ClassVar[bool] = False
-    is_tuned: ClassVar[bool] = True
+    to_self: ClassVar[bool] = False  # only a rank's messages to itself; never asked for by name
+    is_tuned: ClassVar[bool] = True  # by ``halox tune``
 
     def check_settings(self) -> None:  # noqa: B027 - most paths have none
         """Raise a `HaloxError` if an environment variable of the path has none of its values; local."""
@@ -419,15 +358,13 @@ class Path(ABC):
         return None
 
     @abstractmethod
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Return the protocols by which a message can go this path, or else why it cannot.
 
-        Local: both ends ask, with the same arguments, and must get the same answer.
+        Local: both ends ask, with the same argument, and must get the same answer.
         """
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Return why a message cannot go by one protocol, where it can by others; None for no reason in particular."""
         return None
 
@@ -436,8 +373,11 @@ class Path(ABC):
         return False
 
     def negotiate(self, build: Build) -> object:
-        """Agree with the other ranks on a plan's channels; collective over them all if one has messages here."""
-        return None
+        """Agree with the other ranks on a plan's channels, by default on the node's shared block where it is needed.
+
+        Collective over them all if one has messages here.
+        """
+        return build.link(self)
 
     @abstractmethod
     def channels(self, build: Build, agreed: Any) -> Sequence[Carried]:
@@ -457,24 +397,3 @@ class Path(ABC):
     def offer(self, protocol: str, reason: str, *, preferred: bool = False) -> Candidate:
         """Return a candidate of this path."""
         return Candidate(self.name, protocol, reason, preferred=preferred)
-
-
-def why_not_gpus(
-    sender: EndpointInfo,
-    receiver: EndpointInfo,
-    selection: SelectionContext,
-    why: Callable[[Topology, int, int], str | None],
-) -> str | None:
-    """Return why a message cannot go between two GPUs, in the end what ``why`` says of them; None if it can."""
-    on_host, topology = numpy_ends(sender, receiver), selection.topology
-    if on_host is not None:
-        return on_host
-    if topology is None:
-        return "the ranks' GPUs are not known"
-    return why(topology, sender.rank, receiver.rank)
-
-
-def numpy_ends(sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
-    """Say that arrays of a message are NumPy's, for paths between GPUs; None if both ends are on GPUs."""
-    count = (sender.memory, receiver.memory).count("host")
-    return (None, "one end's array is NumPy's", "these arrays are NumPy's")[count]

@@ -46,23 +46,13 @@ if TYPE_CHECKING:
 
 
 class TransportBuffers(ABC):
-    """Buffers for the messages of one channel, and what moves them.
+    """Buffers for the messages of one channel, and what moves them."""
 
-    Attributes
-    ----------
-    slots : int
-        Buffers a message; epoch e uses slot ``e % slots``.
-    outgoing, incoming : list of list of ndarray
-        ``outgoing[slot][number]`` is the buffer of send number ``number``: bytes, on the host. Empty lists where
-        the buffers are a GPU's.
-    outgoing_ends, incoming_ends : list of tuple of int
-        For each message where its fragments end.
-    """
-
-    slots: int
+    slots: int  # buffers a message; epoch e uses slot ``e % slots``
+    # ``outgoing[slot][number]`` is the buffer of send number ``number``; empty lists where buffers are a GPU's.
     outgoing: list[list[Bytes]]
     incoming: list[list[Bytes]]
-    outgoing_ends: list[tuple[int, ...]]
+    outgoing_ends: list[tuple[int, ...]]  # for each message where its fragments end
     incoming_ends: list[tuple[int, ...]]
 
     @cached_property

@@ -40,20 +40,11 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class ProtocolCost:
-    """Constants of one protocol.
+    """Constants of one protocol."""
 
-    Attributes
-    ----------
-    latency_us : float
-        Time of an exchange of one message without bytes.
-    message_us : float
-        What each further message of the same exchange adds.
-    gb_per_s : tuple of float
-        Payload bandwidth for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes.
-    """
-
-    latency_us: float
-    message_us: float
+    latency_us: float  # of an exchange of one message without bytes
+    message_us: float  # added by each further message of the same exchange
+    # Of payload, for runs of `RUN_BYTES`, never less for longer runs; 1 GB is 1e9 bytes.
     gb_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:

@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.buffers import Buffer, RequestBuffers
 from halox.paths.costs import ProtocolCost
-from halox.runtime.device_pointers import decided_by_user
+from halox.runtime.context import Context
+from halox.runtime.device_pointers import decided_by_user, find_out
 from halox.runtime.world import load_mpi
 
 
@@ -41,11 +33,13 @@ class CudaAwarePath(Path):
         """Look at HALOX_CUDA_AWARE."""
         decided_by_user()
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def survey(self, context: Context, *, is_named: bool) -> str | None:
+        """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
+        return context.once(_why_no_device_pointers)
+
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer MPI if it takes device pointers."""
-        why = numpy_ends(sender, receiver) or selection.no_device_pointers
+        why = ends.on_host or ends.selection.surveys.get(self.name, "no MPI library was asked")
         return why or [self.offer("mpi", "MPI takes device pointers")]
 
     def channels(self, build: Build, agreed: object) -> Sequence[Carried]:
@@ -63,6 +57,11 @@ class CudaAwarePath(Path):
             )
         channel = staged_channel(build.world, job, buffers, device, self.name)
         return [Carried(self.name, channel, job.messages)]
+
+
+def _why_no_device_pointers(context: Context) -> str | None:
+    verdict = find_out(context.world, context.device)
+    return None if verdict.takes else verdict.reason
 
 
 def device_buffer(nbytes: int) -> Buffer:

@@ -24,14 +24,7 @@ from halox.runtime.waiting import UNDER_WAY
 class InPlaceChannel(Channel):
     """Base of channels that move cells from array to array; `_move` is all that they add.
 
-    Parameters
-    ----------
-    link : NodeLink
-        Flags; freed by `free`.
-    waits_for : sequence of int
-        Ranks whose arrays this rank reaches in `_move`.
-    waited_for : sequence of int
-        Ranks that reach this rank's arrays.
+    In it this rank reaches arrays of ranks ``waits_for``; those ``waited_for`` reach its own. `free` frees ``link``.
     """
 
     def __init__(self, link: NodeLink, waits_for: Sequence[int], waited_for: Sequence[int]) -> None:
@@ -51,7 +44,7 @@ class InPlaceChannel(Channel):
         """Let the neighbours read."""
         self.run()
         self._to_copy.append(self._epoch)
-        UNDER_WAY[self] = None
+        UNDER_WAY[self] = self._help
 
     def run(self) -> None:
         """Let the neighbours read; nobody waits for anything else before `finish`."""
@@ -71,7 +64,7 @@ class InPlaceChannel(Channel):
 
     def _is_alone(self) -> bool:
         """Take this exchange out of those under way; return whether it was the only one, and nobody has copied yet."""
-        was_started = UNDER_WAY.pop(self, self) is None
+        was_started = UNDER_WAY.pop(self, None) is not None
         if not was_started:
             self._to_copy.append(self._epoch)
         elif not UNDER_WAY:
@@ -90,7 +83,7 @@ class InPlaceChannel(Channel):
         )
         self._read.wait(epoch)
 
-    def help(self) -> None:
+    def _help(self) -> None:
         """Copy, if the neighbours have come and nobody has copied yet."""
         if self._to_copy and self._ready.passed(self._epoch):
             self._copy()

@@ -42,25 +42,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Job,
-    Key,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, Key, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import MOST_FRAGMENTS, Cutter, ends_of, senders_by_stage, whole
 from halox.paths.launches import (
     Item,
     MovableChannel,
+    MovableLaunches,
     clearing_of,
     fragmented,
     items_of,
@@ -69,6 +58,8 @@ from halox.paths.launches import (
 )
 from halox.paths.messages import Addressed, Message, located
 from halox.paths.node import Flag, NodeLink
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 from halox.runtime.device_arena import Allocation, DeviceArena, DeviceBlock, DevicePlace
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.streams import CallStreams
@@ -76,10 +67,6 @@ from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 from halox.values import rounded_up
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 SignalKey = tuple[str, int]
 """Name of the flag that goes with an event, and the event's number among the counts of that flag in one epoch."""
@@ -129,23 +116,21 @@ class IpcPath(Path):
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> bool | None:
         """Say that the message is contiguous in memory that peers can map."""
-        is_on_gpu = arrays[message.parts[0].array].device is not None
-        if context.device_arena is None or floats or not is_on_gpu:
+        if context.device_arena is None or floats:
             return None
         return contiguous_places(message, arrays, context.device_arena) is not None or None
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer to go by staging memory, or straight to or from a contiguous array."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
+        why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
         found = [self.offer("staging", "mapped memory, streams ordered by events")]
-        if selection.operation == "copy" and self.name in receiver.paths:
+        can_send, can_receive = ends.described(self)
+        if ends.selection.operation == "copy" and can_receive:
             why = "mapped memory, packed straight into the receiver's contiguous array"
             found.append(self.offer("put", why))
-        if selection.operation == "copy" and self.name in sender.paths:
+        if ends.selection.operation == "copy" and can_send:
             why = "mapped memory, unpacked straight from the sender's contiguous array"
             found.append(self.offer("get", why))
         return found
@@ -180,7 +165,10 @@ def contiguous_places(
     if any(part.strided is None or part.strided.counts for part in message.parts):
         return None
     found = located(message, arrays, arena.locate)
-    return found and tuple(place.at(layout.offset) for place, layout in zip(*found, strict=True))
+    if found is None or found.places is None:
+        return None
+    pairs = zip(found.places, found.layouts, strict=True)
+    return tuple(place.at(layout.offset) for place, layout in pairs)
 
 
 def one_way_cutter(
@@ -272,8 +260,7 @@ class IpcChannel(MovableChannel):
         places = self._staging()
         for message in (*self._receives["put"], *self._sends["get"]):
             found = contiguous_places(message, job.arrays, arena)
-            if found is None:
-                raise AssertionError("a short cut to an array that is not contiguous in the arena")
+            assert found is not None, "a short cut to an array that is not contiguous in the arena"
             places[message.key] = (found,) * _SLOTS
         signs = [_packed(fragment) for fragment in range(self._fragments)]
         if self._sends["put"]:
@@ -312,14 +299,15 @@ class IpcChannel(MovableChannel):
             for message, offset in zip(self._receives["staging"], offsets, strict=True)
         }
 
-    def open(self, records: Mapping[int, IpcRecord]) -> None:
-        """Map the peers' memory and events."""
+    def open(self, records: Mapping[int, IpcRecord]) -> IpcChannel:
+        """Map the peers' memory and events, and return the channel."""
         self._records = records
         for rank, record in records.items():
             self._arena.open(record.segments)
             self._events.open(rank, record.handles)
         self._make_signals()
         self._make_launches()
+        return self
 
     def _make_signals(self) -> None:
         sends, receives, signal = self._sends, self._receives, self._signal
@@ -348,32 +336,20 @@ class IpcChannel(MovableChannel):
         job, device = self._job, self._arena.device
         staging, put = self._sends["staging"], self._sends["put"]
         incoming = (*self._receives["staging"], *self._receives["get"])
-        slots, cut = range(_SLOTS), self._cut
-        self._packs = [
-            fragmented(
-                job,
-                self._items(staging, slot),
-                staging,
-                [*map(cut, staging)],
-                self._fragments,
-                device,
-                unpack=False,
-            )
-            for slot in slots
-        ]
+        slots = range(_SLOTS)
+
+        def cut(
+            messages: Sequence[Message], slot: int, stages: int, *, unpack: bool
+        ) -> MovableLaunches:
+            items, ends = self._items(messages, slot), [*map(self._cut, messages)]
+            return fragmented(job, items, messages, ends, stages, device, unpack=unpack)
+
+        self._packs = [cut(staging, slot, self._fragments, unpack=False) for slot in slots]
         stages = max(len(self._come), 1) if incoming else 0
         self._unpacks = [
             unpacking(job, self._items(incoming, slot), device)
             if job.operation == "add" and incoming
-            else fragmented(
-                job,
-                self._items(incoming, slot),
-                incoming,
-                [*map(cut, incoming)],
-                stages,
-                device,
-                unpack=True,
-            )
+            else cut(incoming, slot, stages, unpack=True)
             for slot in slots
         ]
         self._put = packing(job, self._items(put, 0), device) if put else None
@@ -393,8 +369,8 @@ class IpcChannel(MovableChannel):
         own = self.record.places.get(message.key)
         if own is not None:
             return own
-        opposite = "receive" if message.direction == "send" else "send"
-        return self._records[message.peer].places[opposite, self._link.world.rank, message.tag]
+        direction, tag = message.opposite
+        return self._records[message.peer].places[direction, self._link.world.rank, tag]
 
     def check(self) -> None:
         """Refuse a stream that is being captured, and one behind a last one that is."""
@@ -466,19 +442,12 @@ def make_ipc_channel(
     def begin() -> IpcChannel | None:
         if not job.messages:
             return None
-        if memory is None or link is None:
-            raise AssertionError("a message between GPUs on a rank without memory or flags for it")
+        assert memory is not None and link is not None
         return IpcChannel(job, protocols, *memory, link, cut)
 
-    def record(mine: IpcChannel, _: object) -> dict[int, IpcRecord]:
-        return dict.fromkeys(job.peers, mine.record)
-
-    def opened(mine: IpcChannel, records: Mapping[int, IpcRecord]) -> IpcChannel:
-        mine.open(records)
-        return mine
-
+    rounds = (lambda mine, _: dict.fromkeys(job.peers, mine.record), IpcChannel.open)
     made: IpcChannel | None = handshake(
-        world, begin, (record, opened), "the making of a plan", peers=lambda _: job.peers
+        world, begin, rounds, "the making of a plan", peers=lambda _: job.peers
     )
     return made
 

@@ -38,21 +38,9 @@ class MovableLaunches:
     made at the first address of each remainder by `WORD`, on which words depend, and kept. So a new array takes no new
     table, and no launch that has been captured reads a table that is changed later.
 
-    Parameters
-    ----------
-    job : Job
-    items : sequence of Item
-    make : Make
-        Called for all items, and for those of one array; returns as many stages each time.
-    reads, writes : bool
-        Whether the addresses in the arrays are among those that the launches read, and write.
-    joint : Launchable, optional
-        Launch over the job's own arrays, in place of those that ``make`` would return.
-
-    Attributes
-    ----------
-    stages : View
-        What to call from now on; `bind` sets it.
+    ``make`` is called for all items, and for those of one array, and returns as many stages each time; ``joint`` is the
+    launch over the job's own arrays if another than it would return. ``reads`` and ``writes`` say whether the addresses
+    in the arrays are among those that the launches read, and write. ``stages`` are called from now on, until `bind`.
     """
 
     def __init__(
@@ -273,35 +261,38 @@ def fragmented(
 
 def clearing_of(job: Job, device: int) -> list[MovableLaunches]:
     """Return the launch that sets to zero what has been sent, in accumulations."""
-    from halox.packing.device import Zeroing
+    from halox.packing.device import launch_zeros
 
     if not job.cleared:
         return []
     items = [(part,) for part in job.cleared]
 
     def make(endpoints: Sequence[Item]) -> Sequence[Launchable]:
-        return [Zeroing([endpoint for (endpoint,) in endpoints], device)]
+        return [launch_zeros([endpoint for (endpoint,) in endpoints], device)]
 
     return [MovableLaunches(job, items, make, writes=True)]
+
+
+def is_movable_copy(pair: tuple[Part, Part]) -> bool:
+    """Whether a copy within a rank can be moved to other arrays."""
+    source, target = pair
+    both = source.strided is not None and target.strided is not None
+    return both and source.array == target.array
 
 
 def copying(
     job: Job, pairs: Sequence[tuple[Part, Part]], device: int
 ) -> tuple[MovableLaunches, bool]:
     """Return the launches of what a rank sends to itself, and whether they can be moved to other arrays."""
-    from halox.packing.device import launch_between, strided_between
+    from halox.packing.device import launch_between
 
-    is_movable = all(
-        a.array == b.array and a.strided is not None and b.strided is not None for a, b in pairs
-    )
+    is_movable = all(map(is_movable_copy, pairs))
 
     def make(found: Sequence[Item]) -> Sequence[Launchable]:
-        if not is_movable:
+        if is_movable:
+            both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
+        else:
             both = [(job.endpoint(a), job.endpoint(b)) for a, b in pairs]
-            return [launch_between(both, job.operation, device)]
-        both = [(one, (one[0], other.datatype, other.count)) for one, other in found]
-        made = strided_between(both, job.operation, device)
-        assert made is not None
-        return [made]
+        return [launch_between(both, job.operation, device)]
 
     return MovableLaunches(job, pairs, make, reads=True, writes=True), is_movable

@@ -9,36 +9,10 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from halox.packing.blocking import Move, blocked, copy_all
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    Channel,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-)
+from halox.paths.base import Build, Candidate, Carried, Channel, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
-from halox.paths.host.indexed import (
-    Indices,
-    Words,
-    at_once,
-    index_all,
-    pays,
-    words_of,
-)
-from halox.paths.host.packed import (
-    Place,
-    add_all,
-    clearing,
-    located,
-    packer_of,
-    paired_places,
-    places_of,
-    views_of,
-)
+from halox.paths.host.indexed import Indices, PartView, Words, at_once, index_all, pays, words_of
+from halox.paths.host.packed import add_all, clearing, packer_of, paired_places, places_of, views_of
 from halox.paths.launches import MovableChannel, clearing_of, copying
 from halox.paths.messages import Part
 from halox.runtime.arrays import HostArray
@@ -56,9 +30,7 @@ class LocalPath(Path):
     memory = "host"
     to_self = True
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate]:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate]:
         """Copy."""
         return [self.offer("copy", "the neighbour is this rank")]
 
@@ -84,7 +56,8 @@ class LocalHostChannel(Channel):
 
     def __init__(self, job: Job) -> None:
         pairs, adds = [*job.pairs()], job.operation == "add"
-        found, cleared = _places_of(pairs, values=adds), places_of(job.cleared)
+        arrays = cast(Sequence[HostArray], job.arrays)
+        found, cleared = _places_of(pairs, arrays, values=adds), places_of(job.cleared, arrays)
         self._words: tuple[int, Words, Indices, Indices] | None = None
         self._in_tiles: bool | None = None  # the same for all arrays of a layout
         # Copies that are made as they are, and what is done in other ways.
@@ -93,15 +66,14 @@ class LocalHostChannel(Channel):
         if found is not None and cleared is not None:
             self.is_movable = True
             self._adds = adds
-            arrays = cast(Sequence[HostArray], job.arrays)
-            self._sources, self._targets = (located(places, arrays) for places in found)
+            self._sources, self._targets = found
             both = [*self._sources, *self._targets]
             if not adds and pays(both, 2):
                 words = words_of(both)
                 indices = words.indices(self._targets), words.indices(self._sources)
                 self._words = (both[0][0], words, *at_once(*indices))
-            self._cleared = located(cleared, arrays)
-            self._zeros = [np.zeros((), place.view.dtype) for place in cleared]
+            self._cleared = cleared
+            self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in cleared]
             self.bind(self.views([array.memory for array in arrays]))
             return
         for send, receive in pairs:
@@ -145,17 +117,17 @@ class LocalHostChannel(Channel):
 
 
 def _places_of(
-    pairs: Sequence[tuple[Part, Part]], *, values: bool
-) -> tuple[list[Place], list[Place]] | None:
+    pairs: Sequence[tuple[Part, Part]], arrays: Sequence[HostArray], *, values: bool
+) -> tuple[list[PartView], list[PartView]] | None:
     """Return the places to copy or add from, and those to copy or add to; None unless each two are alike."""
-    sources = places_of((send for send, _ in pairs), values=values)
-    targets = places_of((receive for _, receive in pairs), values=values)
+    sources = places_of((send for send, _ in pairs), arrays, values=values)
+    targets = places_of((receive for _, receive in pairs), arrays, values=values)
     if sources is None or targets is None:
         return None
     for number, (a, b) in enumerate(zip(sources, targets, strict=True)):
-        if a.view.shape == b.view.shape and a.view.dtype == b.view.dtype:
+        if a[1:3] == b[1:3]:  # shape and dtype
             continue
-        common = None if values else paired_places(*pairs[number])
+        common = None if values else paired_places(*pairs[number], arrays)
         if common is None:
             return None
         sources[number], targets[number] = common

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, NamedTuple, Protocol
+from typing import Generic, Literal, NamedTuple, TypeAlias
 
 from halox.datatypes import Datatype, StridedBlocks
 from halox.datatypes.signature import Signature
 from halox.errors import MismatchError
 from halox.packing.strided_plan import least_row_bytes
+from halox.runtime.arrays import Described, HostArray
 from halox.runtime.place import Place, SegmentT
 from halox.values import rounded_up
 
@@ -56,6 +57,11 @@ class Message:
     def key(self) -> tuple[str, int, int]:
         """Direction, peer and tag: what tells the messages of a plan apart."""
         return self.direction, self.peer, self.tag
+
+    @property
+    def opposite(self) -> tuple[Direction, int]:
+        """Direction and tag of the message at its other end."""
+        return "send" if self.direction == "receive" else "receive", self.tag
 
     @cached_property
     def nbytes(self) -> int:
@@ -155,18 +161,14 @@ def _readable(part: PartSignature) -> str:
 
 
 class Located(NamedTuple, Generic[SegmentT]):
-    """Places of the arrays of a message's parts, and the layouts of the parts from there."""
+    """Places of the arrays of a message's parts, None unless all are in an arena, and the parts' layouts from there."""
 
-    places: tuple[Place[SegmentT], ...]
+    places: tuple[Place[SegmentT], ...] | None
     layouts: tuple[StridedBlocks, ...]
 
 
-class Addressed(Protocol):
-    """An array with an address."""
-
-    @property
-    def pointer(self) -> int:
-        """Address of its first element."""
+Addressed: TypeAlias = Described | HostArray
+"""An array with an address."""
 
 
 def located(
@@ -174,17 +176,16 @@ def located(
     arrays: Sequence[Addressed],
     locate: Callable[[int, int], Place[SegmentT] | None],
 ) -> Located[SegmentT] | None:
-    """Locate a message's parts in an arena; None unless it has them all, and each is strided as a whole."""
-    places, layouts = [], []
+    """Locate a message's parts in an arena; None unless each is strided as a whole."""
+    layouts = tuple([strided for part in message.parts if (strided := part.strided) is not None])
+    if len(layouts) < len(message.parts):
+        return None
+    places = []
     for part in message.parts:
-        strided = part.strided
-        if strided is None:
-            return None
         pointer = arrays[part.array].pointer
         first, end = part.datatype.reach(part.count)
         place = locate(pointer + first, pointer + end)
         if place is None:
-            return None
+            return Located(None, layouts)
         places.append(place.at(-first))
-        layouts.append(strided)
-    return Located(tuple(places), tuple(layouts))
+    return Located(tuple(places), layouts)

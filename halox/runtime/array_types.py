@@ -41,31 +41,18 @@ class XArray(Protocol):
 
 
 class CupyMemory(Protocol):
-    """Memory that CuPy has allocated."""
+    """Memory that CuPy has allocated: the address of its first byte, and its bytes."""
 
-    @property
-    def ptr(self) -> int:
-        """Address of its first byte."""
-
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
+    ptr: int
+    size: int
 
 
 class CupyPointer(Protocol):
-    """`cupy.cuda.MemoryPointer`: an address within an allocation."""
+    """`cupy.cuda.MemoryPointer`: an address within an allocation on a GPU."""
 
-    @property
-    def ptr(self) -> int:
-        """Address."""
-
-    @property
-    def mem(self) -> CupyMemory:
-        """Memory that it points into."""
-
-    @property
-    def device_id(self) -> int:
-        """Number of the GPU."""
+    ptr: int
+    mem: CupyMemory
+    device_id: int
 
     def copy_from_device_async(self, source: CupyPointer, nbytes: int, /) -> None:
         """Copy bytes of a GPU to here, on the current stream."""
@@ -75,67 +62,27 @@ class CupyPointer(Protocol):
 
 
 class CupyFlags(Protocol):
-    """Flags of an array of CuPy."""
+    """Flags of an array of CuPy: whether its elements are one run in C order, or in C or Fortran order."""
 
-    @property
-    def c_contiguous(self) -> bool:
-        """Whether the elements are one run in C order."""
-
-    @property
-    def forc(self) -> bool:
-        """Whether the elements are one run in C or Fortran order."""
+    c_contiguous: bool
+    forc: bool
 
 
 class CupyDevice(Protocol):
     """`cupy.cuda.Device`."""
 
-    @property
-    def id(self) -> int:
-        """Number of the GPU."""
+    id: int
 
 
-class CupyArray(Protocol):
+class CupyArray(XArray, Protocol):
     """`cupy.ndarray`."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in bytes."""
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-
-    @property
-    def dtype(self) -> DType:
-        """Type of an element."""
-
-    @property
-    def flags(self) -> CupyFlags:
-        """Flags of the layout."""
-
-    @property
-    def data(self) -> CupyPointer:
-        """Address of element [0, ..., 0]."""
-
-    @property
-    def device(self) -> CupyDevice:
-        """GPU."""
+    size: int
+    itemsize: int
+    nbytes: int
+    flags: CupyFlags
+    data: CupyPointer
+    device: CupyDevice
 
     def get(self) -> Array:
         """Copy to the host."""
@@ -161,16 +108,17 @@ class CupyArray(Protocol):
     def __getitem__(self, key: object, /) -> CupyArray:
         """View, or take elements."""
 
-    def __setitem__(self, key: object, value: object, /) -> None:
-        """Set elements."""
-
 
 class CupyEvent(Protocol):
-    """`cupy.cuda.Event`."""
+    """`cupy.cuda.Event`, and its address."""
 
-    @property
-    def ptr(self) -> int:
-        """Address of the event."""
+    ptr: int
+
+
+class CupyFunction(Protocol):
+    """`cupy.cuda.Function`, and its address, a CUfunction."""
+
+    ptr: int
 
 
 class CudaInterface(TypedDict, total=False):
@@ -182,14 +130,6 @@ class CudaInterface(TypedDict, total=False):
     strides: tuple[int, ...] | None
     descr: list[tuple[str, str]]
     stream: int | None
-
-
-class CupyFunction(Protocol):
-    """`cupy.cuda.Function`."""
-
-    @property
-    def ptr(self) -> int:
-        """Address of the function, a CUfunction."""
 
 
 Field: TypeAlias = Array | CupyArray

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import get_ident
-from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from halox.errors import StateError
 
@@ -81,6 +81,23 @@ def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
             return method(self, *args, **kwargs)
 
     return call
+
+
+class Closing:
+    """Context manager that closes itself at its end, unless an error is propagating: other ranks may not take part."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close it after a block without an error."""
+        if kind is None:
+            self.close()
 
 
 making = CallGuard()

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from halox.errors import ExchangeTimeoutError
 from halox.runtime.arena import HostPlace, SharedArena, arena_of
 from halox.runtime.device_arena import DeviceArena
-from halox.runtime.device_pointers import find_out
 from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.leftovers import Leftovers
 from halox.runtime.place import Place
@@ -86,10 +85,6 @@ class Context:
             self.topology = survey(self.world, self.device_arena, self.events)
         return self.topology
 
-    def why_no_device_pointers(self) -> str | None:
-        """Find out why MPI cannot be given device pointers, None if it can; collective the first time."""
-        return self.once(_why_no_device_pointers)
-
     def once(self, find: Callable[[Context], Found]) -> Found:
         """Return ``find(self)``, called the first time only; as collective as the function is."""
         if find not in self._kept:
@@ -128,8 +123,3 @@ class Context:
         """Free everything after an error that was raised on all ranks, so that they can do it together."""
         if not isinstance(error, ExchangeTimeoutError):
             self.close()
-
-
-def _why_no_device_pointers(context: Context) -> str | None:
-    verdict = find_out(context.world, context.device)
-    return None if verdict.takes else verdict.reason

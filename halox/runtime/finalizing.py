@@ -10,9 +10,10 @@ _calls: list[Callable[[], None]] = []
 
 
 def before_finalize(mpi: ModuleType, call: Callable[[], None]) -> None:
-    """Make a call as MPI is being finalized, after those that were given before; ``mpi`` is ``mpi4py.MPI``."""
+    """Make a call as MPI is being finalized, once, after those that were given before; ``mpi`` is ``mpi4py.MPI``."""
     _watch(mpi)
-    _calls.append(call)
+    if call not in _calls:
+        _calls.append(call)
 
 
 @cache

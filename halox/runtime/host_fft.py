@@ -26,17 +26,10 @@ class HostTransforms:
     """Transforms on the host; the methods return functions of (source, target), which may be one array for `c2c`.
 
     ``norm`` is that of `numpy.fft` for the direction. `c2r` destroys its source if it transforms several axes.
-
-    Attributes
-    ----------
-    scales : bool
-        Whether transforms apply a norm at no cost.
-    turns : bool
-        Whether lines that are contiguous are worth a transpose with permuted axes.
     """
 
-    scales = True
-    turns = False
+    scales = True  # transforms apply a norm at no cost
+    turns = False  # lines that are contiguous are worth a transpose with permuted axes
 
     def begin(self) -> None:
         """Begin a call: nothing to do on the host."""

@@ -11,11 +11,10 @@ pyverbs has them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from halox.errors import MissingPackageError, PathError
 from halox.runtime.world import World
@@ -51,8 +50,6 @@ _ACK_TIMEOUT = 14
 _SURVEYING = "the survey of network adapters"
 
 _INSTALL = "install rdma-core's Python package, python3-pyverbs of your distribution or `pip install pyverbs`"
-
-Found = TypeVar("Found")
 
 
 def verbs() -> Any:
@@ -152,14 +149,7 @@ class QueuePair:
 
 
 class Adapter:
-    """An open adapter, its protection domain, and the address of its port.
-
-    Attributes
-    ----------
-    name, firmware : str
-    max_message_bytes : int
-        Most bytes of a work request.
-    """
+    """An open adapter, its protection domain, and the address of its port."""
 
     def __init__(self, name: str) -> None:
         self.verbs, self.name = verbs(), name
@@ -209,12 +199,8 @@ class Adapter:
 def open_adapter(turn: int = 0) -> Adapter:
     """Open an adapter of the machine with an active port that makes keys: the first from number ``turn`` on.
 
-    Raises
-    ------
-    MissingPackageError
-        If pyverbs is missing.
-    PathError
-        If there is no RDMA device, or none that can be used, with the reason of each.
+    Raises `MissingPackageError` if pyverbs is missing, `PathError` if there is no RDMA device, or none that can be
+    used, with the reason of each.
     """
     v = verbs()
     try:
@@ -261,13 +247,9 @@ class Adapters:
 
 def survey(world: World) -> Adapters:
     """Open this rank's adapter, and find out who else has one; collective over the world."""
-    own, why = attempt(lambda: open_adapter(world.machine_rank))
-    return Adapters(own, tuple(world.gather(why, _SURVEYING)))
-
-
-def attempt(find: Callable[[], Found]) -> tuple[Found | None, str | None]:
-    """Return what is found, or else the reason why nothing is."""
+    own, why = None, None
     try:
-        return find(), None
+        own = open_adapter(world.machine_rank)
     except (MissingPackageError, PathError) as error:
-        return None, str(error)
+        why = str(error)
+    return Adapters(own, tuple(world.gather(why, _SURVEYING)))

@@ -22,20 +22,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
+from halox.runtime.context import Context
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark
 from halox.runtime.gpu.nccl import Nccl, NcclOp, load_nccl, nccl_version_text
 from halox.runtime.status import ranks_text
 from halox.runtime.world import World
-
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
 
 _MAKING = "the making of an NCCL communicator"
 _LOOKS = 8
@@ -96,14 +94,9 @@ def nccl_of(context: Context) -> NcclRanks:
 
 
 class NcclRanks:
-    """A communicator of NCCL over the ranks of a world, on this rank's GPU; collective to make.
+    """A communicator of NCCL over the ranks of a world, with their numbers, on this rank's GPU; collective to make.
 
-    Attributes
-    ----------
-    rank : int
-        This rank; NCCL numbers the ranks as the world does.
-    failed : str
-        Why it was aborted; empty while it has not been.
+    ``failed`` is the reason why it was aborted, empty while it has not been.
     """
 
     _kind: type[HaloxError] = ExchangeTimeoutError
@@ -217,25 +210,10 @@ class NcclRanks:
 class Watch:
     """Watch of the calls of one plan, or reduction, which leave ``begin`` and ``end`` on their stream.
 
+    ``name`` is that of its messages; ``names`` the address on the GPU of the addresses at which the names of those from
+    ``sources`` are received. ``limit_s`` is 0 for no limit, and ``begin`` None then.
+
     The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
-
-    Parameters
-    ----------
-    peers : sequence of int
-    name : int
-        Name of the messages.
-    names : int
-        Address on the GPU of the addresses at which names are received.
-    sources : sequence of int
-        Ranks that these come from.
-    limit_s : float
-        0 for no limit.
-
-    Attributes
-    ----------
-    begin : Mark or None
-        None without a limit.
-    end : Mark
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _MADV_POPULATE_WRITE = 23
 _lock = Lock()
 
 
-def _fence() -> None:
+def fence() -> None:
     """Order loads and stores before and after.
 
     Taking and releasing a lock twice is a full barrier on processors of weak order: nothing moves before the first
@@ -42,14 +42,8 @@ def _fence() -> None:
         _lock.release()
 
 
-def _no_fence() -> None:
-    """Do nothing: x86 processors keep the order of loads, and of stores, by themselves."""
-
-
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")
-"""Whether the order in which other ranks see stores must be enforced."""
-
-fence = _fence if NEEDS_FENCE else _no_fence
+"""Whether `fence` must enforce the order in which other ranks see stores: x86 processors keep it by themselves."""
 
 
 def new_name() -> str:

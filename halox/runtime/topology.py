@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from halox.runtime.device_arena import Allocation, DeviceArena
 from halox.runtime.gpu import cuda
+from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.world import World
-
-if TYPE_CHECKING:
-    from halox.runtime.device_arena import Allocation, DeviceArena
-    from halox.runtime.gpu.ipc_events import EventPool
 
 _PROBE_BYTES = 4096
 _SURVEYING = "the survey of GPUs"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
 
 from halox.errors import ExchangeTimeoutError, HaloxError
-
-if TYPE_CHECKING:
-    from halox.runtime.status import CallWatch
+from halox.runtime.status import CallWatch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds to wait for another rank where ``HALOX_TIMEOUT`` is not set."""
@@ -45,24 +42,18 @@ def timeout_s() -> float:
     return seconds if seconds < _MOST_S else 0.0
 
 
-class Helper(Protocol):
-    """Exchange under way whose neighbours may wait for a step of this rank.
+UNDER_WAY: dict[object, Callable[[], object]] = {}
+"""Exchanges between ``start`` and ``finish`` whose neighbours may wait for a step of this rank; empty in most programs.
 
-    An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. Were that
-    done in ``finish`` alone, two plans finished in another order on each rank would deadlock::
+An exchange that reads the neighbours' arrays in place ends when they have read this rank's cells too. Were that
+done in ``finish`` alone, two plans finished in another order on each rank would deadlock::
 
-        A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
-        B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
+    A: p.start | q.start | p.finish: waits for B to read ............ | q.finish
+    B: p.start | q.start | q.finish: waits for A to read ............ | p.finish
 
-    So a waiting rank takes the steps of the other exchanges that it has started, as soon as they can be taken.
-    """
-
-    def help(self) -> None:
-        """Take the step that neighbours may wait for, if it can be taken; does not wait."""
-
-
-UNDER_WAY: dict[Helper, Helper | None] = {}
-"""Exchanges between ``start`` and ``finish`` that neighbours wait for; empty in most programs."""
+So a waiting rank takes the steps of the other exchanges that it has started, as soon as they can be taken. Each has
+here the function that takes its step, if that can be taken, and does not wait.
+"""
 
 
 class Waiter:
@@ -106,8 +97,8 @@ class Waiter:
         watch, is_published = self.watch, False
         try:
             while not ready():
-                for helper in list(UNDER_WAY):
-                    helper.help()
+                for step in list(UNDER_WAY.values()):
+                    step()
                 now = time.monotonic()
                 if now - start > _BUSY_S:
                     time.sleep(_NAP_S)

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -69,22 +69,11 @@ class World:
     different values are on different nodes, and ``HALOX_NODE=rank`` declares every rank a node of its own.
     ``HALOX_DEBUG=1`` prints every collective call of every rank, with the time.
 
-    Attributes
-    ----------
-    comm, data_comm, node_comm : mpi4py.MPI.Intracomm
-        The duplicate, one for collectives that carry users' data, and one of the ranks of this node.
-    ranks : Communicator
-        The communicator with all that its ranks share, which outlives the world.
-    nodes : tuple of int
-        For each rank the number of its node.
-    node_ranks : dict of int to int
-        For each rank of this node its place among them.
-    node_rank, node_size, machine_rank : int
-        Place among the ranks of this node, and their number; place among those of this machine.
-    crowded : bool
-        Whether some node has more ranks than cores.
-    guard : CallGuard
-        Guard of the collective calls on these ranks.
+    ``ranks`` is the communicator with all that its ranks share, which outlives the world: ``comm`` the duplicate,
+    ``data_comm`` one for collectives that carry users' data, and ``node_comm`` one of the ranks of this node. ``nodes``
+    has for each rank the number of its node, ``node_ranks`` for each rank of this node its place among them;
+    ``machine_rank`` is this rank's place among those of its machine. Ranks are ``crowded`` if some node has more of
+    them than cores. ``guard`` is that of the collective calls on these ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None, making: str = "a call") -> None:
@@ -126,7 +115,7 @@ class World:
         self.shares_memory, self.crowded = ranks.shares_memory, ranks.crowded
         self.closed = False
         self._closed_why = ""
-        _watch_finalize(mpi)
+        before_finalize(mpi, _close_all)
         _living.add(self)
         self.begin(making)
 
@@ -365,12 +354,6 @@ def raise_together(
         rest = sum(len(ranks) for ranks in list(texts.values())[_MOST_TEXTS:])
         lines.append(f"... and {len(texts) - _MOST_TEXTS} more errors, on {rest} rank(s)")
     raise kind("\n".join(lines)) from own
-
-
-@cache
-def _watch_finalize(mpi: ModuleType) -> None:
-    """Close all worlds when MPI is finalized."""
-    before_finalize(mpi, _close_all)
 
 
 def _close_all() -> None:

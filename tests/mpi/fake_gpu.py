@@ -134,7 +134,7 @@ class FakeGpu:
         monkeypatch.setattr(f"{packers}.device.fragment_launches", self.fragment_launches)
         monkeypatch.setattr(f"{packers}.device.launch_pack", self.launch_pack)
         monkeypatch.setattr(f"{packers}.device.launch_add", self.launch_add)
-        monkeypatch.setattr(f"{packers}.device.Zeroing", self.zeroing)
+        monkeypatch.setattr(f"{packers}.device.launch_zeros", self.launch_zeros)
 
     def make_event(self) -> int:
         self.made += 1
@@ -249,7 +249,7 @@ class FakeGpu:
     def launch_add(self, moves: Any, device: int, mark: Any = None) -> Any:
         return self.launch([("add", *_both(*move)[::-1], move[0][1].uniform) for move in moves])
 
-    def zeroing(self, endpoints: Any, device: int) -> Any:
+    def launch_zeros(self, endpoints: Any, device: int) -> Any:
         targets = [touched(endpoint) for endpoint in endpoints]
         return self.launch([("fill", t, bytes(len(t))) for t in targets])
 

@@ -17,7 +17,8 @@ from halox.errors import ExchangeTimeoutError, StateError
 from halox.packing.copy_boxes import Blocks
 from halox.paths.base import Job
 from halox.paths.scatter_gather import copy_channel, copy_engine, graph_flags
-from halox.paths.scatter_gather.copy_channel import make_copy_channel
+from halox.paths.scatter_gather.agreement import agreed
+from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.keys import Keys
 from halox.runtime.gpu.pools import Pool
@@ -98,8 +99,8 @@ class CopyRig(Rig):
             self.engine = CopyEngine(arena)
             self.engine.map = self.map  # type: ignore[method-assign]
             self.keys = Keys(self.engine)
-        engine = (self.keys, self.engine, self.events) if job.messages else None
-        return make_copy_channel(self.world, job, ways, engine, self.link)
+        engine = self.keys, self.engine, self.events
+        return agreed(self.world, lambda: CopyChannel(job, ways, *engine, self.link), job)
 
 
 @pytest.fixture

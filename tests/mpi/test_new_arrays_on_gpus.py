@@ -11,7 +11,6 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.paths.peer import channel as peer_channel
 from halox.paths.peer import negotiation
 from halox.runtime.gpu import pools, streams
 from tests.mpi.conftest import agree
@@ -74,7 +73,7 @@ def grid(path: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(negotiation, "PreparedLaunch", running(comm.rank))
     monkeypatch.setattr(negotiation, "kernel", lambda name, function, device, defines: defines)
     monkeypatch.setattr(negotiation, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(peer_channel, "SIDE_STREAMS", pools.Pool(lambda device: machine.stream))
+    monkeypatch.setattr(pools, "SIDE_STREAMS", pools.Pool(lambda device: machine.stream))
     monkeypatch.setattr("halox.packing.device.check_bounds", lambda *_: None)
     monkeypatch.setattr("halox.runtime.gpu.memory.pinned", pinned)
     options: dict[str, Any] = {"proc_shape": (comm.size, 1, 1), "device": "gpu", "path": path}

@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 
 from halox.packing.host import HostPacker
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    Channel,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-)
+from halox.paths.base import Build, Candidate, Carried, Channel, Job, MessageEnds, Path, Protocol
 from halox.paths.messages import Message
 
 
@@ -64,13 +54,11 @@ class ToyPath(Path):
     def describe(self, message: Message, arrays: Any, context: Any, *, floats: bool) -> str:
         return f"toy of rank {context.world.rank}"
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> list[Candidate] | str:
-        if selection.operation == "add":
+    def candidates(self, ends: MessageEnds) -> list[Candidate] | str:
+        if ends.selection.operation == "add":
             return "a toy does not add"
-        ends = f"{sender.paths[self.name]} to {receiver.paths[self.name]}"
-        return [self.offer("bytes", f"somebody wants to play, {ends}")]
+        sender, receiver = ends.described(self)
+        return [self.offer("bytes", f"somebody wants to play, {sender} to {receiver}")]
 
     def channels(self, build: Build, agreed: Any) -> list[Carried]:
         job = build.job(self)

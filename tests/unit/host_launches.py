@@ -125,7 +125,7 @@ def _between(pairs: Any, operation: str, device: int) -> HostLaunch:
     )
 
 
-def _zeroing(endpoints: Any, device: int) -> HostLaunch:
+def _zeros(endpoints: Any, device: int) -> HostLaunch:
     zeros = np.zeros(max(len(touched(endpoint)) for endpoint in endpoints), "u1")
     at = zeros.ctypes.data + np.arange(zeros.size)
     return HostLaunch([(at[: len(t)], t, None) for t in map(touched, endpoints)], keep=zeros)
@@ -136,8 +136,8 @@ FAKES: dict[str, Callable[..., Any]] = {
     "launch_unpack": _unpack,
     "launch_add": _add,
     "fragment_launches": _fragments,
-    "strided_between": _between,
-    "Zeroing": _zeroing,
+    "launch_between": _between,
+    "launch_zeros": _zeros,
 }
 """Stand-ins for the functions of `halox.packing.device`, by name."""
 

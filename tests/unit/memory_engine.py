@@ -55,7 +55,7 @@ class MemoryTransfer:
         self.engine, self.direction, self.peer = engine, direction, peer
         self.key, self.remote = key, remote
 
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
+    def __call__(self, immediate: int | None = None) -> None:
         engine = self.engine
         owner, theirs = engine.fabric.keys[self.remote.rkey]
         assert owner.rank == self.peer

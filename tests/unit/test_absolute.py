@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.errors import DatatypeError, FieldError
 from halox.packing.absolute import check_absolute
+from halox.runtime.gpu import memory
 from halox.runtime.gpu.memory import MemoryKind
 from tests.support import trials
 
@@ -39,13 +42,8 @@ class Table:
         return MemoryKind(found[2], found[3], address)
 
     def check(self, datatype, count=1, device=0):
-        check_absolute(
-            datatype,
-            count,
-            device,
-            memory_range=self.memory_range,
-            memory_kind=self.memory_kind,
-        )
+        with patch.multiple(memory, memory_range=self.memory_range, memory_kind=self.memory_kind):
+            check_absolute(datatype, count, device)
 
 
 GPU = Table(
@@ -136,15 +134,8 @@ class TestCheckAbsolute:
             GPU.check(blocks((0x8, 0x10), (-0x10, -0x8)))
 
     def test_the_name_of_the_argument(self):
-        with pytest.raises(FieldError, match=r"^source: bytes \[0x9000"):
-            check_absolute(
-                blocks((0x9000, 0x9001)),
-                1,
-                0,
-                name="source",
-                memory_range=GPU.memory_range,
-                memory_kind=GPU.memory_kind,
-            )
+        with pytest.raises(FieldError, match=r"^datatype: bytes \[0x9000"):
+            GPU.check(blocks((0x9000, 0x9001)))
 
     @given(
         st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=6),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from halox import datatypes as dt
 from halox.datatypes import Datatype
 from halox.errors import DatatypeError, DeviceError
-from halox.packing.copy_engine import MOST_BOXES, MOST_RUNS, Box, CopyEnginePacker, Plan, plan
+from halox.packing.copy_boxes import MOST_BOXES, Box
+from halox.packing.copy_engine import MOST_RUNS, CopyEnginePacker, Plan, plan
 from halox.packing.host import HostPacker
 from halox.runtime.gpu.copies import MAX_PITCH
 from tests.support import require, trials
@@ -26,9 +27,9 @@ def memory_of(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, GUARD, nbytes, np.uint8)
 
 
-def box_view(memory: np.ndarray, offset: int, box: Box, pitch: int, rows: int) -> np.ndarray:
+def box_view(memory: np.ndarray, offset: int, box: Box, pitch: int, step: int) -> np.ndarray:
     """The bytes of one side of a box, as the driver's documentation defines them; bounds checked."""
-    shape, strides = (box.depth, box.height, box.width), (pitch * rows, pitch, 1)
+    shape, strides = (box.depth, box.height, box.width), (step, pitch, 1)
     return np.ndarray(shape, np.uint8, memory.data, offset, strides)
 
 
@@ -42,13 +43,14 @@ def perform(planned: Plan, array: np.ndarray, origin: int, packed: np.ndarray, *
             mine[...] = packed
 
     for box in planned.boxes:
-        assert min(box.array_pitch, box.packed_pitch) >= box.width > 0
-        assert max(box.array_pitch, box.packed_pitch) <= MAX_PITCH
-        assert min(box.array_rows, box.packed_rows) >= box.height > 1
-        assert box.depth > 0
+        sides = (box.source_pitch, box.source_slice), (box.target_pitch, box.target_slice)
+        for pitch, step in sides:
+            assert box.width <= pitch <= MAX_PITCH
+            assert box.depth == 1 or (step % pitch == 0 and step >= pitch * box.height)
+        assert min(box.width, box.depth) > 0 and box.height > 1
         move(
-            box_view(array, origin + box.array, box, box.array_pitch, box.array_rows),
-            box_view(packed, box.packed, box, box.packed_pitch, box.packed_rows),
+            box_view(array, origin + box.source, box, *sides[0]),
+            box_view(packed, box.target, box, *sides[1]),
         )
     assert (planned.sizes > 0).all()
     runs = (planned.array_offsets, planned.packed_offsets, planned.sizes)
@@ -154,7 +156,7 @@ class TestPlan:
             (1, 0) if pitch == MAX_PITCH else (0, 3)
         )
         if planned.boxes:
-            assert planned.boxes[0][4:7] == (1, pitch, 3)
+            assert planned.boxes[0][3:6] == (3, 1, pitch)
         else:
             assert planned.array_offsets.tolist() == [0, pitch, 2 * pitch]
 
@@ -162,7 +164,7 @@ class TestPlan:
         """Slices further apart than that are no pitch."""
         rows = dt.hvector(2, 1, 2**30, "u1")
         (box,) = plan(dt.hvector(3, 1, 2**33, rows)).boxes
-        assert (box.height, box.depth, box.array_rows) == (2, 3, 8)
+        assert (box.height, box.depth, box.source_slice // box.source_pitch) == (2, 3, 8)
 
     def test_bounds(self):
         rows = [

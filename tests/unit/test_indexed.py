@@ -12,7 +12,7 @@ from halox.decomposition import FieldLayout, FieldSpec, decompose
 from halox.exchange.halo import halo_draft
 from halox.paths.base import Job
 from halox.paths.host import indexed
-from halox.paths.host.packed import located, places_of
+from halox.paths.host.packed import places_of
 from halox.paths.local import LocalHostChannel
 from halox.runtime.arrays import borrow, describe
 
@@ -71,7 +71,7 @@ def test_the_widest_words() -> None:
         u = np.zeros(layout.padded_shape, dtype)
         draft = halo_draft((u,), [(describe(u), layout)], operation="copy", corners=True)
         parts = [part for message in draft.sends for part in message.parts]
-        places = located(places_of(parts) or [], [borrow(u)])
+        places = places_of(parts, [borrow(u)]) or []
         words = indexed.words_of(places)
         assert words.dtype.itemsize == size
         numbers = words.indices(places)

@@ -16,10 +16,9 @@ import pytest
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MissingPackageError, PathError
 from halox.paths.messages import Message, Part
-from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
+from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_channel import Mail, _End
 from halox.paths.scatter_gather.mlx5_umr import ENTRIES, Mlx5Umr
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks, Window, agreed_chunk, propose
 from halox.runtime import mlx5
 from halox.runtime.gpu.dmabuf import flush_writes
@@ -81,8 +80,8 @@ class Ends:
                 rounds.enter(number)
             *first, last = self.rounds[0].transfers("put", number)
             for transfer in first:
-                transfer.post()
-            last.post(7 + number)
+                transfer()
+            last(7 + number)
             sender.complete()
             assert receiver.arrivals() == [(0, 7 + number)]
 
@@ -182,7 +181,7 @@ def test_a_key_in_use_is_not_mapped_anew(wire: fake_verbs.Wire) -> None:
     ends = Ends(engines(), (VECTOR, VECTOR), (sent, received))
     own = ends.lists[0]
     wire.is_held = True
-    ends.rounds[0].transfers("put", 0)[0].post()
+    ends.rounds[0].transfers("put", 0)[0]()
     engine, key = ends.engines[0], own.keys[0]
     assert not engine.is_idle(own.keys)
     with pytest.raises(PathError, match="rank 0 maps a key anew that a transfer still uses"):
@@ -293,7 +292,7 @@ def test_gpu_memory_by_dmabuf(way: str, offset: int, wire: Any, gpu: Any) -> Non
         keys.append(engine.make_key())
         engine.map(keys[-1], blocks.windows(kind.size, [regions[-1]], [at])[0])
     assert not fake_verbs.DMABUFS, "the descriptor has been registered"
-    pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1).post(1)
+    pair[0].transfer("put", keys[0], pair[1].export(keys[1]), 1)(1)
     pair[0].complete()
     inside = np.arange(there.size) % 500 < 300
     inside[kind.extent :] = False

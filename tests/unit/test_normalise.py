@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halox.decomposition import (
+from halox.decomposition.normalise import (
     normalise_blocks,
     normalise_grid_shape,
     normalise_halo,

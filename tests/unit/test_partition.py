@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from halox.decomposition import AxisPartition, owned_range
+from halox.decomposition import AxisPartition
+from halox.decomposition.partition import owned_range
 from halox.errors import DecompositionError
 
 

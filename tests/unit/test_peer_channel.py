@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halox.paths import aside
 from halox.paths.base import Job
 from halox.paths.peer import channel as peer
+from halox.runtime.gpu import pools
 from halox.runtime.gpu.pools import FailureWord
 
 
@@ -50,8 +52,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     streams = SimpleNamespace(
         take=lambda device: side, release=lambda device, found: said.append("stream given back")
     )
-    monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(peer, "SIDE_STREAMS", streams)
+    monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(pools, "SIDE_STREAMS", streams)
     word = SimpleNamespace(array=np.zeros(8, "u1"), device_pointer=0)
     words = SimpleNamespace(take=lambda device: word, release=lambda device, found: None)
     monkeypatch.setattr("halox.runtime.gpu.pools.HOST_WORDS", words)

@@ -17,9 +17,11 @@ import pytest
 from halox.errors import StateError
 from halox.packing.refine import Level
 from halox.packing.strided_plan import Row
+from halox.paths import aside
 from halox.paths.peer import channel as peer
 from halox.paths.peer import endpoints
 from halox.paths.peer.table import MOST_SHIFTS, Kind, both_packed
+from halox.runtime.gpu import pools
 from tests.support import require
 from tests.unit.cpu_kernels import aligned
 from tests.unit.cpu_peer import (
@@ -75,8 +77,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cuda = SimpleNamespace(runtime=runtime, get_current_stream=lambda: stream)
     side = SimpleNamespace(stream=stream, before=stream, after=stream)
     pool = SimpleNamespace(take=lambda device: side, release=lambda device, found: None)
-    monkeypatch.setattr(peer, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(peer, "SIDE_STREAMS", pool)
+    monkeypatch.setattr(aside, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(pools, "SIDE_STREAMS", pool)
     with without_gpu(1, adapt):
         yield
 

@@ -17,12 +17,17 @@ from halox.decomposition import (
     FieldLayout,
     FieldSpec,
     Placement,
-    choose_proc_shape,
-    counted_halo,
     decompose,
 )
+from halox.decomposition.procgrid import counted_halo
 from halox.errors import DecompositionError
 from tests.support import trials
+
+
+def choose_proc_shape(ranks, shape, halo=0, periodic=False, proc_shape=None, blocks=None):
+    return decompose(
+        shape, ranks, halo=halo, periodic=periodic, proc_shape=proc_shape, blocks=blocks
+    ).proc_shape
 
 
 def measured(shape, halo, periodic, procs, blocks):

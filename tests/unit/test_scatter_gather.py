@@ -16,9 +16,8 @@ from halox.errors import PathError
 from halox.paths.messages import Message, Part
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Limits, Region
-from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory
+from halox.paths.scatter_gather.keys import KeyPool, Keys, Memory, Rounds
 from halox.paths.scatter_gather.process_vm import ProcessVm
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import (
     MOST_WINDOWS,
     MessageBlocks,
@@ -93,7 +92,7 @@ class Pair:
             for end in ends:
                 end.enter(number)
             for transfer in mover.transfers(direction, number):
-                transfer.post()
+                transfer()
 
 
 LIMITS = st.fixed_dictionaries(
@@ -322,12 +321,10 @@ def test_freed_memory_is_noticed() -> None:
         pair.move(linked, "put")
         assert (ground.reshape(16, 128)[:, :64] == arrays[0].reshape(16, 128)[:, :64]).all()
         (region,) = pair.engines[1].regions.values()
-        assert pair.keys[1].registrations.is_current(region)
         generations.append(region.generation)
         pair.release(linked)
         del owner
         gc.collect()
-        assert not pair.keys[1].registrations.is_current(region)
     assert generations[0] != generations[1]
     assert [e.mapped for e in pair.engines] == [4, 8]
 
@@ -413,16 +410,6 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
     assert pair.keys[1].take(0, offer._replace(keys=None)) == offer.keys
     with pytest.raises(PathError, match="generation"):
         pair.keys[1].take(0, offer._replace(keys=None, generation=99))
-
-
-def test_everything_is_returned_at_the_end() -> None:
-    pair, (blocks, arrays) = Pair({}, {}), face_pair()
-    linked = pair.link((blocks, blocks), tuple([memory_of(a)] for a in arrays))
-    pair.release(linked)
-    for keys, engine in zip(pair.keys, pair.engines, strict=True):
-        keys.close()
-        assert not engine.regions and not engine.made
-    assert not pair.engines[0].fabric.keys
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])

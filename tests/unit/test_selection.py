@@ -17,7 +17,7 @@ from halox.exchange.costs import Costs
 from halox.exchange.report import Report, Row
 from halox.exchange.selection import candidates, choose_route, reads_in_place, wished_path
 from halox.paths import PATHS
-from halox.paths.base import EndpointInfo, Route, SelectionContext
+from halox.paths.base import EndpointInfo, MessageEnds, Route, SelectionContext
 from halox.paths.costs import RUN_BYTES, ProtocolCost
 from halox.paths.host import DIRECT_BYTES
 from halox.paths.host.direct import Window
@@ -149,7 +149,7 @@ APART = "ranks 0 and 1 are on different nodes"
 POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
     "all is well": ({}, PEER | {"ipc/staging", "staged/shared"}, {"cuda_aware": NO_MPI}),
     "MPI takes device pointers": (
-        {"no_device_pointers": None},
+        {"surveys": {"cuda_aware": None}},
         PEER | {"ipc/staging", "staged/shared", "cuda_aware/mpi"},
         {},
     ),
@@ -233,7 +233,7 @@ POSSIBLE: dict[str, tuple[dict[str, Any], set[str], dict[str, str]]] = {
         {"cuda_aware": NO_MPI, "peer": APART, "ipc": APART},
     ),
     "other nodes, and MPI takes device pointers": (
-        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "no_device_pointers": None},
+        {"topology": {"nodes": (0, 1)}, "receiver": {"node": 1}, "surveys": {"cuda_aware": None}},
         {"staged/mpi", "cuda_aware/mpi"},
         {"peer": APART, "ipc": APART},
     ),
@@ -309,7 +309,7 @@ def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
     topology = said.get("topology", {})
     selection = SelectionContext(
         topology=None if topology is None else two_gpus(**topology),
-        **{k: v for k, v in said.items() if k in ("operation", "no_device_pointers", "surveys")},
+        **{k: v for k, v in said.items() if k in ("operation", "surveys")},
     )
     return on_gpu(0, **said.get("sender", {})), on_gpu(1, **said.get("receiver", {})), selection
 
@@ -317,7 +317,7 @@ def situation(name: str) -> tuple[EndpointInfo, EndpointInfo, SelectionContext]:
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_what_is_possible(name: str) -> None:
     _, wanted, why_not = POSSIBLE[name]
-    possible, impossible = candidates(*situation(name))
+    possible, impossible = candidates(MessageEnds(*situation(name)))
     assert named(possible) == wanted and len(possible) == len(wanted)
     assert all(one.reason for one in possible)
     # Of the reasons against `ipc` that a message has.
@@ -396,7 +396,9 @@ def test_ends_that_do_not_match_are_no_error_yet(receiver: dict[str, Any]) -> No
     """The sender does not compare signatures; it must come as far as the receiver, which does."""
     selection = SelectionContext(topology=two_gpus())
     for a, b in ((on_gpu(0), on_gpu(1, **receiver)), (on_gpu(0, **receiver), on_gpu(1))):
-        assert {"peer/staging", "staged/shared"} <= named(candidates(a, b, selection)[0])
+        assert {"peer/staging", "staged/shared"} <= named(
+            candidates(MessageEnds(a, b, selection))[0]
+        )
 
 
 # Costs

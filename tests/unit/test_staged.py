@@ -187,7 +187,7 @@ class Rig:
                 HostPacker(arrays[p.array], p.datatype, 1).unpack(np.zeros(p.nbytes, np.uint8))
         for p, some in zip(self.received, packed, strict=True):
             packer = HostPacker(arrays[p.array], p.datatype, 1)
-            (packer.add if self.operation == "add" else packer.unpack)(some)
+            (packer.adding if self.operation == "add" else packer.unpacking)(some)()
         return arrays
 
     def move(self, offset: int) -> None:

@@ -246,8 +246,6 @@ class TestPacker:
             WorkUnitsPacker(irregular(3), 1, 0, unit_bytes=1000)
         with pytest.raises(DeviceError, match="max_blocks: got 0"):
             WorkUnitsPacker(irregular(3), 1, 0, max_blocks=0)
-        with pytest.raises(DeviceError, match="max_blocks: got 0"):
-            WorkUnitsCopy([], unpack=False, device=0, max_blocks=0)
 
 
 class TestCopy:

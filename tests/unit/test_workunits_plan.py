@@ -172,13 +172,13 @@ class TestLaunch:
 
     def test_unit_bytes_follow_the_message(self):
         chosen = [
-            wp.default_unit_bytes(n) for n in (0, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 1 << 40)
+            wp.unit_bytes_of(None, n) for n in (0, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 1 << 40)
         ]
         assert chosen == [512, 512, 1024, 2048, 2048, 2048]
 
     def test_wrong_unit_bytes(self):
         with pytest.raises(DeviceError, match="unit_bytes: got 100"):
-            list(wp.converted(dt.contiguous(4, "f8").blocks(), 100))
+            wp.unit_bytes_of(100, 32)
 
 
 @pytest.mark.parametrize("kind", ["alike", "mixed", "granules", "odd"])

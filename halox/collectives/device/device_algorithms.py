@@ -21,7 +21,7 @@ from typing import Protocol, cast
 from halox.collectives.algorithms import DEVICE_ALGORITHMS, rank_algorithms
 from halox.collectives.device.kernel_plans import plan_oneshot, plan_scattered
 from halox.collectives.device.kernel_reductions import KernelReduction, meet
-from halox.collectives.device.nccl_reduction import NcclAcrossNodes
+from halox.collectives.device.nccl_reduction import Combines, NcclAcrossNodes
 from halox.collectives.device.tree_reduction import DeviceMoves, Shape, make_tree_reduction
 from halox.collectives.host.host_algorithms import HostAlgorithm, Leaders
 from halox.collectives.host.shared_reduction import SharedReduction, make_shared_reduction
@@ -37,25 +37,15 @@ from halox.runtime.nccl_ranks import nccl_of, why_no_nccl
 from halox.runtime.topology import Topology
 from halox.runtime.world import World
 
-_KERNELS = ("oneshot", "reduce_scatter_allgather")
+_KERNELS = {"oneshot": plan_oneshot, "reduce_scatter_allgather": plan_scattered}
 _DOING = "an allreduce"
 _MAKING = "the making of an allreduce"
 
 
-class DeviceAlgorithm(Protocol):
-    """Combines contiguous arrays of one length on the GPUs of all ranks."""
+class DeviceAlgorithm(Combines, Protocol):
+    """One of the algorithms."""
 
     captures: bool  # whether a call may be captured in a CUDA graph
-
-    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
-
-        Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
-        is raised here, and a `MismatchError` on the other ranks at their next call.
-        """
-
-    def close(self) -> None:
-        """Release what it holds; collective."""
 
 
 class Nothing:
@@ -124,14 +114,14 @@ class ThroughHost:
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine."""
         moves = _Copies(source, target, stream)
-
-        def begin() -> None:
-            self._order.follow(stream)
-            if self._shared is None:
-                moves.fetch(self._values, 0)
-                moves.wait()
-
-        error = error or _failure(begin)
+        if error is None:
+            try:
+                self._order.follow(stream)
+                if self._shared is None:
+                    moves.fetch(self._values, 0)
+                    moves.wait()
+            except Exception as caught:
+                error = caught
         if self._shared is not None:
             self._shared.reduce(None if error else moves, error)
             return
@@ -174,14 +164,13 @@ class AcrossNodes:
             if world.node_size == 1:
                 return
             self._node = Context(World(world.node_comm))
-            self._within, self.within, _ = make_algorithm(
+            self._within, _, _ = make_algorithm(
                 self._node,
                 device,
                 (operation.name, dtype, elements),
                 without=["hierarchical"],
             )
 
-        self.within = "alone"
         try:
             world.guarded(make, _MAKING)
         except HaloxError as error:
@@ -221,14 +210,6 @@ class AcrossNodes:
             self._node.close()
 
 
-def _failure(work: Callable[[], object]) -> Exception | None:
-    try:
-        work()
-    except Exception as error:
-        return error
-    return None
-
-
 def why_no_kernels(world: World, topology: Topology) -> str | None:
     """Reason why one kernel on each rank cannot reduce over all of them, or None; the same on all ranks."""
     return _first_reason(world, topology.why_no_signals)
@@ -249,7 +230,7 @@ def why_not(
     """Return the reasons why algorithms are not available, by name; the same on all ranks."""
     found: dict[str, str] = {}
     no_kernels = why_no_kernels(world, topology)
-    for name, planner in (("oneshot", plan_oneshot), ("reduce_scatter_allgather", plan_scattered)):
+    for name, planner in _KERNELS.items():
         reason = no_kernels
         if reason is None:
             try:
@@ -333,9 +314,8 @@ def _made(
     op, dtype, elements = what
     world, arena, events = context.world, context.device_arena, context.events
     assert arena is not None and events is not None
-    if name in ("oneshot", "reduce_scatter_allgather"):
-        planner = plan_oneshot if name == "oneshot" else plan_scattered
-        plan = planner(dtype, op, elements, world.size)
+    if name in _KERNELS:
+        plan = _KERNELS[name](dtype, op, elements, world.size)
         return meet(world, lambda: KernelReduction(world, arena, plan))
     if name in ("shared_buffer", "binomial"):
         steps = partial(DeviceMoves, dtype, op, elements, device)
@@ -394,8 +374,11 @@ def _across_nodes_by_nccl(
     try:
         if all(world.gather_result(look, _MAKING)):
             within = world.guarded(make, _MAKING)
-            steps = partial(_moves, dtype, op, device)
-            return NcclAcrossNodes(context, nccl_of(context), dtype, elements, steps, within)
+            return NcclAcrossNodes(
+                *(context, nccl_of(context), dtype, elements),
+                lambda count: DeviceMoves(dtype, op, count, device),
+                within,
+            )
     except HaloxError as error:
         if within is not None:
             within.close()
@@ -405,7 +388,3 @@ def _across_nodes_by_nccl(
     if node is not None:
         node.close()
     return None
-
-
-def _moves(dtype: DType, op: str, device: int, elements: int) -> DeviceMoves:
-    return DeviceMoves(dtype, op, elements, device)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halox.collectives.cells import Cells, FindLayout, cells_of
+from halox.collectives.cells import Cells, cells_of
 from halox.collectives.device.device_algorithms import (
     DeviceAlgorithm,
     begin_making,
@@ -58,10 +58,7 @@ class DeviceReductions(HostArrays):
     """A grid's reductions on GPUs; of host arrays on the host."""
 
     fields: PreparedReductions[InOneLaunch | InTwoSteps]
-
-    def __init__(self, context: Context, device: int, find_layout: FindLayout) -> None:
-        super().__init__(context, device, find_layout)
-        self._gpu = device
+    _device: int
 
     def field(self, name: str, fields: Sequence[object], out: object) -> object:
         """Reduce fields to one value in ``out``, or in a new CuPy array of shape (); collective."""
@@ -93,10 +90,10 @@ class DeviceReductions(HostArrays):
 
     def _target(self, out: object, dtype: DType) -> CupyArray:
         found = describe(out, "out")
-        if found.device != self._gpu:
+        if found.device != self._device:
             where = "the host" if found.device is None else f"GPU {found.device}"
             raise DeviceError(
-                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._gpu}; allocate it there"
+                f"out is on {where}, rank {self._world.rank} reduces on GPU {self._device}; allocate it there"
             )
         check_out(found, None, dtype)
         return as_device_array(out)
@@ -113,7 +110,7 @@ class DeviceReductions(HostArrays):
         world.begin(name)
         topology = begin_making(
             context,
-            self._gpu,
+            self._device,
             _DOING,
             f"and this is the first {name} of a field of {dtypes[0]}; take it once before the capture",
         )
@@ -128,10 +125,10 @@ class DeviceReductions(HostArrays):
             reason = f"{world.size} ranks are more than a kernel serves"
         is_known = bool(element(dtypes[0])) and len(set(dtypes)) == 1
         if is_known and reason is None:
-            arena, dtype = context.use_device(self._gpu), dtypes[0]
+            arena, dtype = context.use_device(self._device), dtypes[0]
             draft = partial(FieldReduction, world, arena, name, dtype, world.size)
             return InOneLaunch(name, meet(world, draft))
-        return InTwoSteps(context, self._gpu, name, dtypes, is_known)
+        return InTwoSteps(context, self._device, name, dtypes, is_known)
 
     def array(self, op: str, arrays: Sequence[object], out: object) -> object:
         """Combine an array of each rank, element by element; collective."""
@@ -154,7 +151,7 @@ class DeviceReductions(HostArrays):
                 self._world.agree(None, _DOING)
                 mine = {"shape": found.shape, "dtype": str(found.dtype), "op": op}
                 self._world.compare(mine, _DOING)
-                made = DeviceAllreduce(self._context, self._gpu, found.shape, found.dtype, op)
+                made = DeviceAllreduce(self._context, self._device, found.shape, found.dtype, op)
                 reduction = self.arrays.add(signature, made)
             result, bind = reduction(array, out), reduction.bind
             self.arrays.prepare(op, arrays, out, lambda: bind(array, out))

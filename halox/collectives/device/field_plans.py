@@ -135,8 +135,10 @@ def field_row(
     strides: Sequence[int],
     itemsize: int,
     other: tuple[int, Sequence[int]] | None = None,
-) -> Row:
-    """Return the cells of a field, or the same cells of two, as loops over elements.
+) -> Row | None:
+    """Return the cells of a field, or the same cells of two, as loops over elements; None if no kernel walks them.
+
+    There are none then, or more than MAX_WORDS, or they take more than MAX_LEVELS loops.
 
     Examples
     --------
@@ -148,21 +150,9 @@ Level(steps=8, source_stride=8, target_stride=0))
     """
     other_pointer, other_strides = (0, [0] * len(shape)) if other is None else other
     levels = _levels(shape, strides, other_strides)
-    if not prod(shape):
-        raise FieldError("a field of no cells on a rank cannot be reduced there")
-    if prod(shape) > MAX_WORDS or len(levels) > MAX_LEVELS:
-        raise FieldError(
-            f"a field of {prod(shape)} cells in {len(levels)} nested loops is more than a kernel walks: at most "
-            f"{MAX_WORDS} cells in {MAX_LEVELS} loops"
-        )
+    if not 0 < prod(shape) <= MAX_WORDS or len(levels) > MAX_LEVELS:
+        return None
     return Row(pointer, other_pointer, itemsize, tuple(levels))
-
-
-def can_walk(field: Described, other: Described | None = None) -> bool:
-    """Whether a kernel walks the cells of a field, or of two: there are some, and not too many."""
-    strides = other.strides if other is not None else [0] * len(field.shape)
-    levels = _levels(field.shape, field.strides, strides)
-    return 0 < prod(field.shape) <= MAX_WORDS and len(levels) <= MAX_LEVELS
 
 
 def check_aligned(field: Described) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 from halox.collectives.device.field_plans import (
     FIELD_REDUCTIONS,
     PARTIALS,
-    can_walk,
     check_aligned,
     field_row,
     plan_field,
@@ -321,7 +320,12 @@ class FieldReduction(_Meeting):
             return True
         for one in cells:
             check_aligned(one)
-        return can_walk(*cells)
+        return self._row(cells) is not None
+
+    def _row(self, cells: Sequence[Described]) -> Row | None:
+        first, *others = cells
+        second = (others[0].pointer, others[0].strides) if others else None
+        return field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
 
     @staticmethod
     def _key(cells: Sequence[Described]) -> object:
@@ -331,9 +335,8 @@ class FieldReduction(_Meeting):
         key = self._key(cells)
         found = self._launches.get(key)
         if found is None:
-            first, *others = cells
-            second = (others[0].pointer, others[0].strides) if others else None
-            row = field_row(first.pointer, first.shape, first.strides, self._dtype.itemsize, second)
+            row = self._row(cells)
+            assert row is not None  # `walks` was asked
             plan = plan_field(self._name, self._dtype, row, self.plan.ranks, sms=self._sms)
             found = self._launches[key] = self._laid_out(plan, row)
         return found

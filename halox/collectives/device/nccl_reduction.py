@@ -67,21 +67,13 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Transfers of one rank.
+    """Transfers of one rank."""
 
-    Attributes
-    ----------
-    before : tuple of Transfer
-        Between nodes, before anything is combined.
-    piece : tuple of int
-        Elements [start, stop) that this rank combines; all of them where arrays are not cut.
-    after : tuple of tuple of Transfer
-        Of what has been combined, step by step.
-    """
-
-    before: tuple[Transfer, ...]
-    piece: tuple[int, int]
-    after: tuple[tuple[Transfer, ...], ...] = ()
+    before: tuple[Transfer, ...]  # between nodes, before anything is combined
+    piece: tuple[
+        int, int
+    ]  # elements [start, stop) that this rank combines; all where arrays are not cut
+    after: tuple[tuple[Transfer, ...], ...] = ()  # of what has been combined, step by step
 
 
 def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) -> Schedule:
@@ -138,14 +130,18 @@ def schedule(nodes: Sequence[int], rank: int, elements: int, *, is_cut: bool) ->
     return Schedule(tuple(before), mine, tuple(tuple(step) for step in (back, within) if step))
 
 
-class WithinNode(Protocol):
-    """Combines arrays of the ranks of a node: see `DeviceAlgorithm`."""
+class Combines(Protocol):
+    """Combines contiguous arrays of one length on the GPUs of all ranks, or of a node's."""
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
-        """Combine."""
+        """Combine arrays at two addresses, one array or disjoint ones, on the current stream; collective.
+
+        Or raise this rank's error: on all ranks where the host takes part in a call. Kernels cancel the reduction: it
+        is raised here, and a `MismatchError` on the other ranks at their next call.
+        """
 
     def close(self) -> None:
-        """Release what it holds; collective over the node."""
+        """Release what it holds; collective."""
 
 
 class _Notes:
@@ -192,7 +188,7 @@ class NcclAcrossNodes:
         dtype: DType,
         elements: int,
         moves: Callable[[int], DeviceMoves],
-        within: WithinNode | None,
+        within: Combines | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None

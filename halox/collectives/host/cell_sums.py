@@ -18,13 +18,7 @@ BLOCK = 1 << 14
 
 
 def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | int, ...]]:
-    """Yield the indices of blocks of an array, in order; of whole rows where rows are short enough.
-
-    Parameters
-    ----------
-    shape : tuple of int
-    most : int
-        Most cells of a block, 1 or more.
+    """Yield the indices of blocks of at most so many cells, 1 or more, in order; of whole rows where rows are short.
 
     Examples
     --------

@@ -31,7 +31,7 @@ from halox.collectives.operations import Operation
 from halox.errors import ExchangeTimeoutError, HaloxError
 from halox.runtime.arena import Block, SharedArena
 from halox.runtime.arrays import Array, DType
-from halox.runtime.shared_memory import fence
+from halox.runtime.shared_memory import NEEDS_FENCE, fence
 from halox.runtime.world import World
 from halox.values import rounded_up
 
@@ -186,14 +186,16 @@ class SharedReduction:
     def _meet(self, is_good: bool) -> bool:
         """Synchronise the ranks, and return whether all are good."""
         count = self._count = self._count + 2
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self._flag[0] = count if is_good else count + 1
         for rank, flag in self._others:
             if flag[0] < count:
                 self._wait_for(rank, flag, count)
             if flag[0] == count + 1:
                 is_good = False
-        fence()
+        if NEEDS_FENCE:
+            fence()
         return is_good
 
     def _wait_for(self, rank: int, flag: memoryview, count: int) -> None:

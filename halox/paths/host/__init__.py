@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from halox.decomposition import FieldLayout
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-)
-from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes, window_of
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
+from halox.paths.host.direct import DirectChannel, Window, are_readable, run_bytes
 from halox.paths.host.packed import packed_channels
-from halox.paths.messages import Message
-
-if TYPE_CHECKING:
-    from halox.paths.node import NodeLink
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
+from halox.paths.messages import Message, located
+from halox.paths.node import NodeLink
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 
 DIRECT_BYTES = 256
 """Blocks at least this long are read in place from a neighbour's window; shorter ones travel packed.
@@ -58,7 +46,9 @@ class HostPath(Path):
         """Return the layouts of the message's parts, and their places in shared memory if they have them."""
         if floats or arrays[message.parts[0].array].device is not None:
             return None
-        return window_of(message, arrays, context.locate)
+        if any(part.count != 1 for part in message.parts):
+            return None
+        return located(message, arrays, context.locate)
 
     def wants_shared_fields(self, layout: FieldLayout, itemsize: int) -> bool:
         """Want fields whose blocks are read in place, and small ones."""
@@ -76,24 +66,21 @@ class HostPath(Path):
         )
         return not (is_large and has_short_blocks)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Choose by node and length of blocks."""
-        if "gpu" in (sender.memory, receiver.memory):
-            on_host = numpy_ends(sender, receiver)
-            return on_host or "it is for NumPy arrays, and these are on a GPU"
-        if sender.node != receiver.node:
+        if "gpu" in (ends.sender.memory, ends.receiver.memory):
+            return ends.on_host or "it is for NumPy arrays, and these are on a GPU"
+        if not ends.are_near:
             return [self.offer("mpi", "other node")]
-        source: Window | None = sender.paths.get(self.name)
-        target: Window | None = receiver.paths.get(self.name)
-        run = min(sender.block_bytes, receiver.block_bytes)
+        windows: tuple[Window | None, Window | None] = ends.described(self)
+        source, target = windows
+        run, operation = ends.block_bytes, ends.selection.operation
         is_near = False
-        if selection.operation == "copy" and source is not None and target is not None:
+        if operation == "copy" and source is not None and target is not None:
             # In a transpose the other end's order of axes may cut what is long in the sender's memory.
             run = max(run, run_bytes(source))
             is_near = run >= DIRECT_BYTES and are_readable(source, target)
-        if selection.operation == "add":
+        if operation == "add":
             why = "same node, packed: accumulate needs a copy"
         elif run < DIRECT_BYTES:
             why = f"same node, packed: blocks of {run} B on average < {DIRECT_BYTES} B"
@@ -103,10 +90,6 @@ class HostPath(Path):
             why = f"same node, read in place: blocks of {run} B on average"
             return [self.offer("direct", why, preferred=True)]
         return [self.offer("shared", why)]
-
-    def negotiate(self, build: Build) -> NodeLink | None:
-        """Make the node's shared block."""
-        return build.link(self)
 
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
         """Make a channel for each protocol."""

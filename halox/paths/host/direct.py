@@ -7,8 +7,8 @@ order of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,31 +17,14 @@ from halox.packing.blocking import Move, blocked
 from halox.packing.host import common_views, element_view
 from halox.paths.base import Job
 from halox.paths.in_place import InPlaceChannel
-from halox.paths.messages import Addressed, Message, located
+from halox.paths.messages import Located
 from halox.paths.node import NodeLink
-from halox.runtime.arena import HostPlace
+from halox.runtime.arena import HostPlace, SegmentKey
 from halox.runtime.arrays import WORDS, HostArray, common_word
+from halox.runtime.context import Context
 
-if TYPE_CHECKING:
-    from halox.runtime.context import Context
-
-
-class Window(NamedTuple):
-    """Parts of a message at one end: their places in shared memory, None unless all are there, and their layouts."""
-
-    places: tuple[HostPlace, ...] | None
-    layouts: tuple[StridedBlocks, ...]
-
-
-def window_of(
-    message: Message, arrays: Sequence[Addressed], locate: Callable[[int, int], HostPlace | None]
-) -> Window | None:
-    """Return the layouts of a message's parts and their places, as found; None unless all are single strided items."""
-    layouts = [part.strided for part in message.parts if part.count == 1]
-    if None in layouts or len(layouts) < len(message.parts):
-        return None
-    found = located(message, arrays, locate)
-    return Window(found and found.places, tuple(layout for layout in layouts if layout))
+Window: TypeAlias = Located[SegmentKey]
+"""Parts of a message at one end, of single strided items, in memory of the node."""
 
 
 def are_readable(source: Window, target: Window) -> bool:
@@ -82,8 +65,7 @@ def _move(target: tuple[HostArray, StridedBlocks], source: tuple[HostArray, Stri
         views = element_view(layouts[0], word), element_view(layouts[1], word)
     else:
         found = common_views(*layouts)
-        if found is None:
-            raise AssertionError("layouts without a common loop nest were sent the direct way")
+        assert found is not None, "layouts without a common loop nest were sent the direct way"
         views = found
     to, out_of = (
         np.ndarray(shape, dtype, array.memory, array.origin + offset, strides)
@@ -116,8 +98,7 @@ class DirectChannel(InPlaceChannel):
             places, layouts = windows[message.peer, message.tag]
             for part, place, layout in zip(message.parts, places or (), layouts, strict=True):
                 own = part.strided
-                if own is None:
-                    raise AssertionError("a part without a strided form was sent the direct way")
+                assert own is not None, "a part without a strided form was sent the direct way"
                 source = _array_at(context, place), layout
                 moves.append(_move((job.arrays[part.array], own), source))
         self._moves = blocked(moves)

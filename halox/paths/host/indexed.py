@@ -16,8 +16,11 @@ from halox.paths.messages import Message
 from halox.runtime.arrays import WORDS, Array, DType
 from halox.runtime.shared_memory import Bytes
 
-Located = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
-"""A place whose offset counts from the beginning of its array's memory; a plain tuple, as these are made fastest."""
+PartView = tuple[int, tuple[int, ...], DType, int, tuple[int, ...]]
+"""A part in the memory of its array: the array's number, shape, dtype, first byte in the memory, and strides of a view.
+
+A plain tuple, as these are made fastest.
+"""
 
 Indices = npt.NDArray[np.intp]
 
@@ -37,7 +40,7 @@ class Words(NamedTuple):
         n = (len(memory) - start) // dtype.itemsize
         return np.ndarray((n,), dtype, memory, start)
 
-    def indices(self, places: Sequence[Located]) -> Indices:
+    def indices(self, places: Sequence[PartView]) -> Indices:
         """Return the numbers of the words of some places, in packed order."""
         size, found = self.dtype.itemsize, [np.zeros(0, np.intp)]
         for _, shape, dtype, offset, strides in places:
@@ -49,7 +52,7 @@ class Words(NamedTuple):
         return np.concatenate(found)
 
 
-def words_of(places: Sequence[Located]) -> Words:
+def words_of(places: Sequence[PartView]) -> Words:
     """Return the widest words of which the places, all of one array, consist."""
     size, first = 16, places[0][3]
     for _, shape, dtype, offset, strides in places:
@@ -58,7 +61,7 @@ def words_of(places: Sequence[Located]) -> Words:
     return Words(WORDS[size], first % size)
 
 
-def pays(places: Sequence[Located], calls: int) -> bool:
+def pays(places: Sequence[PartView], calls: int) -> bool:
     """Whether so many calls that index all words are faster than one for each place; all must be of one array."""
     if not places or len({number for number, *_ in places}) > 1:
         return False
@@ -99,8 +102,8 @@ class IndexedMessages:
     def __init__(
         self,
         number: int,
-        sends: tuple[Sequence[Located], Sequence[Message], Sequence[Sequence[Bytes]]],
-        receives: tuple[Sequence[Located], Sequence[Message], Sequence[Sequence[Bytes]]],
+        sends: tuple[Sequence[PartView], Sequence[Message], Sequence[Sequence[Bytes]]],
+        receives: tuple[Sequence[PartView], Sequence[Message], Sequence[Sequence[Bytes]]],
     ) -> None:
         self._number = number
         self._sides = _side(*sends), _side(*receives)
@@ -120,7 +123,7 @@ _Row = list[tuple[Indices, Indices, Array]]
 
 
 def _side(
-    places: Sequence[Located], messages: Sequence[Message], rows: Sequence[Sequence[Bytes]]
+    places: Sequence[PartView], messages: Sequence[Message], rows: Sequence[Sequence[Bytes]]
 ) -> tuple[Words, list[_Row]]:
     """Return for each slot and message the numbers of its words in the array and in its buffer, and the buffer."""
     words, numbers, at = words_of(places), [], 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,14 +36,9 @@ class _Part(NamedTuple):
 
 
 class OddBlocks:
-    """All parts of some messages, each with the copier that suits it best.
+    """All parts of a job's messages, which are regular and copied, each with the copier that suits it best.
 
-    Parameters
-    ----------
-    job : Job
-        Of regular parts, to be copied.
-    outgoing, incoming : sequence of sequence of ndarray
-        Packed bytes of each part, slot by slot; contiguous.
+    ``outgoing`` and ``incoming`` have the packed bytes of each part, slot by slot; contiguous.
     """
 
     def __init__(
@@ -59,9 +54,9 @@ class OddBlocks:
 
     def views(self, memories: Sequence[memoryview]) -> tuple[list[Calls], list[Calls]]:
         """Return for each slot the calls that pack, and those that unpack, for the memory of some arrays."""
-        packs = [part.copier(memories).packing for part in self._sent]
-        unpacks = [part.copier(memories).unpacking for part in self._received]
-        return _rows(packs, self._outgoing), _rows(unpacks, self._incoming)
+        packs = [part.copier(memories) for part in self._sent]
+        unpacks = [part.copier(memories) for part in self._received]
+        return _rows(packs, self._outgoing, False), _rows(unpacks, self._incoming, True)
 
 
 def _parts(job: Job, messages: Sequence[Message]) -> list[_Part]:
@@ -74,10 +69,11 @@ def _parts(job: Job, messages: Sequence[Message]) -> list[_Part]:
     return found
 
 
-def _rows(
-    prepare: Sequence[Callable[[Array], Call]], rows: Sequence[Sequence[Array]]
-) -> list[Calls]:
+def _rows(copiers: Sequence[Copier], rows: Sequence[Sequence[Array]], unpack: bool) -> list[Calls]:
     return [
-        [one(packed.reshape(-1).view(np.uint8)) for one, packed in zip(prepare, row, strict=True)]
+        [
+            copier(packed.reshape(-1).view(np.uint8), unpack)
+            for copier, packed in zip(copiers, row, strict=True)
+        ]
         for row in rows
     ]

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
-from halox.packing.host import HostPacker, View, block_view, common_views, element_view
+from halox.packing.host import HostPacker, block_view, common_views, element_view
 from halox.paths.base import Build, Carried, Channel, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
@@ -18,7 +18,7 @@ from halox.paths.buffers import (
     pinned_buffer,
 )
 from halox.paths.fragments import Cutter, whole
-from halox.paths.host.indexed import Indexed, IndexedMessages, Located, index_all, pays
+from halox.paths.host.indexed import Indexed, IndexedMessages, PartView, index_all, pays
 from halox.paths.host.odd_blocks import Calls, OddBlocks, call_all
 from halox.paths.messages import Message, Part
 from halox.paths.node import NodeLink
@@ -30,17 +30,12 @@ _LARGE_BYTES = 2 << 20  # of cache lines: more than a core's own cache is sure t
 _BLOCK_BYTES = 1 << 18
 
 
-class Place(NamedTuple):
-    """A part with regular blocks: the number of its array, and its view there."""
-
-    array: int
-    view: View
-
-
-def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | None:
+def places_of(
+    parts: Iterable[Part], arrays: Sequence[HostArray], *, values: bool = False
+) -> list[PartView] | None:
     """Return the places of parts, of words to be copied or of ``values`` to be added to.
 
-    None unless the blocks of all are regular.
+    They are the same in all arrays of the layouts of these. None unless the blocks of all parts are regular.
     """
     found = []
     for part in parts:
@@ -48,33 +43,32 @@ def places_of(parts: Iterable[Part], *, values: bool = False) -> list[Place] | N
         if strided is None:
             return None
         if values:
-            dtype = part.datatype.uniform
-            if dtype is None or dtype.kind not in "iufc" or strided.overlaps:
+            uniform = part.datatype.uniform
+            if uniform is None or uniform.kind not in "iufc" or strided.overlaps:
                 return None
-            found.append(Place(part.array, element_view(strided, dtype)))
+            shape, dtype, offset, strides = element_view(strided, uniform)
         else:
-            found.append(Place(part.array, block_view(strided)))
+            shape, dtype, offset, strides = block_view(strided)
+        found.append((part.array, shape, dtype, arrays[part.array].origin + offset, strides))
     return found
 
 
-def paired_places(source: Part, target: Part) -> tuple[Place, Place] | None:
+def paired_places(
+    source: Part, target: Part, arrays: Sequence[HostArray]
+) -> tuple[PartView, PartView] | None:
     """Return the places of two parts of one size, in views of one shape; None if there are no such views."""
-    layouts = target.strided, source.strided
-    if layouts[0] is None or layouts[1] is None:
+    to, of = target.strided, source.strided
+    views = None if to is None or of is None else common_views(to, of)
+    if views is None:
         return None
-    views = common_views(layouts[0], layouts[1])
-    return None if views is None else (Place(source.array, views[1]), Place(target.array, views[0]))
+    at, there = (
+        (part.array, shape, dtype, arrays[part.array].origin + offset, strides)
+        for part, (shape, dtype, offset, strides) in zip((target, source), views, strict=True)
+    )
+    return there, at
 
 
-def located(places: Iterable[Place], arrays: Sequence[HostArray]) -> list[Located]:
-    """Return places in the memory of these arrays, and of all others of the same layouts."""
-    return [
-        (n, shape, dtype, arrays[n].origin + offset, strides)
-        for n, (shape, dtype, offset, strides) in places
-    ]
-
-
-def views_of(places: Sequence[Located], memories: Sequence[memoryview]) -> list[Array]:
+def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list[Array]:
     """View parts in the memory of some arrays."""
     view = np.ndarray
     if len(memories) == 1:
@@ -121,26 +115,26 @@ class HostChannel(Channel):
         self._calls: list[tuple[_Calls, _Calls]] = []
         self._indexed: IndexedMessages | None = None
         self._odd: OddBlocks | None = None
-        sent = places_of([part for m in job.sends for part in m.parts])
-        received = places_of([part for m in job.receives for part in m.parts], values=adds)
+        arrays = cast(Sequence[HostArray], job.arrays)
+        sent = places_of([part for m in job.sends for part in m.parts], arrays)
+        received = places_of([part for m in job.receives for part in m.parts], arrays, values=adds)
         if sent is None or received is None:
             self._views = _Views([], [], [])
             self._calls = _irregular(job, buffers)
             return
         self.is_movable = True
-        arrays = cast(Sequence[HostArray], job.arrays)
-        self._sent, self._received = located(sent, arrays), located(received, arrays)
-        both = [*self._sent, *self._received]
-        if not adds and self._sent and self._received and pays(both, len(job.messages)):
+        self._sent, self._received = sent, received
+        both = [*sent, *received]
+        if not adds and sent and received and pays(both, len(job.messages)):
             self._indexed = IndexedMessages(
                 both[0][0],
-                (self._sent, job.sends, buffers.outgoing),
-                (self._received, job.receives, buffers.incoming),
+                (sent, job.sends, buffers.outgoing),
+                (received, job.receives, buffers.incoming),
             )
             self._pack = self._take = index_all
         self._outgoing = [_packed(sent, job.sends, row) for row in buffers.outgoing]
         self._incoming = [_packed(received, job.receives, row) for row in buffers.incoming]
-        self._zeros = [np.zeros((), place.view.dtype) for place in sent] if adds else []
+        self._zeros = [np.zeros((), dtype) for _, _, dtype, *_ in sent] if adds else []
         packed = [*self._outgoing[0], *self._incoming[0]]
         if not adds and self._indexed is None:
             odd = OddBlocks(job, self._outgoing, self._incoming)
@@ -248,7 +242,7 @@ def packed_channels(
 
 
 def _packed(
-    places: Sequence[Place], messages: Sequence[Message], buffers: list[Bytes]
+    places: Sequence[PartView], messages: Sequence[Message], buffers: list[Bytes]
 ) -> list[Array]:
     """View the parts of packed messages as their places are viewed."""
     starts = [
@@ -257,8 +251,8 @@ def _packed(
         for offset in message.offsets
     ]
     return [
-        np.ndarray(place.view.shape, place.view.dtype, buffer.data, offset)
-        for place, (buffer, offset) in zip(places, starts, strict=True)
+        np.ndarray(shape, dtype, buffer.data, offset)
+        for (_, shape, dtype, *_), (buffer, offset) in zip(places, starts, strict=True)
     ]
 
 

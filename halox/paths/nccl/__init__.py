@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Job,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
+from halox.paths.launches import is_movable_copy
 from halox.paths.messages import Message, Part
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
 from halox.runtime.nccl_ranks import NcclRanks, nccl_of, why_no_nccl
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 PART_BYTES = 1 << 20
 """Least mean bytes of the parts of a message that go each by itself, its name ahead: one send is faster than several.
@@ -64,31 +53,26 @@ class NcclPath(Path):
 
     def describe(
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
-    ) -> _Runs | None:
+    ) -> _Runs:
         """Say which parts of the message are one run each."""
-        if arrays[message.parts[0].array].device is None:
-            return None
         return tuple(run_of(part) is not None for part in message.parts)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer a send of the packed message, or one of each part."""
-        why = why_not_gpus(
-            sender, receiver, selection, lambda *_: selection.surveys.get(self.name, NOT_LOOKED_FOR)
-        )
+        surveys = ends.selection.surveys
+        why = ends.why_not_gpus(lambda *_: surveys.get(self.name, NOT_LOOKED_FOR))
         if why is not None:
             return why
         found = [self.offer("packed", "a GPU each, NCCL: packed, sent, unpacked on the stream")]
-        ends: list[_Runs] = [sender.paths[self.name], receiver.paths[self.name]]
-        many, parts = [len(one) for one in ends], len(ends[0])
-        is_long = sender.nbytes >= parts * PART_BYTES
-        if many[0] == many[1] and is_long and all(map(any, zip(*ends, strict=True))):
+        runs: tuple[_Runs, _Runs] = ends.described(self)
+        many, parts = [len(one) for one in runs], len(runs[0])
+        is_long = ends.sender.nbytes >= parts * PART_BYTES
+        if many[0] == many[1] and is_long and all(map(any, zip(*runs, strict=True))):
             why = "a GPU each, NCCL: sent from and to the arrays where parts are contiguous"
             found.append(self.offer("parts", why))
         return found
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Say which parts go by themselves."""
         return f"parts must be runs at one end, of {PART_BYTES} bytes on average"
 
@@ -96,7 +80,9 @@ class NcclPath(Path):
         """Make NCCL's communicator if there is none, connect the ranks of this plan, and agree on its name there."""
         job = build.job(self)
         copies = build.whole.only(lambda m: m.peer == build.world.rank and not build.taken)
-        is_joint = job.sends and job.operation == "copy" and all(map(_is_movable, copies.pairs()))
+        is_joint = (
+            job.sends and job.operation == "copy" and all(map(is_movable_copy, copies.pairs()))
+        )
         if not is_joint:
             copies = build.whole.only(lambda _: False)
         build.taken.update(m.key for m in copies.messages)
@@ -113,13 +99,6 @@ class NcclPath(Path):
 
         channel = NcclChannel(build.world, job, build.protocols(job), agreed, arena)
         return [Carried(self.name, channel, (*job.messages, *agreed.copies.messages))]
-
-
-def _is_movable(pair: tuple[Part, Part]) -> bool:
-    """Whether a copy within the rank can be moved to other arrays."""
-    source, target = pair
-    both = source.strided is not None and target.strided is not None
-    return both and source.array == target.array
 
 
 def run_of(part: Part) -> int | None:

@@ -23,6 +23,7 @@ from functools import partial
 
 import numpy as np
 
+from halox.paths.aside import AsideChannel
 from halox.paths.base import Job, Key
 from halox.paths.launches import (
     Call,
@@ -39,11 +40,9 @@ from halox.paths.launches import (
 from halox.paths.messages import Message
 from halox.paths.nccl import Agreed, run_of
 from halox.runtime.device_arena import DeviceArena
-from halox.runtime.gpu import pools
-from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
-from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.gpu.streams import Stream
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -55,10 +54,8 @@ _Views = tuple[Sequence[View], Sequence[int]]
 """Launches for other arrays, and the addresses of these."""
 
 
-class NcclChannel(MovableChannel):
+class NcclChannel(AsideChannel, MovableChannel):
     """All messages of a plan that NCCL carries, and copies within the rank; see the module. Local."""
-
-    needs_host = False
 
     def __init__(
         self,
@@ -68,8 +65,9 @@ class NcclChannel(MovableChannel):
         agreed: Agreed,
         arena: DeviceArena,
     ) -> None:
+        super().__init__(arena.device)
         ranks, name = agreed.ranks, agreed.name
-        self._ranks, self._arena, self._device = ranks, arena, arena.device
+        self._ranks, self._arena = ranks, arena
         self._adds = job.operation == "add"
         table = rounded_up(8 * len(job.receives), _ALIGNMENT)
         self._block = arena.allocate(table + sum(map(_buffer_bytes, job.messages)))
@@ -104,11 +102,6 @@ class NcclChannel(MovableChannel):
         self._pointers: Sequence[int] = [array.pointer for array in job.arrays]
         self._group: Callable[[int], None] = self._grouped(self._pointers)
         self._collect()
-        self._current_stream = cupy().cuda.get_current_stream
-        self._runtime = cupy().cuda.runtime
-        self._order = StreamOrder()
-        self._side = pools.SIDE_STREAMS.take(self._device)
-        self._is_aside = False
 
     def _items(self, message: Message, protocol: str, starts: list[int]) -> list[Item]:
         """Add a message's sends or receives, and return the parts that are packed, with their addresses.
@@ -169,27 +162,7 @@ class NcclChannel(MovableChannel):
         self._steps: dict[int, Sequence[Callable[[], object]]] = {}
         self._last = 0
 
-    def run(self) -> None:
-        """Put the whole exchange on the current stream."""
-        self._enter(self._current_stream())
-
-    def start(self) -> None:
-        """Put the whole exchange on a stream of its own, after what the current one holds by now."""
-        side, runtime = self._side, self._runtime
-        aside = side.stream.ptr
-        runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
-        runtime.streamWaitEvent(aside, side.before.ptr)
-        self._enter(side.stream)
-        runtime.eventRecord(side.after.ptr, aside)
-        self._is_aside = True
-
-    def finish(self) -> None:
-        """Order the current stream after the exchange."""
-        if self._is_aside:
-            self._is_aside = False
-            self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
-
-    def _enter(self, stream: Stream) -> None:
+    def _enter(self, stream: Stream, is_aside: bool) -> None:
         self._watch.check()
         pointer = stream.ptr
         if self._order.last is not stream:
@@ -213,10 +186,9 @@ class NcclChannel(MovableChannel):
         self._last = pointer
 
     def close(self) -> None:
-        """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
-        self._order.synchronize()
+        """Wait for the last exchange; warn of a mismatch that was not raised."""
+        super().close()
         self.has_failed = self._watch.close()
-        pools.SIDE_STREAMS.release(self._device, self._side)
 
     def free(self) -> None:
         """Release the buffers."""

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
 from halox.paths.peer.endpoints import PACKET_WORD, PeerInfo, peer_info
 from halox.paths.peer.table import pieces_between
+from halox.runtime.arrays import Described
+from halox.runtime.context import Context
+from halox.runtime.handshake import handshake
 from halox.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from halox.paths.peer.channel import PeerChannel
-    from halox.runtime.arrays import Described
-    from halox.runtime.context import Context
 
 MOST_PIECES = 16
 """Loop nests into which a part may fall where its two ends' layouts meet, to go straight from one to the other."""
@@ -50,29 +42,26 @@ class PeerPath(Path):
         self, message: Message, arrays: Sequence[Described], context: Context, *, floats: bool
     ) -> PeerInfo | None:
         """Describe the message on this rank's GPU."""
-        if arrays[message.parts[0].array].device is None:
-            return None
         return peer_info(message, arrays, None if floats else context.device_arena)
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer staging memory, packets, and stores into the receiver's array."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_signals)
+        why = ends.why_not_gpus(Topology.why_no_signals)
         if why is not None:
             return why
-        ends: list[PeerInfo] = [sender.paths[self.name], receiver.paths[self.name]]
+        infos: tuple[PeerInfo, PeerInfo] = ends.described(self)
         found = [self.offer("staging", "a GPU each, peer access: packed, a flag a chunk")]
-        if min(end.word_bytes for end in ends) >= PACKET_WORD:
+        if min(info.word_bytes for info in infos) >= PACKET_WORD:
             found.append(self.offer("ll", "a GPU each, peer access: data and epoch in one store"))
-        if selection.operation == "copy" and _is_straight(*ends):
+        if ends.selection.operation == "copy" and _is_straight(*infos):
             why = "a GPU each, peer access: straight into the receiver's array"
             found.append(self.offer("direct", why))
         return found
 
     def negotiate(self, build: Build) -> PeerChannel | None:
         """Make the channel with the peers; it takes messages of this rank to itself along where it can."""
-        from halox.paths.peer.channel import make_peer_channel
+        from halox.paths.peer.channel import PeerChannel
+        from halox.paths.peer.negotiation import Cts, Negotiation
 
         world, whole, job = build.world, build.whole, build.job(self)
         copies = whole.only(lambda m: m.peer == world.rank)
@@ -84,8 +73,23 @@ class PeerPath(Path):
             copies = whole.only(lambda _: False)
         build.taken.update(m.key for m in copies.messages)
         infos = {(m.peer, m.tag): build.peer_info(self, m) for m in job.sends}
-        arena, protocols = build.context.device_arena, build.protocols(job)
-        return make_peer_channel(world, arena, job, copies, protocols, infos)
+        arena = build.context.device_arena
+
+        def begin() -> Negotiation | None:
+            if arena is None or not job.messages:
+                return None
+            return Negotiation(world, arena, job, copies, build.protocols(job), infos)
+
+        def made(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
+            agreed.open(replies)
+            return PeerChannel(agreed)
+
+        # GPUs are idle as far as earlier plans are concerned: their memory is used again.
+        rounds = (Negotiation.request, Negotiation.reply, made)
+        channel: PeerChannel | None = handshake(
+            world, begin, rounds, "the making of a plan", peers=lambda agreed: agreed.peers
+        )
+        return channel
 
     def channels(self, build: Build, agreed: PeerChannel | None) -> Sequence[Carried]:
         """Return the channel that was agreed on."""

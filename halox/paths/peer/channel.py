@@ -18,53 +18,36 @@ the peer says that it has begun epoch e + 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from halox.paths.base import Channel, Job, Key
+from halox.paths.aside import AsideChannel
 from halox.paths.launches import WORD, check_no_capture, clearing_of
 from halox.paths.launches import View as LaunchView
-from halox.paths.peer.endpoints import PeerInfo, Tag
-from halox.paths.peer.negotiation import Cts, LaunchSet, Negotiation
-from halox.runtime.device_arena import DeviceArena
-from halox.runtime.gpu.cuda import cupy
-from halox.runtime.gpu.launch import PreparedLaunch
-from halox.runtime.gpu.pools import SIDE_STREAMS
-from halox.runtime.gpu.streams import Stream, StreamOrder
-from halox.runtime.handshake import handshake
-from halox.runtime.world import World
-
-_MAKING = "the making of a plan"
-
+from halox.paths.peer.negotiation import LaunchSet, Negotiation
+from halox.runtime.gpu.streams import Stream
 
 View = tuple[LaunchSet, Sequence[int], Sequence[LaunchView]]
 """Launches, the arrays' shifts of the kernel's table, and the views of the launches around it."""
 
 
-class PeerChannel(Channel):
-    """All messages that one launch moves; made by :func:`make_peer_channel`.
+class PeerChannel(AsideChannel):
+    """All messages that one launch moves, from a negotiation that has ended.
 
     For other arrays the launch's parameters get their distances from the arrays of its table. That asks for the same
     remainders by the longest word, which the segments' words were chosen for; arrays of others go through buffers.
     """
 
-    needs_host = False
-
     def __init__(self, agreed: Negotiation) -> None:
-        self._agreed, device = agreed, agreed.device
-        cp = cupy()
-        self._runtime = cp.cuda.runtime
-        self._current_stream = cp.cuda.get_current_stream
-        self._order = StreamOrder()
+        super().__init__(agreed.device)
+        self._agreed = agreed
         self._home = [array.pointer for array in agreed.job.arrays]
         self.is_movable = agreed.is_movable
         self._straight = self._now = agreed.prepared()
-        self._clear = clearing_of(agreed.job, device)
+        self._clear = clearing_of(agreed.job, agreed.device)
         self._straight.after.extend(self._clear)
         self._buffered: LaunchSet | None = None
         assert agreed.failure is not None
         self._failure, self._failed = agreed.failure, agreed.failure.words
-        self._side = SIDE_STREAMS.take(device)
-        self._is_aside = False
 
     def views(self, memories: Sequence[int]) -> View:
         """Return launches and shifts for arrays at other addresses."""
@@ -86,37 +69,18 @@ class PeerChannel(Channel):
         for launches, view in zip((*self._now.before, *self._now.after), around, strict=True):
             launches.bind(view)
 
-    def run(self) -> None:
-        """Put the whole exchange on the current stream."""
-        self._enter(self._current_stream(), self._now.run)
-
-    def start(self) -> None:
-        """Put the whole exchange on a stream of its own, after what the current one holds by now."""
-        side, runtime = self._side, self._runtime
-        aside = side.stream.ptr
-        runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
-        runtime.streamWaitEvent(aside, side.before.ptr)
-        self._enter(side.stream, self._now.aside)
-        runtime.eventRecord(side.after.ptr, aside)
-        self._is_aside = True
-
-    def finish(self) -> None:
-        """Order the current stream after the exchange."""
-        if self._is_aside:
-            self._is_aside = False
-            self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
-
-    def _enter(self, stream: Stream, launch: PreparedLaunch) -> None:
+    def _enter(self, stream: Stream, is_aside: bool) -> None:
         if self._failed[0]:
             self._failure.is_told = True
             raise self._agreed.error()
         pointer = stream.ptr
         if self._order.last is not stream:
             self._order.follow(stream)
-        for part in self._now.before:
+        now = self._now
+        for part in now.before:
             part.launch(pointer)
-        launch.launch(pointer)
-        for part in self._now.after:
+        (now.aside if is_aside else now.run).launch(pointer)
+        for part in now.after:
             part.launch(pointer)
 
     def close(self) -> None:
@@ -124,39 +88,9 @@ class PeerChannel(Channel):
 
         The memory stays as it is: the peers' launches may still store into it, and look there for this rank's.
         """
-        self._order.synchronize()
+        super().close()
         self.has_failed = self._failure.close(self._agreed.error)
-        SIDE_STREAMS.release(self._agreed.device, self._side)
 
     def free(self) -> None:
         """Release the memory, when the peers' last launches have ended too."""
         self._agreed.abandon()
-
-
-def make_peer_channel(
-    world: World,
-    arena: DeviceArena | None,
-    job: Job,
-    copies: Job,
-    protocols: Mapping[Key, str],
-    infos: Mapping[Tag, PeerInfo],
-) -> PeerChannel | None:
-    """Make the channel of a plan's messages that go the peer path.
-
-    Collective over the world. The GPUs must be idle as far as earlier plans are concerned: their memory is used again.
-    """
-
-    def begin() -> Negotiation | None:
-        if arena is None or not job.messages:
-            return None
-        return Negotiation(world, arena, job, copies, protocols, infos)
-
-    def made(agreed: Negotiation, replies: Mapping[int, Cts]) -> PeerChannel:
-        agreed.open(replies)
-        return PeerChannel(agreed)
-
-    rounds = (Negotiation.request, Negotiation.reply, made)
-    channel: PeerChannel | None = handshake(
-        world, begin, rounds, _MAKING, peers=lambda agreed: agreed.peers
-    )
-    return channel

@@ -134,14 +134,9 @@ def direct_endpoints(
 
 def whole(job: Job, part: Part) -> Side:
     """Return a part as strided blocks of its array."""
-    return Side(job.arrays[part.array].pointer, strided_of(part))
-
-
-def strided_of(part: Part) -> StridedBlocks:
-    """Return a part, known to be strided as a whole, as strided blocks."""
     strided = part.strided
     assert strided is not None
-    return strided
+    return Side(job.arrays[part.array].pointer, strided)
 
 
 def _waited_for(message: Message) -> list[tuple[int, int]]:
@@ -184,15 +179,19 @@ class PeerInfo:
     handles: Mapping[Allocation, bytes] = field(default_factory=dict)
 
 
+def _nowhere(start: int, end: int) -> None:
+    """Locate no memory."""
+
+
 def peer_info(message: Message, arrays: Sequence[Addressed], arena: DeviceArena | None) -> PeerInfo:
     """Describe a message of arrays on this rank's GPU."""
     pairs = _paired(message, arrays)
     # What no kernel walks in one go is packed by itself first.
     copies = [Copy(a, b) for a, b, _ in pairs or ()]
     word = ALIGNMENT if pairs is None else least_word(runs(copies, packed=1))
-    if not message.is_strided:
+    found = located(message, arrays, _nowhere if arena is None else arena.locate)
+    if found is None:
         return PeerInfo(word)
-    found = None if arena is None else located(message, arrays, arena.locate)
-    if arena is None or found is None:
-        return PeerInfo(word, tuple([strided_of(part) for part in message.parts]))
+    if arena is None or found.places is None:
+        return PeerInfo(word, found.layouts)
     return PeerInfo(word, found.layouts, found.places, arena.handles(found.places))

@@ -13,14 +13,7 @@ from halox.errors import ExchangeTimeoutError
 from halox.packing.refine import Copy, Side
 from halox.packing.strided_plan import Row
 from halox.paths.base import Job, Key
-from halox.paths.launches import (
-    Item,
-    MovableLaunches,
-    copying,
-    packed_items,
-    packing,
-    unpacking,
-)
+from halox.paths.launches import Item, MovableLaunches, copying, packed_items, packing, unpacking
 from halox.paths.peer.endpoints import (
     PeerEndpoint,
     PeerInfo,

@@ -11,38 +11,29 @@ the same bytes at both ends (`windows`), between keys that are mapped once and k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-    why_not_gpus,
-)
+from halox.paths.base import Build, Candidate, Carried, Job, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.copy_channel import CopyChannel, make_copy_channel
+from halox.paths.node import NodeLink
+from halox.paths.scatter_gather.agreement import AgreeingChannel, agreed
+from halox.paths.scatter_gather.copy_channel import CopyChannel
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction
 from halox.paths.scatter_gather.keys import Keys
-from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel, make_mlx5_channel
+from halox.paths.scatter_gather.mlx5_channel import Mail, Mlx5Channel
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays, why_not_registered
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.node_channel import NodeChannel, make_node_channel
+from halox.paths.scatter_gather.node_channel import NodeChannel
 from halox.paths.scatter_gather.process_vm import ProcessVm
 from halox.runtime import mlx5
+from halox.runtime.arrays import Described
 from halox.runtime.context import Context
 from halox.runtime.cross_memory import Attachments, survey
 from halox.runtime.device_arena import DeviceArena
 from halox.runtime.topology import Topology
-
-if TYPE_CHECKING:
-    from halox.runtime.arrays import Described
 
 BLOCK_BYTES, MESSAGE_BYTES = 4 << 10, 128 << 10
 """NumPy arrays that a message goes one way between, in blocks and of bytes at least so many, are copied by the kernel
@@ -55,7 +46,8 @@ ROW_BYTES = 128
 """Blocks on GPUs at least this long are left to copy engines where multiprocessors are to be left alone; a row of a box
 takes them as long as some hundred bytes, however short it is."""
 
-Agreed = tuple[NodeChannel | None, CopyChannel | None, Mlx5Channel | None]
+Agreed: TypeAlias = dict[str, AgreeingChannel | None]
+"""Channels by engine, None on a rank without messages for it."""
 
 
 class Survey(NamedTuple):
@@ -66,18 +58,10 @@ class Survey(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """Description of a message's arrays on a GPU.
+    """Description of a message's arrays on a GPU."""
 
-    Attributes
-    ----------
-    is_mapped : bool
-        Whether they are in memory that peers can map.
-    why_not_registered : str or None
-        Why the rank's network adapter cannot reach them, None if it can; "" without one.
-    """
-
-    is_mapped: bool
-    why_not_registered: str | None
+    is_mapped: bool  # in memory that peers can map
+    why_not_registered: str | None  # with the rank's adapter, None if they can be; "" without one
 
 
 def _surveyed(context: Context) -> Survey:
@@ -91,14 +75,9 @@ def _process_vm_keys(context: Context) -> Keys:
 
 def _mlx5_keys(context: Context) -> tuple[Keys, Mail]:
     adapters = _surveyed(context).adapters
-    if adapters is None or adapters.own is None:
-        raise AssertionError("a message between adapters on a rank without one")
+    assert adapters is not None and adapters.own is not None
     engine = Mlx5Umr(context.world.rank, adapters.own, context.world.waiter)
     return Keys(engine), Mail(engine)
-
-
-def _gpu_arrays(context: Context) -> GpuArrays | None:
-    return None if context.device_arena is None else GpuArrays(context.device_arena)
 
 
 def _why_not_registered(context: Context) -> str | None:
@@ -110,10 +89,20 @@ def _why_not_registered(context: Context) -> str | None:
 
 
 def _copy_engine_keys(context: Context) -> tuple[Keys, CopyEngine]:
-    if context.device_arena is None:
-        raise AssertionError("a message between GPUs on a rank without memory for it")
+    assert context.device_arena is not None
     engine = CopyEngine(context.device_arena)
     return Keys(engine), engine
+
+
+def _on_node(build: Build, job: Job, link: NodeLink | None) -> NodeChannel:
+    assert link is not None
+    return NodeChannel(job, build.context.once(_process_vm_keys), link)
+
+
+def _of_adapters(build: Build, job: Job, link: NodeLink | None) -> Mlx5Channel:
+    arena = build.context.device_arena
+    gpu = None if arena is None else GpuArrays(arena)
+    return Mlx5Channel(build.world, job, *build.context.once(_mlx5_keys), gpu)
 
 
 class ScatterGatherPath(Path):
@@ -149,7 +138,7 @@ class ScatterGatherPath(Path):
     ) -> GpuMemory | None:
         """Say whether peers can map the message's arrays, and the adapter reach them."""
         arena = context.device_arena
-        if arena is None or arrays[message.parts[0].array].device is None:
+        if arena is None:
             return None
         return GpuMemory(
             not floats and self._is_mapped(message, arrays, arena),
@@ -161,35 +150,29 @@ class ScatterGatherPath(Path):
         """Whether a message's arrays are in memory of this rank's GPU that peers can map."""
         for part in message.parts:
             array, (first, end) = arrays[part.array], part.datatype.reach(part.count)
-            if array.device is None:
-                return False
             if arena.locate(array.pointer + first, array.pointer + end) is None:
                 return False
         return True
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the engines that reach both ends."""
-        if selection.operation == "add":
+        if ends.selection.operation == "add":
             return "accumulate needs a copy"
-        if sender.node != receiver.node:
-            return self._between_nodes(sender, receiver, selection.surveys.get(self.name))
-        if "gpu" in (sender.memory, receiver.memory):
-            return self._on_gpus(sender, receiver, selection)
-        return self._on_hosts(sender, receiver, selection)
+        if not ends.are_near:
+            return self._between_nodes(ends)
+        if "gpu" in (ends.sender.memory, ends.receiver.memory):
+            return self._on_gpus(ends)
+        return self._on_hosts(ends)
 
-    def _on_hosts(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def _on_hosts(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the kernel, and prefer it for long blocks."""
-        found: Survey | None = selection.surveys.get(self.name)
+        found: Survey | None = ends.selection.surveys.get(self.name)
+        sender, receiver, block = ends.sender, ends.receiver, ends.block_bytes
         if found is None:
             return "it is not known whether the kernel copies between the ranks"
         why = found.attachments.why_not(sender.rank, receiver.rank)
         if why is not None:
             return why
-        block = min(sender.block_bytes, receiver.block_bytes)
         least = (
             (BLOCK_BYTES, MESSAGE_BYTES)
             if sender.is_one_way
@@ -201,14 +184,13 @@ class ScatterGatherPath(Path):
             said += ", half by each end"
         return [self.offer(ProcessVm.name, said, preferred=is_long)]
 
-    def _between_nodes(
-        self, sender: EndpointInfo, receiver: EndpointInfo, found: Survey | None
-    ) -> Sequence[Candidate] | str:
+    def _between_nodes(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the adapters, of GPUs those that reach their memory."""
+        found: Survey | None = ends.selection.surveys.get(self.name)
         adapters = None if found is None else found.adapters
-        a, b = sender.rank, receiver.rank
+        a, b = ends.sender.rank, ends.receiver.rank
         why = "their adapters are not known" if adapters is None else adapters.why_not(a, b)
-        for end in (sender, receiver):
+        for end in (ends.sender, ends.receiver):
             memory: GpuMemory | None = end.paths.get(self.name)
             if why is None and memory is not None and memory.why_not_registered is not None:
                 why = f"rank {end.rank} cannot hand out its arrays: {memory.why_not_registered}"
@@ -216,60 +198,58 @@ class ScatterGatherPath(Path):
             return f"ranks {a} and {b} are on different nodes, and {why}"
         return [self.offer(Mlx5Umr.name, "other node, written by the network adapters")]
 
-    def why_not(self, protocol: str, sender: EndpointInfo, receiver: EndpointInfo) -> str | None:
+    def why_not(self, protocol: str, ends: MessageEnds) -> str | None:
         """Say where each engine works."""
-        if protocol == Mlx5Umr.name and sender.node == receiver.node:
-            return f"mlx5_umr is for different nodes, and ranks {sender.rank} and {receiver.rank} are on the same"
-        if protocol != Mlx5Umr.name and sender.node != receiver.node:
-            return f"{protocol} is for one node, and ranks {sender.rank} and {receiver.rank} are on different ones"
+        a, b = ends.sender, ends.receiver
+        if protocol == Mlx5Umr.name and ends.are_near:
+            return (
+                f"mlx5_umr is for different nodes, and ranks {a.rank} and {b.rank} are on the same"
+            )
+        if protocol != Mlx5Umr.name and not ends.are_near:
+            return (
+                f"{protocol} is for one node, and ranks {a.rank} and {b.rank} are on different ones"
+            )
         if protocol == CopyEngine.name:
-            return numpy_ends(sender, receiver)
-        if protocol == ProcessVm.name and "gpu" in (sender.memory, receiver.memory):
+            return ends.on_host
+        if protocol == ProcessVm.name and "gpu" in (a.memory, b.memory):
             return "process_vm copies NumPy arrays, and one end's is on a GPU"
         return None
 
-    def _on_gpus(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def _on_gpus(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Offer the copy engine where either end's arrays can be mapped."""
-        why = why_not_gpus(sender, receiver, selection, Topology.why_no_events)
+        why = ends.why_not_gpus(Topology.why_no_events)
         if why is not None:
             return why
-        block = min(sender.block_bytes, receiver.block_bytes)
-        theirs, ours = receiver.paths.get(self.name), sender.paths.get(self.name)
+        ours, theirs = ends.described(self)
         if theirs is not None and theirs.is_mapped:
             said = "copied by the driver into the receiver's array, no kernel"
         elif ours is not None and ours.is_mapped:
             said = "copied by the driver from the sender's array, no kernel"
         else:
             return "neither end's array is in memory that the other rank maps; allocate one by the grid"
-        preferred = selection.leave_sms and block >= ROW_BYTES
+        preferred = ends.selection.leave_sms and ends.block_bytes >= ROW_BYTES
         return [self.offer(CopyEngine.name, said, preferred=preferred)]
 
     def negotiate(self, build: Build) -> Agreed:
         """Swap keys with the peers, engine by engine."""
-        context = build.context
         link = build.link(self, words=len(build.whole.arrays))
-        on_host, on_gpu, far = None, None, None
-        if (self.name, ProcessVm.name) in build.protocols_used:
-            job = build.job(self, ProcessVm.name)
-            keys = context.once(_process_vm_keys) if job.messages else None
-            on_host = make_node_channel(build.world, job, keys, link)
-        if (self.name, CopyEngine.name) in build.protocols_used:
-            job = build.job(self, CopyEngine.name)
-            engine = None
-            if job.messages and context.events is not None:
-                engine = (*context.once(_copy_engine_keys), context.events)
-            directions = {m.key: self._direction(build, m) for m in job.messages}
-            on_gpu = make_copy_channel(build.world, job, directions, engine, link)
-        if (self.name, Mlx5Umr.name) in build.protocols_used:
-            job = build.job(self, Mlx5Umr.name)
-            far = make_mlx5_channel(
-                build.world,
-                job,
-                lambda: (*context.once(_mlx5_keys), _gpu_arrays(context)) if job.messages else None,
-            )
-        return on_host, on_gpu, far
+        made: Agreed = {}
+        for name, make in (
+            (ProcessVm.name, _on_node),
+            (CopyEngine.name, self._of_gpus),
+            (Mlx5Umr.name, _of_adapters),
+        ):
+            if (self.name, name) in build.protocols_used:
+                job = build.job(self, name)
+                made[name] = agreed(build.world, partial(make, build, job, link), job)
+        return made
+
+    def _of_gpus(self, build: Build, job: Job, link: NodeLink | None) -> CopyChannel:
+        context = build.context
+        assert context.events is not None and link is not None
+        directions = {m.key: self._direction(build, m) for m in job.messages}
+        engine = context.once(_copy_engine_keys)
+        return CopyChannel(job, directions, *engine, context.events, link)
 
     def _direction(self, build: Build, message: Message) -> Direction:
         """Return "put" where the receiver's arrays can be mapped, else "get"; alike at both ends."""
@@ -282,12 +262,8 @@ class ScatterGatherPath(Path):
 
     def channels(self, build: Build, agreed: Agreed | None) -> Sequence[Carried]:
         """Return the channels that were agreed on."""
-        on_host, on_gpu, far = agreed or (None, None, None)
-        found = []
-        if on_host is not None:
-            found.append(Carried(f"{self.name}/{ProcessVm.name}", on_host, on_host.messages))
-        if on_gpu is not None:
-            found.append(Carried(f"{self.name}/{CopyEngine.name}", on_gpu, on_gpu.messages))
-        if far is not None:
-            found.append(Carried(f"{self.name}/{Mlx5Umr.name}", far, far.messages))
-        return found
+        return [
+            Carried(f"{self.name}/{name}", channel, channel.messages)
+            for name, channel in (agreed or {}).items()
+            if channel is not None
+        ]

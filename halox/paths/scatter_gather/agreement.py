@@ -9,19 +9,17 @@ maps its keys and tells the peer of them, unless the peer knows them already::
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from halox.errors import PathError
-from halox.paths.base import Key
+from halox.paths.base import Channel, Job, Key
 from halox.paths.messages import Message
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory, Offer
 from halox.paths.scatter_gather.windows import MessageBlocks, Proposal, agreed_chunk, propose
 from halox.runtime.handshake import handshake
 from halox.runtime.world import World
-
-_OPPOSITE: dict[str, str] = {"send": "receive", "receive": "send"}
 
 Name = tuple[str, int]
 """Direction and tag of a message between two ranks."""
@@ -37,116 +35,80 @@ Swap = Callable[[dict[int, Any]], dict[int, Any]]
 """Takes what this rank says to each peer, and returns what they say."""
 
 
-def opposite(message: Message) -> Name:
-    """Return the name of a message at its other end."""
-    return _OPPOSITE[message.direction], message.tag
+class AgreeingChannel(Channel):
+    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others.
 
-
-class Agreement:
-    """Agreement on some messages, this rank's part: their block lists, chunk sizes and keys.
-
-    Parameters
-    ----------
-    keys : Keys
-    messages : sequence of Message
-    memory : callable
-        Returns the memory of a message's arrays.
-    rank : int
-        This rank, for errors.
-
-    Attributes
-    ----------
-    blocks, chunks, own : dict
-        By the key of each message: its blocks; the chunk size, and the keys of this end, once they are there.
+    By the key of each message there are its ``_blocks`` and, once they are known, the chunk size in ``_chunks`` and the
+    keys of this end in ``_own``.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        messages: Sequence[Message],
-        memory: Callable[[MessageBlocks], list[Memory]],
-        rank: int,
-    ) -> None:
-        self._keys, self._messages, self._memory, self._rank = keys, messages, memory, rank
-        self.blocks = {m.key: MessageBlocks.of(m) for m in messages}
-        self.chunks: dict[Key, int] = {}
-        self.own: dict[Key, KeyList] = {}
-        self._proposed = {m.key: propose(self.blocks[m.key], keys.engine.limits) for m in messages}
-
-    def proposals(self) -> dict[int, Proposals]:
-        """Return for each peer the chunk sizes that suit this rank."""
-        found: dict[int, dict[Name, Proposal]] = {}
-        for m in self._messages:
-            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
-        return dict(found)
-
-    def map(self, theirs: Mapping[int, Proposals]) -> None:
-        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
-        for m in self._messages:
-            own, other = self._proposed[m.key], theirs[m.peer][opposite(m)]
-            sender, receiver = (own, other) if m.direction == "send" else (other, own)
-            chunk = agreed_chunk(sender, receiver, m.nbytes)
-            if chunk is None:
-                raise PathError(
-                    f"rank {self._rank} and rank {m.peer} agree on no chunk size for the {m.direction} of {m.nbytes} "
-                    f"bytes, in {m.block_count} blocks here: they are too short for the {self._keys.engine.name} "
-                    "engine; leave the choice of the path to halox"
-                )
-            self.chunks[m.key] = chunk
-            blocks = self.blocks[m.key]
-            self.own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
-
-    def offers(self, messages: Sequence[Message]) -> dict[int, Offers]:
-        """Return for each peer the keys of some messages, which it must take."""
-        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
-        for m in messages:
-            offer = self._keys.offer(self.own[m.key], m.peer)
-            arrays = self.blocks[m.key].arrays
-            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
-        return dict(found)
-
-    def drop(self) -> None:
-        """Take this rank's keys out of the caches, here and at the peers."""
-        for own in self.own.values():
-            self._keys.drop(own)
-
-    def release(self) -> None:
-        """Let go of this rank's keys."""
-        for own in self.own.values():
-            self._keys.release(own)
-        self.own = {}
-
-
-class AgreeingChannel(ABC):
-    """A channel made in three steps: the peers swap `proposals`, what each `offers`, and `open` those of the others."""
-
-    _world: World
-    _agreement: Agreement
+    def _prepare(self, world: World, keys: Keys, messages: tuple[Message, ...]) -> None:
+        """List the blocks of the messages, and choose chunk sizes that suit this rank."""
+        self._world, self._keys, self.messages = world, keys, messages
+        self._blocks = {m.key: MessageBlocks.of(m) for m in messages}
+        self._proposed = {m.key: propose(self._blocks[m.key], keys.engine.limits) for m in messages}
+        self._chunks: dict[Key, int] = {}
+        self._own: dict[Key, KeyList] = {}
 
     @property
     def n_keys(self) -> int:
         """Keys of this rank's ends of the messages."""
-        return sum(len(own.keys) for own in self._agreement.own.values())
+        return sum(len(own.keys) for own in self._own.values())
+
+    @abstractmethod
+    def _memory(self, blocks: MessageBlocks) -> list[Memory]:
+        """Return the memory of a message's arrays."""
 
     def proposals(self) -> dict[int, Any]:
         """Return for each peer the chunk sizes that suit this rank."""
-        return self._agreement.proposals()
+        found: dict[int, dict[Name, Proposal]] = {}
+        for m in self.messages:
+            found.setdefault(m.peer, {})[m.direction, m.tag] = self._proposed[m.key]
+        return dict(found)
 
     @abstractmethod
     def offers(self, theirs: Mapping[int, Any]) -> dict[int, Any]:
         """Map the keys, and return for each peer what it must know of them."""
 
+    def _map(self, theirs: Mapping[int, Proposals]) -> None:
+        """Derive the chunk sizes, and map this rank's keys; `PathError` if there is no size for some message."""
+        for m in self.messages:
+            own, other = self._proposed[m.key], theirs[m.peer][m.opposite]
+            sender, receiver = (own, other) if m.direction == "send" else (other, own)
+            chunk = agreed_chunk(sender, receiver, m.nbytes)
+            if chunk is None:
+                raise PathError(
+                    f"rank {self._world.rank} and rank {m.peer} agree on no chunk size for the {m.direction} of "
+                    f"{m.nbytes} bytes, in {m.block_count} blocks here: they are too short for the "
+                    f"{self._keys.engine.name} engine; leave the choice of the path to halox"
+                )
+            self._chunks[m.key] = chunk
+            blocks = self._blocks[m.key]
+            self._own[m.key] = self._keys.local(blocks, chunk, self._memory(blocks))
+
+    def _offered(self, messages: Sequence[Message]) -> dict[int, Offers]:
+        """Return for each peer the keys of some messages, which it must take."""
+        found: dict[int, dict[Name, tuple[tuple[int, ...], Offer]]] = {}
+        for m in messages:
+            offer = self._keys.offer(self._own[m.key], m.peer)
+            arrays = self._blocks[m.key].arrays
+            found.setdefault(m.peer, {})[m.direction, m.tag] = arrays, offer
+        return dict(found)
+
     @abstractmethod
     def open(self, theirs: Mapping[int, Any]) -> None:
         """Take the keys of the peers."""
 
-    @abstractmethod
     def let_go(self) -> None:
-        """Let go of the keys, and of the transfers between them."""
+        """Let go of the keys; channels also of the transfers between them."""
+        for own in self._own.values():
+            self._keys.release(own)
+        self._own = {}
 
-    @abstractmethod
     def abandon(self) -> None:
         """Release everything, after an error that was raised on all ranks."""
+        self.close()
+        self.free()
 
     def remap(self, swap: Swap | None = None) -> None:
         """Map all keys anew and swap them, as if nothing were cached; between exchanges, together with the peers.
@@ -155,7 +117,8 @@ class AgreeingChannel(ABC):
         peer, and returns what they say.
         """
         swap = swap or self.swap
-        self._agreement.drop()
+        for own in self._own.values():
+            self._keys.drop(own)
         self.let_go()
         self.open(swap(self.offers(swap(self.proposals()))))
 
@@ -167,27 +130,22 @@ class AgreeingChannel(ABC):
 Made = TypeVar("Made", bound=AgreeingChannel)
 
 
-def agreed(world: World, begin: Callable[[], Made | None], peers: Sequence[int]) -> Made | None:
-    """Make a channel together with its peers; collective over the world.
+def agreed(world: World, make: Callable[[], Made], job: Job) -> Made | None:
+    """Make the channel of a job together with its peers; collective over the world.
 
-    ``begin`` returns the channel, None on a rank without messages, which takes part in the rounds alone.
+    None on a rank without messages, which takes part in the rounds alone.
     """
-
-    def proposed(mine: Made, _: object) -> dict[int, Any]:
-        return mine.proposals()
-
-    def offered(mine: Made, theirs: Mapping[int, Any]) -> dict[int, Any]:
-        return mine.offers(theirs)
 
     def opened(mine: Made, theirs: Mapping[int, Any]) -> Made:
         mine.open(theirs)
         return mine
 
+    rounds = (lambda mine, _: mine.proposals(), lambda mine, theirs: mine.offers(theirs), opened)
     made: Made | None = handshake(
         world,
-        begin,
-        (proposed, offered, opened),
+        lambda: make() if job.messages else None,
+        rounds,
         "the making of a plan",
-        peers=lambda _: peers,
+        peers=lambda _: job.peers,
     )
     return made

@@ -30,14 +30,7 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    agreed,
-    opposite,
-)
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
 from halox.paths.scatter_gather.copy_engine import CopyEngine
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.graph_flags import GraphFlags
@@ -49,36 +42,22 @@ from halox.runtime.gpu.ipc_events import EventPool
 from halox.runtime.gpu.pools import SIDE_STREAMS
 from halox.runtime.gpu.stream_words import why_not_captured
 from halox.runtime.gpu.streams import CallStreams
-from halox.runtime.world import World
 
 
 @dataclass(frozen=True)
 class CopyRecord:
-    """Description of a rank for a peer.
+    """Description of a rank for a peer."""
 
-    Attributes
-    ----------
-    offers : mapping
-        Keys of the messages that the peer moves.
-    segments : mapping
-        Handles of the memory behind them.
-    ready, moved : int
-        Numbers of this rank's events.
-    events : dict
-        Their handles.
-    flags : DevicePlace or str
-        Words that the peer sets in captured exchanges; or the reason why there can be none.
-    """
-
-    offers: Offers
-    segments: dict[Allocation, bytes]
-    ready: int
+    offers: Offers  # keys of the messages that the peer moves
+    segments: dict[Allocation, bytes]  # handles of the memory behind them
+    ready: int  # numbers of this rank's events
     moved: int
-    events: dict[int, bytes]
+    events: dict[int, bytes]  # and their handles
+    # Words that the peer sets in captured exchanges; or why there are none.
     flags: DevicePlace | str
 
 
-class CopyChannel(AgreeingChannel, InPlaceChannel):
+class CopyChannel(InPlaceChannel, AgreeingChannel):
     """Moves arrays between GPUs by copies of the driver; see the module.
 
     Local. Streams wait for the peers'; the host waits for the peers' hosts alone, and in a capture for nobody.
@@ -93,16 +72,15 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         events: EventPool,
         link: NodeLink,
     ) -> None:
-        self.messages = job.messages
         self._moving = [m for m in job.messages if _is_mover(m, directions[m.key])]
         self._moved_by_peer = [m for m in job.messages if not _is_mover(m, directions[m.key])]
         self._touched, self._touching = (
             sorted({m.peer for m in found}) for found in (self._moving, self._moved_by_peer)
         )
         super().__init__(link, self._touched, self._touching)
-        self._directions, self._keys, self._engine, self._events = directions, keys, engine, events
+        self._prepare(link.world, keys, job.messages)
+        self._directions, self._engine, self._events = directions, engine, events
         self._arrays: Sequence[Described] = job.arrays
-        self._agreement = Agreement(keys, job.messages, self._memory, link.world.rank)
         self._numbers = events.take(2)
         self._streams = CallStreams("scatter_gather")
         self._stream = 0
@@ -125,8 +103,8 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, CopyRecord]:
         """Map the keys, and return this rank's description for each peer."""
-        self._agreement.map(theirs)
-        offers = self._agreement.offers(self._moved_by_peer)
+        self._map(theirs)
+        offers = self._offered(self._moved_by_peer)
         ready, moved = self._numbers
         why, flags_memory = self._why_not_captured, self._flags.handles()
         found = {}
@@ -134,7 +112,7 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
             segments = dict(flags_memory)
             for _, offer in offers.get(peer, {}).values():
                 for key in offer.keys or ():  # of keys that it knows it has opened the memory
-                    segments |= self._engine.handles(key)
+                    segments |= self._engine.arena.handles(key.blocks[0])
             handles = self._events.handles(self._numbers)
             flags = self._flags.place(peer) if why is None else why
             found[peer] = CopyRecord(offers.get(peer, {}), segments, ready, moved, handles, flags)
@@ -147,7 +125,7 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         runtime = cupy().cuda.runtime
         self._record, self._wait = runtime.eventRecord, runtime.streamWaitEvent
         for peer, record in theirs.items():
-            self._engine.open(record.segments)
+            self._engine.arena.open(record.segments)
             self._events.open(peer, record.events)
         opened = self._events.opened
         self._wait_ready = [opened(peer, theirs[peer].ready) for peer in self._touched]
@@ -162,11 +140,11 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         if self._why_not_captured is None:
             self._flags.open(flags)
         for m in self._moving:
-            _, offer = theirs[m.peer].offers[opposite(m)]
+            _, offer = theirs[m.peer].offers[m.opposite]
             remote = self._keys.take(m.peer, offer)
             self._transfers += [
                 self._engine.transfer(self._directions[m.key], key, other, m.peer)
-                for key, other in zip(self._agreement.own[m.key].keys, remote, strict=True)
+                for key, other in zip(self._own[m.key].keys, remote, strict=True)
             ]
 
     def check(self) -> None:
@@ -210,7 +188,7 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         if self._is_captured:
             self._flags.take_ready(self._stream)
             for transfer in self._transfers:
-                transfer.post(stream=self._stream)
+                transfer(self._stream)
             self._flags.end(self._stream)
         else:
             super().finish()
@@ -229,25 +207,20 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
         for event in self._wait_ready:
             self._wait(stream, event)
         for transfer in self._transfers:
-            transfer.post(stream=stream)
+            transfer(stream)
         self._record(self._moved_event, stream)
-
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-        self.free()
 
     def close(self) -> None:
         """Leave an exchange that is under way, and wait until the stream has done with the memory."""
         super().close()
         if self.has_ended:
             self.has_ended = self._streams.end(self._world.waiter(), self._side.stream)
-        self._agreement.release()
+        super().let_go()
 
     def let_go(self) -> None:
         """Let go of the keys, and of the copies between them, which the driver has by now."""
         self._transfers = []
-        self._agreement.release()
+        super().let_go()
 
     def free(self) -> None:
         """Release the events and the flags."""
@@ -262,23 +235,3 @@ class CopyChannel(AgreeingChannel, InPlaceChannel):
 def _is_mover(message: Message, direction: Direction) -> bool:
     """Whether this rank moves a message."""
     return (message.direction == "send") == (direction == "put")
-
-
-def make_copy_channel(
-    world: World,
-    job: Job,
-    directions: Mapping[Key, Direction],
-    engine: tuple[Keys, CopyEngine, EventPool] | None,
-    link: NodeLink | None,
-) -> CopyChannel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, which takes part in the rounds alone.
-    """
-
-    def begin() -> CopyChannel | None:
-        if engine is None or link is None:
-            return None
-        return CopyChannel(job, directions, *engine, link)
-
-    return agreed(world, begin, job.peers)

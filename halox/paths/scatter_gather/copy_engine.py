@@ -11,8 +11,15 @@ import numpy as np
 
 from halox.packing.copy_boxes import PreparedCopies, common_blocks
 from halox.packing.copy_engine import MOST_RUNS
-from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, Region, RemoteKey
-from halox.paths.scatter_gather.windows import Window
+from halox.paths.scatter_gather.engine import (
+    Direction,
+    Engine,
+    Key,
+    Limits,
+    Region,
+    RemoteKey,
+    Transfer,
+)
 from halox.runtime.device_arena import Allocation, DeviceArena, DevicePlace
 from halox.runtime.place import Place
 
@@ -34,14 +41,6 @@ class CopyEngine(Engine):
         """Return the region of memory that peers can map, whose handle names its segment; or of any other."""
         place = self.arena.locate(address, address + nbytes)
         return Region(address, nbytes, 0, handle=None if place is None else place.segment)
-
-    def make_key(self) -> Key:
-        """Return a key, which costs nothing."""
-        return Key()
-
-    def map(self, key: Key, window: Window) -> None:
-        """Let a key stand for a window."""
-        key.window = window
 
     def export(self, key: Key) -> RemoteKey:
         """Return the places of the key's blocks, for ranks that have mapped their segments."""
@@ -65,17 +64,7 @@ class CopyEngine(Engine):
         blocks = window.addresses - origin[window.array_of], window.lengths, index[window.array_of]
         return RemoteKey(nbytes=window.nbytes, blocks=(tuple(places), *blocks))
 
-    def handles(self, remote: RemoteKey) -> dict[Allocation, bytes]:
-        """Return the handles of the segments of an exported key of this rank."""
-        return self.arena.handles(remote.blocks[0])
-
-    def open(self, handles: dict[Allocation, bytes]) -> None:
-        """Map a peer's segments."""
-        self.arena.open(handles)
-
-    def transfer(
-        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
-    ) -> CopyTransfer:
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
         """Prepare the copies; the segments of the peer's key are open."""
         window = key.window
         assert window is not None
@@ -84,19 +73,4 @@ class CopyEngine(Engine):
         own = window.addresses, window.lengths, window.array_of
         theirs = offsets + pointers[index], lengths, index
         ends = (own, theirs) if direction == "put" else (theirs, own)
-        return CopyTransfer(PreparedCopies(common_blocks(*ends), self.arena.device))
-
-    def complete(self) -> None:
-        """Return at once: copies are ordered by their stream."""
-
-
-class CopyTransfer:
-    """A window, by copies on a stream."""
-
-    def __init__(self, copies: PreparedCopies) -> None:
-        self.calls = copies.calls
-        self._launch = copies.launch
-
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Put the copies on a stream."""
-        self._launch(stream)
+        return PreparedCopies(common_blocks(*ends), self.arena.device).launch

@@ -9,16 +9,16 @@ After Suresh et al. 2022, section IV. The life of a transfer::
     engine.map(key, window)                                      once per layout, address and chunk size
     remote = engine.export(key)                                  sent to the peer, once
     transfer = engine.transfer("put", key, theirs, peer)         by the rank that will move the window
-    transfer.post(immediate)                                     in every exchange
+    transfer(...)                                                in every exchange
     engine.complete()                                            the bytes are in place
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from halox.paths.scatter_gather.windows import Window
 
@@ -30,37 +30,16 @@ IMMEDIATE_BITS = 32
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an engine's keys.
+    """Limits of an engine's keys: the most of each, where nothing else is said."""
 
-    Attributes
-    ----------
-    entries : int
-        Most entries of a key.
-    repeats : int
-        Most blocks of one length at one distance that a single entry describes: 1 where each block needs its own.
-    stride_bytes : int
-        Most bytes of that distance.
-    key_bytes : int
-        Most bytes of a window.
-    keys : int
-        Most keys at a time; a message of more windows is moved in rounds.
-    keys_per_list : int
-        Most keys of one end of a message, so that some are left for others.
-    pool : int
-        Keys made at a time, in advance.
-    windows : int
-        Windows into which long messages are divided at least, as far as each keeps `window_bytes`.
-    window_bytes : int
-        Bytes below which a message is not divided for the sake of `windows`.
-    """
-
-    entries: int
-    repeats: int = 1
-    stride_bytes: int = 1 << 62
-    key_bytes: int = 1 << 30
-    keys: int = 1 << 16
-    keys_per_list: int = 1 << 16
-    pool: int = 64
+    entries: int  # of a key
+    repeats: int = 1  # blocks of one length at one distance that a single entry describes
+    stride_bytes: int = 1 << 62  # bytes of that distance
+    key_bytes: int = 1 << 30  # bytes of a window
+    keys: int = 1 << 16  # at a time; a message of more windows is moved in rounds
+    keys_per_list: int = 1 << 16  # of one end of a message, so that some are left for others
+    pool: int = 64  # keys made at a time, in advance
+    # Into which a long message is divided at least, as far as each keeps `window_bytes`.
     windows: int = 1
     window_bytes: int = 1 << 16
 
@@ -81,15 +60,10 @@ class Region(NamedTuple):
 
 
 class Key:
-    """A list of blocks that an engine walks; engines derive their own.
-
-    Attributes
-    ----------
-    window : Window or None
-        The blocks to which it is mapped.
-    """
+    """A list of blocks that an engine walks; engines derive their own."""
 
     window: Window | None = None
+    """The blocks to which it is mapped."""
 
 
 @dataclass(frozen=True)
@@ -97,48 +71,28 @@ class RemoteKey:
     """A key of another rank, for requests to it; can be pickled.
 
     It means the same after its owner has mapped the key to other blocks.
-
-    Attributes
-    ----------
-    rkey, address : int
-        As requests name the memory behind it.
-    nbytes : int
-    blocks : object
-        Description of the blocks, where the engine needs it at the other end.
     """
 
-    rkey: int = 0
-    address: int = 0
+    rkey: int = 0  # the memory behind it in requests
     nbytes: int = 0
-    blocks: Any = None
+    blocks: Any = None  # their description, where the engine needs it at the other end
 
 
-class Transfer(Protocol):
-    """One window of a message, between a key of this rank and one of a peer."""
+Transfer: TypeAlias = Callable[..., None]
+"""Begins to move one window of a message, between a key of this rank and one of a peer, after those moved before.
 
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Begin to move the window, after those posted before to the same peer.
-
-        A put hands ``immediate``, of `IMMEDIATE_BITS` bits, to the peer once its bytes are in place. Engines
-        that work in streams take the one behind whose work the window is moved.
-        """
+Of engines that reach other nodes it may be given an immediate, of `IMMEDIATE_BITS` bits, for the peer once the bytes
+are in place; of those that work in streams it is given the one behind whose work the window is moved.
+"""
 
 
 class Engine(ABC):
-    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator.
+    """Mover of windows between this rank and its peers; one a context, over the ranks of a communicator."""
 
-    Attributes
-    ----------
-    name : str
-        Also of the protocol, as in ``path="scatter_gather/process_vm"``.
-    limits : Limits
-    needs_registration : bool
-        Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # also of the protocol, as in ``path="scatter_gather/process_vm"``
     limits: Limits
     needs_registration = True
+    """Whether keys stand for registered memory; otherwise any memory of a rank can be reached, by its address."""
 
     def moved(self, remote: RemoteKey, shifts: Sequence[int]) -> RemoteKey:
         """Return a peer's key for other arrays of the same layouts, each some bytes further on than the known one.
@@ -146,13 +100,6 @@ class Engine(ABC):
         Only of engines that need no registration, whose keys are addresses and no more.
         """
         raise NotImplementedError
-
-    def address(self) -> Any:
-        """Return what peers must know of this rank to reach it; can be pickled."""
-        return None
-
-    def connect(self, peers: Mapping[int, Any]) -> None:  # noqa: B027 - most need nothing
-        """Prepare transfers with peers, from each one's `address`; those known already are left as they are."""
 
     def register(
         self, address: int, nbytes: int, generation: int, device: int | None = None
@@ -163,16 +110,16 @@ class Engine(ABC):
     def deregister(self, region: Region) -> None:  # noqa: B027 - most keep nothing
         """End a registration, when no mapped key stands on it any more."""
 
-    @abstractmethod
     def make_key(self) -> Key:
         """Make a key; an error of the engine is a `PathError`."""
+        return Key()
 
     def destroy_key(self, key: Key) -> None:  # noqa: B027 - most keep nothing
         """Destroy a key that is not in use."""
 
-    @abstractmethod
     def map(self, key: Key, window: Window) -> None:
         """Let a key stand for the blocks of a window, whose regions are registered; no transfer uses the key now."""
+        key.window = window
 
     @abstractmethod
     def export(self, key: Key) -> RemoteKey:
@@ -185,20 +132,8 @@ class Engine(ABC):
         As many bytes are moved as the key's window has when it is posted.
         """
 
-    @abstractmethod
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027 - most have moved it, or ordered it by a stream
         """Wait until everything posted has been moved, at most for ``HALOX_TIMEOUT``.
 
         Raises `PathError` if a transfer has failed: names the peer and the reason.
         """
-
-    def notify(self, peer: int, immediate: int) -> None:
-        """Hand a number to a peer, behind everything posted to it; of engines that reach other nodes."""
-        raise NotImplementedError
-
-    def arrivals(self) -> Iterable[tuple[int, int]]:
-        """Return (peer, immediate) of what has arrived since the last call, in order a peer; does not wait."""
-        return ()
-
-    def close(self) -> None:  # noqa: B027 - most keep nothing
-        """Release everything, when no peer can reach this rank any more."""

@@ -30,13 +30,7 @@ _READY, _MOVED = 0, 4  # offsets of a peer's pair of words
 class GraphFlags:
     """Flags of one channel; all are 0 at first.
 
-    Parameters
-    ----------
-    arena : DeviceArena
-    touched : sequence of int
-        Ranks whose arrays this rank reaches.
-    touching : sequence of int
-        Ranks that reach this rank's arrays.
+    This rank reaches arrays of the ranks ``touched``, and those ``touching`` reach its own.
     """
 
     def __init__(self, arena: DeviceArena, touched: Sequence[int], touching: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from itertools import count
 from typing import NamedTuple
 
 from halox.errors import PathError
-from halox.paths.scatter_gather.engine import Engine, Key, Region, RemoteKey
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Region, RemoteKey, Transfer
 from halox.paths.scatter_gather.windows import MessageBlocks, Window
 
 LayoutKey = tuple[bytes, tuple[int, ...], int]
@@ -28,7 +28,7 @@ LayoutKey = tuple[bytes, tuple[int, ...], int]
 
 
 MOST_LISTS = 256
-"""Lists that no plan uses and are kept all the same, and as many of each peer's at addresses of later arrays."""
+"""Lists that no plan uses and are kept all the same."""
 
 
 class KeyPool:
@@ -111,22 +111,6 @@ class Registrations:
         self._known[address, nbytes] = _Registration(region, ref)
         return region
 
-    def is_current(self, region: Region) -> bool:
-        """Whether a region is registered still, and its owner alive."""
-        found = self._known.get((region.address, region.nbytes))
-        return (
-            found is not None
-            and found.region.generation == region.generation
-            and found.owner is not None
-            and found.owner() is not None
-        )
-
-    def close(self) -> None:
-        """End all registrations."""
-        for found in self._known.values():
-            self._engine.deregister(found.region)
-        self._known = {}
-
 
 @dataclass(eq=False)
 class KeyList:
@@ -134,18 +118,6 @@ class KeyList:
 
     Where an engine has fewer keys than the message has windows, they slide over it: in round r of n windows key number
     k stands for window ``r * n + k``.
-
-    Attributes
-    ----------
-    key : LayoutKey
-    generation : int
-    windows : list of Window
-    keys : list of Key
-    regions : tuple of Region
-    sent_to : set of int
-        Ranks that know them.
-    users : int
-        Plans that use them.
     """
 
     key: LayoutKey
@@ -153,10 +125,9 @@ class KeyList:
     windows: list[Window]
     keys: list[Key]
     regions: tuple[Region, ...]
-    sent_to: set[int] = field(default_factory=set)
-    users: int = 0
-    mapped: tuple[int, int] | None = None
-    """Round to which the keys are mapped, and its number of windows."""
+    sent_to: set[int] = field(default_factory=set)  # ranks that know them
+    users: int = 0  # plans that use them
+    mapped: tuple[int, int] | None = None  # round to which they are, and its number of windows
 
     @property
     def slides(self) -> bool:
@@ -165,25 +136,13 @@ class KeyList:
 
 
 class Memory(NamedTuple):
-    """Memory of one of a message's arrays.
+    """Memory of one of a message's arrays; that of the array of which it is a view is registered as a whole."""
 
-    Attributes
-    ----------
-    base : int
-        Address of the array's first element.
-    address, nbytes : int
-        The memory of the array of which it is a view, to be registered as a whole.
-    owner : object
-        The object with whose life that memory ends.
-    device : int or None
-        The GPU on which it is, None for memory of the host.
-    """
-
-    base: int
-    address: int
+    base: int  # address of the array's first element
+    address: int  # of the whole
     nbytes: int
-    owner: object
-    device: int | None = None
+    owner: object  # with whose life that memory ends
+    device: int | None = None  # None for memory of the host
 
 
 class Offer(NamedTuple):
@@ -194,7 +153,6 @@ class Offer(NamedTuple):
 
     key: LayoutKey
     generation: int
-    n_windows: int
     at_once: int
     keys: tuple[RemoteKey, ...] | None
     dropped: tuple[LayoutKey, ...] = ()
@@ -210,7 +168,6 @@ class Keys:
         self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
         self._remote: dict[tuple[int, LayoutKey], Offer] = {}
         self._dropped: dict[int, list[LayoutKey]] = {}
-        self._moved: dict[tuple[int, LayoutKey], tuple[RemoteKey, ...]] = {}
 
     def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
         """Return the keys of a message over some memory, one for each of its arrays, until `release`.
@@ -298,9 +255,7 @@ class Keys:
         keys = None if rank in found.sent_to else tuple(map(self.engine.export, found.keys))
         found.sent_to.add(rank)
         dropped = tuple(self._dropped.pop(rank, ()))
-        return Offer(
-            found.key, found.generation, len(found.windows), len(found.keys), keys, dropped
-        )
+        return Offer(found.key, found.generation, len(found.keys), keys, dropped)
 
     def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
         """Return the keys of a peer's offer, sent with it or known from an earlier one.
@@ -322,21 +277,45 @@ class Keys:
 
     def moved(self, rank: int, offer: Offer, bases: tuple[int, ...]) -> tuple[RemoteKey, ...]:
         """Return a peer's keys, known from an offer, for other arrays of the same layouts at some addresses."""
-        layout, known, chunk_bytes = offer.key
-        place = rank, (layout, bases, chunk_bytes)
-        found = self._moved.pop(place, None)
-        if found is None:
-            shifts = [new - old for new, old in zip(bases, known, strict=True)]
-            found = tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
-            if len(self._moved) >= MOST_LISTS:
-                del self._moved[next(iter(self._moved))]
-        self._moved[place] = found
-        return found
+        shifts = [new - old for new, old in zip(bases, offer.key[1], strict=True)]
+        return tuple([self.engine.moved(key, shifts) for key in self.take(rank, offer)])
 
-    def close(self) -> None:
-        """Release everything, when no peer reaches this rank any more."""
-        for found in [*self._local.values()]:
-            self.drop(found)
-        self.pool.close()
-        self.registrations.close()
-        self._remote, self._dropped, self._moved = {}, {}, {}
+
+class Rounds:
+    """One end of a message whose peer has offered its keys: which windows are moved in which round, and how.
+
+    The ``count`` of rounds, alike at both ends, is 1 unless an engine has fewer keys than the message has windows.
+    """
+
+    def __init__(
+        self, keys: Keys, own: KeyList, peer: int, theirs: Offer, remote: tuple[RemoteKey, ...]
+    ) -> None:
+        self._keys, self._own, self._peer, self._remote = keys, own, peer, remote
+        self.n_windows = len(own.windows)
+        # More keys than these are there for windows of a later round, and are mapped when it is theirs.
+        self.at_once = min(len(own.keys), theirs.at_once)
+        self.count = -(-self.n_windows // self.at_once)
+        self._made: dict[tuple[Direction, int], Transfer] = {}
+
+    @property
+    def keys(self) -> list[Key]:
+        """Keys of this end."""
+        return self._own.keys
+
+    def enter(self, number: int) -> None:
+        """Map the keys of this end to the windows of a round; local, when nothing uses them for another."""
+        self._keys.map_round(self._own, number, self.at_once)
+
+    def transfers(self, direction: Direction, number: int) -> list[Transfer]:
+        """Return the transfers of a round's windows, made once."""
+        windows = range(min(self.at_once, self.n_windows - number * self.at_once))
+        return [self.transfer(direction, slot) for slot in windows]
+
+    def transfer(self, direction: Direction, slot: int) -> Transfer:
+        """Return the transfer of the window to which a key is mapped."""
+        made = self._made.get((direction, slot))
+        if made is None:
+            made = self._made[direction, slot] = self._keys.engine.transfer(
+                direction, self._own.keys[slot], self._remote[slot], self._peer
+            )
+        return made

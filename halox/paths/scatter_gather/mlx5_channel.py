@@ -13,24 +13,16 @@ A rank that waits does this for its other exchanges between `start` and `finish`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from threading import Lock
 
-from halox.paths.base import Channel, Job, Key
+from halox.paths.base import Job, Key
 from halox.paths.messages import Message
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    agreed,
-    opposite,
-)
-from halox.paths.scatter_gather.keys import Keys, Memory
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
+from halox.paths.scatter_gather.keys import Keys, Memory, Rounds
 from halox.paths.scatter_gather.mlx5_gpu import GpuArrays
 from halox.paths.scatter_gather.mlx5_umr import Mlx5Umr
-from halox.paths.scatter_gather.rounds import Rounds
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.mlx5 import QueueAddress
 from halox.runtime.waiting import UNDER_WAY
@@ -93,8 +85,8 @@ class _End:
             self._rounds.enter(self._done)
             *first, last = self._rounds.transfers("put", self._done)
             for transfer in first:
-                transfer.post()
-            last.post(self._theirs)
+                transfer()
+            last(self._theirs)
             self._done += 1
 
     @property
@@ -109,16 +101,15 @@ class _End:
         return self._done == self._rounds.count and is_written
 
 
-class Mlx5Channel(AgreeingChannel, Channel):
+class Mlx5Channel(AgreeingChannel):
     """Moves arrays between nodes without packing; see the module. ``gpu`` is there for arrays on this rank's GPU."""
 
     def __init__(
         self, world: World, job: Job, keys: Keys, mail: Mail, gpu: GpuArrays | None = None
     ) -> None:
-        self.messages = job.messages
-        self._world, self._arrays, self._keys, self._mail = world, job.arrays, keys, mail
+        self._prepare(world, keys, job.messages)
+        self._arrays, self._mail = job.arrays, mail
         self._waiter = world.waiter()
-        self._agreement = Agreement(keys, job.messages, self._memory, world.rank)
         self._numbers: dict[Key, int] = {m.key: mail.new() for m in job.messages}
         self._peers = job.peers
         self._ends: list[_End] = []
@@ -137,7 +128,7 @@ class Mlx5Channel(AgreeingChannel, Channel):
 
     def proposals(self) -> dict[int, tuple[Proposals, QueueAddress]]:
         """Return for each peer the chunk sizes that suit this rank, and the address of its queue pair."""
-        proposals = self._agreement.proposals()
+        proposals = super().proposals()
         addresses = self._mail.engine.invite(proposals)
         return {peer: (found, addresses[peer]) for peer, found in proposals.items()}
 
@@ -146,22 +137,22 @@ class Mlx5Channel(AgreeingChannel, Channel):
     ) -> dict[int, tuple[Offers, dict[tuple[str, int], int]]]:
         """Connect, and return for each peer the keys of all messages with it, and their numbers."""
         self._mail.engine.connect({peer: address for peer, (_, address) in theirs.items()})
-        self._agreement.map({peer: proposals for peer, (proposals, _) in theirs.items()})
+        self._map({peer: proposals for peer, (proposals, _) in theirs.items()})
         numbers: dict[int, dict[tuple[str, int], int]] = {peer: {} for peer in theirs}
         for m in self.messages:
             numbers[m.peer][m.direction, m.tag] = self._numbers[m.key]
-        offers = self._agreement.offers(self.messages)
+        offers = self._offered(self.messages)
         return {peer: (offers[peer], numbers[peer]) for peer in theirs}
 
     def open(self, theirs: Mapping[int, tuple[Offers, Mapping[tuple[str, int], int]]]) -> None:
         """Take the keys of the peers."""
         for m in self.messages:
             offers, numbers = theirs[m.peer]
-            _, offer = offers[opposite(m)]
+            _, offer = offers[m.opposite]
             remote = self._keys.take(m.peer, offer)
-            own = self._agreement.own[m.key]
+            own = self._own[m.key]
             rounds = Rounds(self._keys, own, m.peer, offer, remote)
-            number = numbers[opposite(m)]
+            number = numbers[m.opposite]
             self._ends.append(_End(m, rounds, self._mail, self._numbers[m.key], number))
 
     def check(self) -> None:
@@ -172,7 +163,7 @@ class Mlx5Channel(AgreeingChannel, Channel):
     def start(self) -> None:
         """Let the peers write."""
         self.run()
-        UNDER_WAY[self] = None
+        UNDER_WAY[self] = self._step
 
     def run(self) -> None:
         """Let the peers write, on a GPU once the stream has come here; nobody waits before `finish`."""
@@ -197,10 +188,6 @@ class Mlx5Channel(AgreeingChannel, Channel):
         self._waiter.until(self._step, self._what, self._missing)
         if self._gpu is not None:
             self._gpu.end()
-
-    def help(self) -> None:
-        """Write what can be written, for peers that wait."""
-        self._step()
 
     def _step(self) -> bool:
         """Do what can be done now; return whether the exchange has ended here."""
@@ -229,10 +216,6 @@ class Mlx5Channel(AgreeingChannel, Channel):
         doing = "write its cells" if end.message.direction == "receive" else "take cells"
         return f"rank {self._world.rank} has waited for rank {peer} to {doing}"
 
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-
     def close(self) -> None:
         """Leave an exchange that is under way; the peers may write until they have closed it too."""
         UNDER_WAY.pop(self, None)
@@ -244,19 +227,4 @@ class Mlx5Channel(AgreeingChannel, Channel):
     def let_go(self) -> None:
         """Let go of the keys, and of the ends of messages that use them."""
         self._ends = []
-        self._agreement.release()
-
-
-def make_mlx5_channel(
-    world: World, job: Job, engine: Callable[[], tuple[Keys, Mail, GpuArrays | None] | None]
-) -> Mlx5Channel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, for which ``engine`` returns None: it takes part in the rounds alone.
-    """
-
-    def begin() -> Mlx5Channel | None:
-        found = engine()
-        return None if found is None else Mlx5Channel(world, job, *found)
-
-    return agreed(world, begin, job.peers)
+        super().let_go()

@@ -27,6 +27,7 @@ from halox.paths.scatter_gather.engine import (
     Limits,
     Region,
     RemoteKey,
+    Transfer,
 )
 from halox.paths.scatter_gather.windows import Window
 from halox.runtime.mlx5 import (
@@ -79,19 +80,6 @@ class MappedKey(Key):
         self.posted = 0
 
 
-class WriteTransfer:
-    """A window, by one RDMA write."""
-
-    def __init__(self, engine: Mlx5Umr, key: MappedKey, remote: RemoteKey, peer: int) -> None:
-        self._engine, self._key, self._remote, self._peer = engine, key, remote, peer
-
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Post the write."""
-        window = self._key.window
-        assert window is not None
-        self._engine.write(self._peer, self._remote.rkey, immediate, (self._key, window.nbytes))
-
-
 class _Link:
     """The connection to a peer: work requests posted and not complete, in order, with the keys they use."""
 
@@ -101,15 +89,7 @@ class _Link:
 
 
 class Mlx5Umr(Engine):
-    """Mover of windows between ranks with an mlx5 adapter each.
-
-    Parameters
-    ----------
-    rank : int
-    adapter : Adapter
-    waiter : callable
-        Returns the waiter for completions, which ends after ``HALOX_TIMEOUT``.
-    """
+    """Mover of windows between ranks with an mlx5 adapter each; ``waiter`` returns the one for completions."""
 
     name = "mlx5_umr"
 
@@ -285,12 +265,16 @@ class Mlx5Umr(Engine):
 
     # Transfers
 
-    def transfer(
-        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
-    ) -> WriteTransfer:
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
         """Prepare a write; the peer has been connected."""
         assert isinstance(key, MappedKey) and direction == "put", "this engine writes"
-        return WriteTransfer(self, key, remote, peer)
+
+        def post(immediate: int | None = None) -> None:
+            window = key.window
+            assert window is not None
+            self.write(peer, remote.rkey, immediate, (key, window.nbytes))
+
+        return post
 
     def write(
         self, peer: int, rkey: int, immediate: int | None, source: tuple[MappedKey, int] | None
@@ -394,11 +378,11 @@ class Mlx5Umr(Engine):
         )
 
     def notify(self, peer: int, immediate: int) -> None:
-        """Hand a number to a peer, by a write of no bytes."""
+        """Hand a number to a peer, behind everything posted to it, by a write of no bytes."""
         self.write(peer, 0, immediate, None)
 
     def arrivals(self) -> list[tuple[int, int]]:
-        """Return what has arrived since the last call."""
+        """Return (peer, immediate) of what has arrived since the last call, in order a peer; does not wait."""
         self.progress()
         found = [*self._arrived]
         self._arrived.clear()

@@ -19,19 +19,11 @@ from halox.paths.base import Job, Key
 from halox.paths.in_place import InPlaceChannel
 from halox.paths.messages import Message
 from halox.paths.node import NodeLink
-from halox.paths.scatter_gather.agreement import (
-    AgreeingChannel,
-    Agreement,
-    Offers,
-    Proposals,
-    agreed,
-    opposite,
-)
+from halox.paths.scatter_gather.agreement import AgreeingChannel, Offers, Proposals
 from halox.paths.scatter_gather.engine import Direction, Transfer
 from halox.paths.scatter_gather.keys import KeyList, Keys, Memory
 from halox.paths.scatter_gather.windows import MessageBlocks
 from halox.runtime.arrays import address_of
-from halox.runtime.world import World
 
 _MOST_AIMED = 64
 
@@ -41,20 +33,10 @@ Bases = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Share:
-    """Windows of a message that this rank moves.
-
-    Attributes
-    ----------
-    message : Message
-    blocks : MessageBlocks
-        Of this end.
-    chunk_bytes : int
-    direction : {"put", "get"}
-    windows : slice
-    """
+    """Windows of a message that this rank moves."""
 
     message: Message
-    blocks: MessageBlocks
+    blocks: MessageBlocks  # of this end
     chunk_bytes: int
     direction: Direction
     windows: slice
@@ -79,23 +61,17 @@ def shares_of(
     return found
 
 
-class NodeChannel(AgreeingChannel, InPlaceChannel):
+class NodeChannel(InPlaceChannel, AgreeingChannel):
     """Moves arrays straight between processes; see the module.
 
     It moves to other arrays unless the engine needs them registered.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        keys: Keys,
-        link: NodeLink,
-    ) -> None:
+    def __init__(self, job: Job, keys: Keys, link: NodeLink) -> None:
         peers = job.peers
         super().__init__(link, peers, peers)
-        self.messages = job.messages
+        self._prepare(link.world, keys, job.messages)
         self.is_movable = not keys.engine.needs_registration
-        self._keys, self._arrays = keys, job.arrays
         self._words = link.words()
         self._origins = [array.origin for array in job.arrays]
         self._spans = [len(array.memory) for array in job.arrays]
@@ -103,9 +79,6 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
         self._bases = self._home
         self._job = job
         self._shares: list[Share] = []
-        self._agreement = Agreement(
-            keys, job.messages, lambda blocks: self._memory(blocks, self._home), link.world.rank
-        )
         self._peer_words: list[memoryview] = []
         self._aimed: dict[tuple[Bases, ...], tuple[list[Transfer], list[KeyList]]] = {}
         self._aim: tuple[Bases, ...] = ()
@@ -113,12 +86,12 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
 
     def offers(self, theirs: Mapping[int, Proposals]) -> dict[int, Offers]:
         """Return for each peer the keys of all messages with it, in windows that suit both ends."""
-        agreement = self._agreement
-        agreement.map(theirs)
-        self._shares = shares_of(self._job, agreement.blocks, agreement.chunks)
-        return agreement.offers(self.messages)
+        self._map(theirs)
+        self._shares = shares_of(self._job, self._blocks, self._chunks)
+        return self._offered(self.messages)
 
-    def _memory(self, blocks: MessageBlocks, bases: Bases) -> list[Memory]:
+    def _memory(self, blocks: MessageBlocks, bases: Bases | None = None) -> list[Memory]:
+        bases = bases or self._home
         return [
             Memory(bases[n], bases[n] - self._origins[n], self._spans[n], None)
             for n in blocks.arrays
@@ -126,7 +99,7 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
 
     def open(self, theirs: Mapping[int, Offers]) -> None:
         """Take the keys of the peers."""
-        self._their_offers = [theirs[s.message.peer][opposite(s.message)] for s in self._shares]
+        self._their_offers = [theirs[s.message.peer][s.message.opposite] for s in self._shares]
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
@@ -154,7 +127,7 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
         if aim != self._aim:
             self._take_aim(aim)
         for transfer in self._transfers:
-            transfer.post()
+            transfer()
         self._keys.engine.complete()
 
     def _take_aim(self, aim: tuple[Bases, ...]) -> None:
@@ -183,11 +156,6 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
             ]
         return transfers, lists
 
-    def abandon(self) -> None:
-        """Release everything, after an error that was raised on all ranks."""
-        self.close()
-        self.free()
-
     def close(self) -> None:
         """Leave an exchange that is under way, and let go of the keys."""
         super().close()
@@ -199,20 +167,4 @@ class NodeChannel(AgreeingChannel, InPlaceChannel):
             for one in used:
                 self._keys.release(one)
         self._aimed, self._transfers, self._aim = {}, [], ()
-        self._agreement.release()
-
-
-def make_node_channel(
-    world: World, job: Job, keys: Keys | None, link: NodeLink | None
-) -> NodeChannel | None:
-    """Make the channel of this rank's messages together with its peers; collective over the world.
-
-    None on a rank without messages, which takes part in the rounds alone.
-    """
-
-    def begin() -> NodeChannel | None:
-        if keys is None or link is None:
-            return None
-        return NodeChannel(job, keys, link)
-
-    return agreed(world, begin, job.peers)
+        super().let_go()

@@ -7,38 +7,21 @@ arrays of a layout follow from known ones.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from halox.errors import ExchangeTimeoutError, HaloxError, PathError
-from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey
-from halox.paths.scatter_gather.windows import Int64Array, Window
+from halox.paths.scatter_gather.engine import Direction, Engine, Key, Limits, RemoteKey, Transfer
+from halox.paths.scatter_gather.windows import Int64Array
 from halox.runtime.cross_memory import MOST_BLOCKS, MOST_BYTES, Call, Iovec
 
 WINDOWS, WINDOW_BYTES = 2, 8 << 10
 """Least windows of a message, which are shared out between both of its ends; each is a call of some 1 us, and so is of
 8 KiB at least."""
-
-
-class BlockKey(Key):
-    """A list of blocks in this process."""
-
-
-class BlockTransfer:
-    """A window, by one call of the kernel."""
-
-    def __init__(self, call: Callable[[], None], rank: int, peer: int) -> None:
-        self._call, self._rank, self._peer = call, rank, peer
-
-    def post(self, immediate: int | None = None, stream: int = 0) -> None:
-        """Move the window, at once."""
-        try:
-            self._call()
-        except OSError as error:
-            raise _failure(error, self._rank, self._peer) from error
 
 
 class ProcessVm(Engine):
@@ -57,14 +40,6 @@ class ProcessVm(Engine):
     def __init__(self, rank: int, pids: Sequence[int]) -> None:
         self._rank, self._pids = rank, pids
 
-    def make_key(self) -> BlockKey:
-        """Return a key, which costs nothing."""
-        return BlockKey()
-
-    def map(self, key: Key, window: Window) -> None:
-        """Let a key stand for a window."""
-        key.window = window
-
     def export(self, key: Key) -> RemoteKey:
         """Return the addresses and lengths of the key's blocks, each with the number of its array."""
         window = key.window
@@ -78,19 +53,20 @@ class ProcessVm(Engine):
         moved = addresses + np.array(shifts, np.int64)[array_of]
         return replace(remote, blocks=(moved, lengths, array_of))
 
-    def transfer(
-        self, direction: Direction, key: Key, remote: RemoteKey, peer: int
-    ) -> BlockTransfer:
-        """Prepare the call."""
+    def transfer(self, direction: Direction, key: Key, remote: RemoteKey, peer: int) -> Transfer:
+        """Prepare the call of the kernel, which moves the window at once."""
         window = key.window
         assert window is not None and window.nbytes == remote.nbytes
         kind: Literal["read", "write"] = "write" if direction == "put" else "read"
         theirs = iovec(*remote.blocks[:2])
         own = iovec(window.addresses, window.lengths)
-        return BlockTransfer(Call(kind, self._pids[peer], own, theirs), self._rank, peer)
+        return partial(self._move, Call(kind, self._pids[peer], own, theirs), peer)
 
-    def complete(self) -> None:
-        """Return at once: a call moves its window before it returns."""
+    def _move(self, call: Call, peer: int) -> None:
+        try:
+            call()
+        except OSError as error:
+            raise _failure(error, self._rank, peer) from error
 
 
 def iovec(addresses: Int64Array, lengths: Int64Array) -> Iovec:

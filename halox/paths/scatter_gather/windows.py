@@ -32,20 +32,12 @@ _FINER = 4
 
 @dataclass(frozen=True, eq=False)
 class MessageBlocks:
-    """Blocks of a message in packed order, merged, relative to its arrays.
+    """Blocks of a message in packed order, merged, relative to its arrays."""
 
-    Attributes
-    ----------
-    arrays : tuple of int
-        Numbers of the arrays of the message, in the order of their first part.
-    array_of, offsets, lengths : ndarray of int64, shape (n_blocks,)
-        For each block the index in ``arrays``, its displacement from that array's first element, and its bytes.
-    """
-
-    arrays: tuple[int, ...]
-    array_of: Int64Array
-    offsets: Int64Array
-    lengths: Int64Array
+    arrays: tuple[int, ...]  # numbers of the message's arrays, in the order of their first part
+    array_of: Int64Array  # for each block the index in ``arrays``,
+    offsets: Int64Array  # its displacement from that array's first element,
+    lengths: Int64Array  # and its bytes
 
     @classmethod
     def of(cls, message: Message) -> MessageBlocks:
@@ -137,21 +129,12 @@ class MessageBlocks:
 
 
 class Window(NamedTuple):
-    """Blocks that hold consecutive bytes of a message at one end.
+    """Blocks that hold consecutive bytes of a message at one end."""
 
-    Attributes
-    ----------
-    addresses, lengths : ndarray of int64, shape (n_blocks,)
-    lkeys : ndarray of int64, shape (n_blocks,)
-        For each block the ``lkey`` of the region in which it is.
-    array_of : ndarray of int64, shape (n_blocks,)
-        For each block the number of its array among the message's.
-    """
-
-    addresses: Int64Array
+    addresses: Int64Array  # of each block, as the others
     lengths: Int64Array
-    lkeys: Int64Array
-    array_of: Int64Array
+    lkeys: Int64Array  # of the region in which it is
+    array_of: Int64Array  # number of its array among the message's
 
     @property
     def nbytes(self) -> int:
@@ -172,20 +155,11 @@ class Window(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """One end's choice of a chunk size, from which both ends derive the same one by `agreed_chunk`.
+    """One end's choice of a chunk size, from which both ends derive the same one by `agreed_chunk`."""
 
-    Attributes
-    ----------
-    block_bytes : int
-        Bytes of a block, where all are alike; see `MessageBlocks`.
-    by_blocks : int
-        Most bytes of a window that holds whole blocks only; 0 where blocks differ.
-    by_bytes : int
-        Largest power of two at which windows may be cut through blocks; 0 if there would be too many.
-    """
-
-    block_bytes: int
-    by_blocks: int
+    block_bytes: int  # where all blocks are alike; see `MessageBlocks.block_bytes`
+    by_blocks: int  # most bytes of a window that holds whole blocks only; 0 where blocks differ
+    # Largest power of two at which windows may cut blocks; 0 if there would be too many.
     by_bytes: int
 
 

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from halox.paths.base import (
-    Build,
-    Candidate,
-    Carried,
-    EndpointInfo,
-    Path,
-    Protocol,
-    SelectionContext,
-    numpy_ends,
-)
+from halox.paths.base import Build, Candidate, Carried, MessageEnds, Path, Protocol
 from halox.paths.costs import ProtocolCost
 from halox.paths.fragments import cutter
 from halox.paths.host.packed import packed_channels
-
-if TYPE_CHECKING:
-    from halox.paths.node import NodeLink
+from halox.paths.node import NodeLink
 
 
 class StagedPath(Path):
@@ -45,25 +33,18 @@ class StagedPath(Path):
     )
     summary = "possible: CuPy arrays, through pinned host memory"
 
-    def candidates(
-        self, sender: EndpointInfo, receiver: EndpointInfo, selection: SelectionContext
-    ) -> Sequence[Candidate] | str:
+    def candidates(self, ends: MessageEnds) -> Sequence[Candidate] | str:
         """Choose by node."""
-        hosts = numpy_ends(sender, receiver)
-        if "gpu" not in (sender.memory, receiver.memory):
-            return str(hosts)
-        is_near = sender.node == receiver.node
-        if hosts is not None:
+        if "gpu" not in (ends.sender.memory, ends.receiver.memory):
+            return str(ends.on_host)
+        is_near = ends.are_near
+        if ends.on_host is not None:
             why = "same node, through host memory that the GPU maps" if is_near else "other node"
         elif is_near:
             why = "same node, through host memory that both GPUs map"
         else:
             why = "other node, through pinned host memory"
         return [self.offer("shared" if is_near else "mpi", why)]
-
-    def negotiate(self, build: Build) -> NodeLink | None:
-        """Make the node's shared block."""
-        return build.link(self)
 
     def channels(self, build: Build, agreed: NodeLink | None) -> Sequence[Carried]:
         """Make a channel for each protocol, also on ranks whose own arrays are NumPy's."""

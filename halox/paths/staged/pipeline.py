@@ -9,58 +9,130 @@ on a stream of the channel's own, since stores to host memory and loads from it 
     MPI                       | 0 there ...| 1 there ...| 2 there ...| 3 there ...|
     own stream                              | unpack 0 | | unpack 1 | | unpack 2 | | unpack 3 |
 
-Its GPU work is behind `Work`, so that the protocol runs in a test without one.
+Its GPU work is that of `Work`, which a test without a GPU replaces.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from halox.paths.base import Job
 from halox.paths.buffers import TransportBuffers
-from halox.paths.launches import MovableChannel, MovableLaunches
-from halox.runtime.world import Waiter, World
+from halox.paths.launches import (
+    MovableChannel,
+    MovableLaunches,
+    clearing_of,
+    fragmented,
+    packed_items,
+    unpacking,
+)
+from halox.runtime.gpu import cuda
+from halox.runtime.gpu.streams import Stream, refuse_capture
+from halox.runtime.waiting import Waiter
+from halox.runtime.world import World
 
 
-class Work(ABC):
-    """GPU work of a pipeline. Stages are packed and unpacked in turn.
+class StreamedJob:
+    """The packing and unpacking of a job, and the stream that was given the last of it."""
 
-    Attributes
-    ----------
-    movable : sequence of MovableLaunches
-        All launches over the arrays.
+    def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
+        self._current_stream = cuda.cupy().cuda.get_current_stream
+        self._path = path
+        self._stream: Stream | None = None
+        outgoing, incoming = buffers.device_pointers()
+        self._outgoing = [packed_items(job.sends, row) for row in outgoing]
+        self._incoming = [packed_items(job.receives, row) for row in incoming]
+        self._clear = clearing_of(job, device)
+
+    def check(self) -> None:
+        """Refuse a stream that is being captured."""
+        refuse_capture(self._current_stream(), self._path)
+
+    def _enter(self) -> Stream:
+        """Return the current stream, when the last unpacking has ended if it went to another one."""
+        stream: Stream = self._current_stream()
+        last = self._stream
+        if last is not None and last.ptr != stream.ptr:
+            last.synchronize()
+        return stream
+
+
+class Work(StreamedJob):
+    """GPU work of a pipeline: kernels, events and a stream of its own. Stages are packed and unpacked in turn.
+
+    What is added to is added in the order of the parts, whichever fragment comes first, so that equal values give
+    equal bits: all of it with the last stage, in the launches that an uncut exchange would have made.
     """
 
     movable: Sequence[MovableLaunches] = ()
+    """All launches over the arrays."""
 
-    @abstractmethod
-    def check(self) -> None:
-        """Raise `StateError` if the current stream cannot be used."""
+    def __init__(self, job: Job, buffers: TransportBuffers, device: int, path: str) -> None:
+        super().__init__(job, buffers, device, path)
+        stages_out, stages_in = buffers.stages_out, buffers.stages_in
+        sent, received = (job.sends, buffers.outgoing_ends), (job.receives, buffers.incoming_ends)
+        self._packs = [
+            fragmented(job, items, *sent, stages_out, device, unpack=False)
+            for items in self._outgoing
+        ]
+        self._adds_in = stages_in - 1 if job.operation == "add" else None
+        self._unpacks = [
+            fragmented(job, items, *received, stages_in, device, unpack=True)
+            if self._adds_in is None
+            else unpacking(job, items, device)
+            for items in self._incoming
+        ]
+        self.movable = [*self._packs, *self._unpacks, *self._clear]
+        cp = cuda.cupy().cuda
+        with cp.Device(device):
+            self._own = cp.Stream(non_blocking=True)
+            self._begun, self._read, *self._packed = (
+                cp.Event(disable_timing=True) for _ in range(2 + stages_out)
+            )
 
-    @abstractmethod
     def begin(self, slot: int) -> None:
         """Put the packing of all stages on the current stream, and order later unpacking after its present work."""
+        self._stream = stream = self._enter()
+        self._begun.record(stream)
+        self._own.wait_event(self._begun)
+        if self._packed:
+            for stage, event in zip(self._packs[slot].stages, self._packed, strict=True):
+                for launch, source, target in stage:
+                    launch(stream.ptr, source, target)
+                event.record(stream)
+        for clear in self._clear:
+            clear.launch(stream.ptr)
 
-    @abstractmethod
     def is_packed(self, stage: int) -> bool:
         """Return whether the packing of a stage has ended."""
+        return bool(self._packed[stage].done)
 
-    @abstractmethod
     def unpack(self, slot: int, stage: int) -> None:
         """Put the unpacking of a stage on the other stream."""
+        if self._adds_in is not None:
+            if stage < self._adds_in:
+                return
+            stage = 0
+        for launch, source, target in self._unpacks[slot].stages[stage]:
+            launch(self._own.ptr, source, target)
 
-    @abstractmethod
     def end(self) -> None:
         """Make the current stream wait for all unpacking."""
+        self._read.record(self._own)
+        stream = self._current_stream()
+        stream.wait_event(self._read)
+        self._stream = stream
 
-    @abstractmethod
     def wait_until_read(self) -> None:
         """Wait on the host for all unpacking put on the other stream before the last `end`."""
+        self._read.synchronize()  # an event that was never recorded has passed
 
-    @abstractmethod
     def wait_for_all(self) -> None:
         """Wait on the host for all packing and unpacking put on streams so far."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._own.synchronize()
 
 
 class Pipeline(MovableChannel):

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 Run: TypeAlias = "Callable[[XArray, XArray], None]"
 """Transforms the first array into the second one."""
 
+Order: TypeAlias = tuple[int, ...] | None
+"""The axes of a work array in their order in memory; None where there is none."""
+
+_DIRECT: tuple[tuple[Order, Order], ...] = ((None, None),)
 _FORWARD, _INVERSE = -1, 1
 _MOST_AXES = 3
 _MOST_LAUNCHES = 8
@@ -156,8 +160,9 @@ class CuFFT:
         """Return a transform along the halved axis and others if one plan can do it, and the axes that are left."""
         *others, last = axes
         inner = (*sorted(others), last)
+        orders = _orders(source)
         for size in range(min(len(inner), _MOST_AXES), 1, -1):
-            run = self._by_one_plan(source, target, inner[-size:], sign, half=True)
+            run = self._by_one_plan(source, target, inner[-size:], sign, orders, half=True)
             if run is not None:
                 return inner[:-size], run
         return inner[:-1], self._one_axis(source, target, last, sign, half=True)
@@ -166,7 +171,7 @@ class CuFFT:
         """Transform complex numbers by as few plans as possible."""
         axes = tuple(sorted(axes))
         for size in range(min(len(axes), _MOST_AXES), 1, -1):
-            run = self._between(Form.of(source), Form.of(target), axes[-size:], sign, False)
+            run = self._by_one_plan(source, target, axes[-size:], sign, _DIRECT)
             if run is not None:
                 return self._after(run, target, axes[:-size], sign)
         return self._after(self._one_axis(source, target, axes[-1], sign), target, axes[:-1], sign)
@@ -182,45 +187,13 @@ class CuFFT:
 
         return run
 
-    def _between(
-        self, source: Form, target: Form, axes: tuple[int, ...], sign: int, half: bool
-    ) -> Run | None:
-        """Transform by launches of one plan from form to form; None if that is impossible or takes too many."""
-        if len(axes) > _MOST_AXES:
-            return None
-        found = launches(source, target, axes, half=half)
-        if found is None:
-            return None
-        bytes_each = math.prod(target.shape) * target.dtype.itemsize // len(found.starts)
-        if len(found.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
-            return None
-        return self._runner(found, source.dtype, target.dtype, sign)
-
-    def _by_one_plan(
-        self,
-        source: XArray,
-        target: XArray,
-        axes: tuple[int, ...],
-        sign: int,
-        *,
-        half: bool = False,
-    ) -> Run | None:
-        """Transform directly, or with a contiguous work array in place of one of both; None if neither is possible."""
-        natural = tuple(range(source.ndim))
-        for before, after in ((None, None), (natural, None), (None, natural)):
-            run = self._between_work(source, target, before, after, axes, sign, half)
-            if run is not None:
-                return run
-        return None
-
     def _one_axis(
         self, source: XArray, target: XArray, axis: int, sign: int, *, half: bool = False
     ) -> Run:
         """Transform along one axis, if need be in work arrays in which it is innermost."""
         inner = (*(k for k in range(source.ndim) if k != axis), axis)
-        run = self._by_one_plan(source, target, (axis,), sign, half=half) or self._between_work(
-            source, target, inner, inner, (axis,), sign, half
-        )
+        orders = (*_orders(source), (inner, inner))
+        run = self._by_one_plan(source, target, (axis,), sign, orders, half=half)
         if run is None:
             raise DeviceError(
                 f"cuFFT has no plan for lines of {target.shape[axis]} in arrays of {target.shape} elements; use more "
@@ -228,25 +201,34 @@ class CuFFT:
             )
         return run
 
-    def _between_work(
+    def _by_one_plan(
         self,
         source: XArray,
         target: XArray,
-        before: tuple[int, ...] | None,
-        after: tuple[int, ...] | None,
         axes: tuple[int, ...],
         sign: int,
-        half: bool,
+        orders: Sequence[tuple[Order, Order]],
+        *,
+        half: bool = False,
     ) -> Run | None:
-        """Transform with work arrays, the axes in these orders in memory, in place of source and target if not None."""
-        start = Form.of(source) if before is None else Form.contiguous(source, before)
-        end = Form.of(target) if after is None else Form.contiguous(target, after)
-        run = self._between(start, end, axes, sign, half)
-        if run is None:
-            return None
-        return _through(run, self._work_array(source, before), self._work_array(target, after))
+        """Transform by launches of one plan, with work arrays of the first orders in memory that serve.
 
-    def _work_array(self, array: XArray, order: tuple[int, ...] | None) -> XArray | None:
+        Those are in place of source and target, None for neither; None if all are impossible or take too many launches.
+        """
+        for before, after in orders:
+            start = Form.of(source) if before is None else Form.contiguous(source, before)
+            end = Form.of(target) if after is None else Form.contiguous(target, after)
+            found = launches(start, end, axes, half=half)
+            if found is None:
+                continue
+            bytes_each = math.prod(end.shape) * end.dtype.itemsize // len(found.starts)
+            if len(found.starts) > _MOST_LAUNCHES and bytes_each < _LONG_LAUNCH_BYTES:
+                continue
+            run = self._runner(found, start.dtype, end.dtype, sign)
+            return _through(run, self._work_array(source, before), self._work_array(target, after))
+        return None
+
+    def _work_array(self, array: XArray, order: Order) -> XArray | None:
         """Return a work array of a shape with the axes in an order in memory; None for none."""
         if order is None:
             return None
@@ -307,6 +289,12 @@ def _plan(arguments: tuple[Any, ...], source: DType, target: DType) -> Any:
         *(list(inembed), istride, idist, list(onembed), ostride, odist, kind, batch),
         **options,
     )
+
+
+def _orders(source: XArray) -> tuple[tuple[Order, Order], ...]:
+    """Return the orders of a direct transform, and with a contiguous work array in place of one of both."""
+    natural = tuple(range(source.ndim))
+    return (*_DIRECT, (natural, None), (None, natural))
 
 
 def _through(run: Run, before: XArray | None, after: XArray | None) -> Run:

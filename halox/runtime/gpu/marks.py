@@ -30,22 +30,12 @@ class Mark(NamedTuple):
     """Four 32-bit words of mapped host memory: 1 and as it was to begin with, 0 and 1 in the end.
 
     The last two are set if a message has another name than ``name``; see ``kernels/mark_body.cu``.
-
-    Attributes
-    ----------
-    pointer : int
-        Address of the words on the GPU.
-    is_end : bool
-    names : int
-        Address on the GPU of the addresses of the messages' names, 32 bits each.
-    messages : int
-        Number of names to be checked.
     """
 
-    pointer: int
+    pointer: int  # address of the words on the GPU
     is_end: bool
-    names: int = 0
-    messages: int = 0
+    names: int = 0  # address there of the addresses of the messages' names, 32 bits each
+    messages: int = 0  # number of names to be checked
     name: int = 0
 
     @property

@@ -6,13 +6,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.memory import PinnedBuffer, pinned
-
-if TYPE_CHECKING:
-    from halox.runtime.gpu.streams import Stream
+from halox.runtime.gpu.streams import Stream
 
 Item = TypeVar("Item")
 

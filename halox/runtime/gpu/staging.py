@@ -29,16 +29,8 @@ _BUFFERS = 2
 class DeviceStaging:
     """Two page-locked buffers for the parts of one array on a GPU, and the stream that copies them.
 
-    Parameters
-    ----------
-    array : array on a GPU
-        All its work so far is on the current stream.
-    part_bytes : int
-        Bytes of the largest part.
-
-    Notes
-    -----
-    Not collective. Used under a ``with`` statement, whose end waits for all copies.
+    All work on the array so far is on the current stream; ``part_bytes`` are those of the largest part. Not collective.
+    Used under a ``with`` statement, whose end waits for all copies.
     """
 
     def __init__(self, array: Any, part_bytes: int) -> None:

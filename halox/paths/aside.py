@@ -1,0 +1,54 @@
+"""Channels whose whole exchange is work of one stream: the current one, or one of their own beside other work."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from halox.paths.base import Channel
+from halox.runtime.gpu import pools
+from halox.runtime.gpu.cuda import cupy
+from halox.runtime.gpu.streams import Stream, StreamOrder
+
+
+class AsideChannel(Channel):
+    """Base of channels on a GPU whose host only launches; `_enter` puts an exchange on a stream."""
+
+    needs_host = False
+
+    def __init__(self, device: int) -> None:
+        cuda = cupy().cuda
+        self._runtime = cuda.runtime
+        self._current_stream = cuda.get_current_stream
+        self._order = StreamOrder()
+        self._device = device
+        self._side = pools.SIDE_STREAMS.take(device)
+        self._is_aside = False
+
+    @abstractmethod
+    def _enter(self, stream: Stream, is_aside: bool) -> None:
+        """Put an exchange on a stream, beside other work or alone; raise if an earlier one has failed."""
+
+    def run(self) -> None:
+        """Put the whole exchange on the current stream."""
+        self._enter(self._current_stream(), False)
+
+    def start(self) -> None:
+        """Put the whole exchange on a stream of its own, after what the current one holds by now."""
+        side, runtime = self._side, self._runtime
+        aside = side.stream.ptr
+        runtime.eventRecord(side.before.ptr, self._current_stream().ptr)
+        runtime.streamWaitEvent(aside, side.before.ptr)
+        self._enter(side.stream, True)
+        runtime.eventRecord(side.after.ptr, aside)
+        self._is_aside = True
+
+    def finish(self) -> None:
+        """Order the current stream after the exchange."""
+        if self._is_aside:
+            self._is_aside = False
+            self._runtime.streamWaitEvent(self._current_stream().ptr, self._side.after.ptr)
+
+    def close(self) -> None:
+        """Wait for the last exchange, which ends at ``HALOX_TIMEOUT`` at the latest."""
+        self._order.synchronize()
+        pools.SIDE_STREAMS.release(self._device, self._side)
