@@ -154,7 +154,6 @@ class GridData:
 
         return scatter(self._world, whole, root, target, find, new)
 
-    @one_thread
     def save(
         self,
         path: str | PathLike[str],
@@ -229,6 +228,7 @@ class GridData:
             named=named,
         )
 
+    @one_thread
     def _save(
         self,
         path: object,

@@ -672,7 +672,7 @@ def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
 def test_a_chunk_that_is_removed_while_it_is_read(
     path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a checkpoint that another one has replaced; zarr-python reads zeros instead."""
+    """An error; zarr-python reads zeros, which matters where another checkpoint takes the place of this one."""
     get = zarr.storage.LocalStore.get
 
     def removed_before(self: Any, key: str, *more: Any, **others: Any) -> Any:
