@@ -41,6 +41,7 @@ CALLS = (
     "gather",
     "scatter",
     "from_dataarray",
+    "to_zarr",
     "exchange",
     "accumulate",
     "plan",
