@@ -12,7 +12,7 @@ which ranks, makes no difference.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Protocol
 
 from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spec
@@ -45,13 +45,19 @@ class FieldLayouts:
         self._by_shape: dict[tuple[int, ...], FieldLayout] = {}
         self._by_array: dict[int, tuple[weakref.ref[object], object, FieldLayout]] = {}
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
-        self._own: dict[int, tuple[weakref.ref[object]]] = {}
+        # Arrays with memory of the fields declared, and whether the grid has made it.
+        self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
         self._known: dict[FieldLayout, None] = {}
         self._caches: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     def __len__(self) -> int:
-        """Return how many arrays, declared fields and memories of the grid's own are known."""
-        return len(self._by_array) + len(self._declared) + len(self._own)
+        """Return how many arrays, declared fields and memories of these are known."""
+        return len(self._by_array) + len(self._declared) + len(self._owners)
+
+    @property
+    def owners(self) -> Collection[int]:
+        """Identities of the arrays in whose memory fields are declared; a view."""
+        return self._owners
 
     def of(self, spec: FieldSpec) -> FieldLayout:
         """Return the layout of a spec: one object for equal ones."""
@@ -66,10 +72,10 @@ class FieldLayouts:
 
     def add(self, array: object, layout: FieldLayout, number: int) -> None:
         """Keep the layout of a field in new memory, and which of the grid's fields it is."""
+        root = owner(array)
+        _watch(self._owners, id(root), root, True)
         self._declare(describe(array), array, layout, number)
         self._remember(array, layout)
-        root = owner(array)
-        _watch(self._own, id(root), root)
 
     def note(self, array: object, layout: FieldLayout) -> None:
         """Keep the layout of a new array of the library's own, which is no memory of the grid."""
@@ -122,8 +128,8 @@ class FieldLayouts:
     def is_own(self, array: object) -> bool:
         """Whether an array is in memory of a field that the grid made."""
         root = owner(array)
-        entry = self._own.get(id(root))
-        return entry is not None and entry[0]() is root
+        entry = self._owners.get(id(root))
+        return entry is not None and entry[1] and entry[0]() is root
 
     def knows(self, array: object, found: Described) -> bool:
         """Whether an array is a field that the grid made, or that was declared; ``found`` describes it."""
@@ -204,7 +210,10 @@ class FieldLayouts:
             return known[0]
 
     def _declare(self, found: Described, array: object, layout: FieldLayout, number: int) -> None:
-        _watch(self._declared, _field(found), owner(array), layout, number)
+        root = owner(array)
+        if id(root) not in self._owners:
+            _watch(self._owners, id(root), root, False)
+        _watch(self._declared, _field(found), root, layout, number)
         if layout not in self._known:
             self._known[layout] = None
             known = self._by_shape.pop(layout.padded_shape, None)

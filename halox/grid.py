@@ -18,7 +18,7 @@ from halox.collectives.grid_reductions import GridReductions
 from halox.decomposition import PARITIES, FieldLayout
 from halox.division import divide
 from halox.errors import FieldError, HaloxError
-from halox.exchange.cache import PlanCache
+from halox.exchange.cache import Found, PlanCache
 from halox.exchange.draft import Draft
 from halox.exchange.halo import halo_draft
 from halox.exchange.making import make_plan
@@ -190,7 +190,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         self.rank_shape: tuple[int, ...] = decomposition.rank_shape(self.rank)
         self.owned: tuple[slice, ...] = self._layout.owned
         self._layouts = FieldLayouts(decomposition, self.rank, self.halo, self.device_id)
-        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key)
+        self._plans = PlanCache(self._layouts.key, self._layouts.shared_key, self._layouts.owners)
         self._layouts.watch(self._plans)
         self.device: Literal["cpu", "gpu"] = division.device
         self.xp: ModuleType = array_module(self.device_id)
@@ -316,10 +316,11 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Ordered with CuPy's current stream on a GPU. Halo cells outside the grid are left alone.
         """
         key = self.corners if corners is None else as_bool(corners)
-        plan = self._plans.find(key, fields)
-        if plan is None:
-            plan = self._cached("copy", fields, corners, key)
-        plan.__call__()  # plan() takes longer to find it
+        found = self._plans.find(key, fields)
+        if found is None:
+            found = self._cached("copy", fields, corners, key)
+        plan, bound = found
+        plan.__call__(bound)  # plan() takes longer to find it
 
     def accumulate(self, *fields: object, corners: bool | None = None) -> None:
         """Add halo values into the cells of their owners, and set those halos to zero: the adjoint of `exchange`.
@@ -332,10 +333,11 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
             Also if a field is not of numbers, or two of them share memory, whose halos would count twice.
         """
         key = ("add", self.corners if corners is None else as_bool(corners))
-        plan = self._plans.find(key, fields)
-        if plan is None:
-            plan = self._cached("add", fields, corners, key)
-        plan.__call__()
+        found = self._plans.find(key, fields)
+        if found is None:
+            found = self._cached("add", fields, corners, key)
+        plan, bound = found
+        plan.__call__(bound)
 
     def plan(self, *fields: object, corners: bool | None = None, path: str | None = None) -> Plan:
         """Make the persistent form of an exchange of these fields.
@@ -369,18 +371,18 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         """
         if not fields:
             return self._division.text(self.rank, len(set(self._world.nodes)))
-        plan = self._plans.find(self.corners, fields)
-        if plan is None:
-            plan = self._cached("copy", fields, None, self.corners)
-        return plan.explain()
+        found = self._plans.find(self.corners, fields)
+        if found is None:
+            found = self._cached("copy", fields, None, self.corners)
+        return found[0].explain()
 
     def _cached(
         self, operation: Operation, fields: tuple[object, ...], corners: bool | None, key: Hashable
-    ) -> Plan:
+    ) -> Found:
         self._world.begin("exchange" if operation == "copy" else "accumulate")
         plan = self._plan(operation, fields, corners, keep=False)
         self._plans.add(key, fields, plan)
-        return plan
+        return plan, None
 
     def _plan(
         self,

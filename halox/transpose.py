@@ -216,11 +216,12 @@ class Transpose(Closing):
     # Internal
 
     def _run(self, direction: str, u: object, v: object) -> None:
-        plan = self._plans.find(direction, (u, v))
-        if plan is None:
-            plan = self._make(direction, u, v, keep=False)
-            self._plans.add(direction, (u, v), plan)
-        plan.__call__()
+        found = self._plans.find(direction, (u, v))
+        if found is None:
+            found = self._make(direction, u, v, keep=False), None
+            self._plans.add(direction, (u, v), found[0])
+        plan, bound = found
+        plan.__call__(bound)
 
     @one_thread
     def _make(

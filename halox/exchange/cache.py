@@ -2,63 +2,62 @@
 
 A plan of arrays that are not the grid's own serves other arrays of their layout, too: the layout alone decides which
 copies it makes, addresses decide only where. Such a plan takes no path on which the ranks would have to agree on
-addresses, so that a new array costs new views and no communication. It lives as long as it is among the last,
-whichever arrays live: garbage collection, which differs between ranks, does not matter to it.
+addresses, so that a new array costs no communication: it is lent to the plan for one call, or costs new views. The
+plan lives as long as it is among the last, whichever arrays live: garbage collection, which differs between ranks, does
+not matter to it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from halox.errors import HaloxError
 from halox.exchange.plan import Bound, Plan
-from halox.exchange.report import Report
 from halox.runtime.arrays import Described, DType, owner
 from halox.runtime.recurring import RecurringArrays
 
 CAPACITY = 512
 """Plans kept at most: those that were added last."""
 
+_ndarray = np.ndarray
+
 Shared: TypeAlias = tuple[Hashable, Sequence[Described]]
 """Key of a plan that serves all arrays of some layouts, and arrays of them described."""
 
 
-class Moved:
-    """A plan as it is called for some of the arrays that it serves."""
-
-    __slots__ = ("_bound", "_plan")
-
-    def __init__(self, plan: Plan, bound: Bound) -> None:
-        self._plan, self._bound = plan, bound
-
-    def __call__(self) -> None:
-        """Run one exchange of these arrays."""
-        self._plan.__call__(self._bound)
-
-    def explain(self) -> Report:
-        """Return the plan's report."""
-        return self._plan.explain()
+Found: TypeAlias = tuple[Plan, Bound | None]
+"""A plan, and what to call it with: None for its own arrays, otherwise views of others or these themselves."""
 
 
 class _Entry:
     """A plan, for as long as its arrays live and it is among the last."""
 
-    __slots__ = ("number", "plan", "watched")
+    __slots__ = ("__weakref__", "number", "plan", "watched")
 
-    def __init__(self, number: int, plan: Plan) -> None:
+    def __init__(self, number: int, plan: Plan | None) -> None:
         self.number = number
-        self.plan: Plan | None = plan
+        self.plan = plan
         self.watched: tuple[weakref.ref[object], ...] = ()
 
 
 class _Nodes(dict[int, "_Node"]):
-    """Arrays of earlier calls, by their identity."""
+    """Arrays of earlier calls, by their identity; others find one that no array fits, at less than an error costs."""
 
     __slots__ = ("__weakref__",)
+
+    def __missing__(self, key: int) -> _Node:
+        return _NO_NODE
+
+
+class _Calls(dict[Hashable, _Nodes]):
+    """First arrays of earlier calls, by the kind of call."""
+
+    def __missing__(self, key: Hashable) -> _Nodes:
+        return _NOTHING
 
 
 class _Node:
@@ -66,11 +65,11 @@ class _Node:
 
     Its shape, dtype and whether it may be written are kept, since they can be set; only the shape if it is none of
     NumPy's. (So can strides, but NumPy advises against it: no call pays for a look at them.) ``entry`` is that of the
-    plan of the arrays up to this one, ``moved`` the plan with its views of these arrays if it serves others, too;
+    plan of the arrays up to this one, ``found`` the plan with its views of these arrays if it serves others, too;
     ``after`` has the arrays of earlier calls behind it.
     """
 
-    __slots__ = ("after", "dtype", "entry", "is_numpy", "moved", "shape", "watch", "writable")
+    __slots__ = ("after", "dtype", "entry", "found", "is_numpy", "shape", "watch", "writable")
 
     def __init__(self, array: object, nodes: _Nodes) -> None:
         key, place = id(array), weakref.ref(nodes)
@@ -87,7 +86,7 @@ class _Node:
         if isinstance(array, np.ndarray):
             self.dtype, self.writable = array.dtype, array.flags.writeable
         self.entry: _Entry | None = None
-        self.moved: Moved | None = None
+        self.found: Found | None = None
         self.after = _NOTHING
         self.watch = weakref.ref(array, forget)
 
@@ -99,7 +98,9 @@ class _Node:
         )
 
 
-_NOTHING = _Nodes()
+_NOTHING, _NEVER = _Nodes(), _Entry(0, None)
+_NO_NODE = _Node(_NEVER, _NOTHING)
+_NO_NODE.shape = _NEVER
 
 
 class PlanCache:
@@ -115,19 +116,23 @@ class PlanCache:
 
     ``key_of`` returns what tells apart all that a plan of some arrays depends on: memory, form and layout; it may raise
     a `HaloxError`. ``shared_key_of`` returns the same of a plan that serves other arrays, too, and the arrays
-    described; None where it cannot.
+    described; None where it cannot. ``owners`` has the identities of the arrays in whose memory are fields that have
+    plans of their own, or layouts that their shapes alone do not tell.
     """
 
     def __init__(
         self,
         key_of: Callable[[tuple[object, ...]], Hashable],
         shared_key_of: Callable[[tuple[object, ...]], Shared | None] = lambda _: None,
+        owners: Collection[int] = (),
     ) -> None:
-        self._key_of, self._shared_key_of = key_of, shared_key_of
+        self._key_of, self._shared_key_of, self._owners = key_of, shared_key_of, owners
         self._has_shared = False
         # Whether some entry of a field is of arrays that a shared plan would take, but for other ranks'.
         self._has_strangers = False
-        self._calls: dict[Hashable, _Nodes] = {}
+        self._calls = _Calls()
+        # By the form of new arrays: the entry of a plan to which they are lent, or `_NEVER`.
+        self._forms: dict[Hashable, _Entry] = {}
         self._met = RecurringArrays()
         self._entries: dict[Hashable, _Entry] = {}
         self._added = 0
@@ -137,12 +142,13 @@ class PlanCache:
         """Return how many plans are kept."""
         return len(self._entries)
 
-    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
+    def find(self, kind: Hashable, arrays: tuple[object, ...]) -> Found | None:
         """Return the plan of these arrays, None if there is none yet.
 
         None as well for what is no array, and for what cannot be a kind: making a plan of it fails on all ranks
         together.
         """
+        form = None
         try:
             nodes, node = self._calls[kind], None
             array: Any
@@ -162,10 +168,15 @@ class PlanCache:
                 if node is not None:
                     entry = node.entry
                     if entry is not None and entry.plan is not None:
-                        return node.moved or entry.plan
-        except (KeyError, TypeError):
+                        return node.found
+            if self._has_shared and not self._has_strangers:
+                form = self._form(kind, arrays)
+                entry = self._forms.get(form)
+                if entry is not None and entry.plan is not None and not self._met.meet(arrays):
+                    return entry.plan, arrays
+        except TypeError:
             pass
-        return self._find_field(kind, arrays)
+        return self._find_field(kind, arrays, form)
 
     def add(self, kind: Hashable, arrays: tuple[object, ...], plan: Plan) -> None:
         """Keep a plan; collective, so that all ranks count alike."""
@@ -195,7 +206,7 @@ class PlanCache:
 
         entry = self._entries[key] = _Entry(self._added, plan)
         entry.watched = tuple(weakref.ref(owner(array), forget) for array in arrays)
-        self._remember(kind, arrays, entry, None)
+        self._remember(kind, arrays, entry, (plan, None))
 
     def sweep(self) -> None:
         """Close the plans that have been dropped; local."""
@@ -205,6 +216,7 @@ class PlanCache:
     def forget(self) -> None:
         """Look at all arrays again at their next calls; local."""
         self._calls.clear()
+        self._forms.clear()
         self._met.forget()
 
     def clear(self) -> None:
@@ -214,7 +226,32 @@ class PlanCache:
         self.forget()
         self.sweep()
 
-    def _find_field(self, kind: Hashable, arrays: tuple[object, ...]) -> Plan | Moved | None:
+    def _form(self, kind: Hashable, arrays: tuple[object, ...]) -> Hashable:
+        """Return what arrays of NumPy are apart from their addresses; None where these may matter, or they are others.
+
+        They do not in memory that NumPy has allocated and in which no field is known.
+        """
+        form: tuple[Hashable, ...] = (kind,)
+        for array in arrays:
+            if type(array) is not _ndarray:
+                return None
+            flags, root = array.flags, array.base
+            if not flags.writeable:
+                return None
+            if root is None:
+                root = array
+            elif type(root) is _ndarray:
+                flags = root.flags
+            else:
+                return None
+            if not flags.owndata or id(root) in self._owners:
+                return None
+            form = (*form, array.shape, array.strides, array.dtype)
+        return form
+
+    def _find_field(
+        self, kind: Hashable, arrays: tuple[object, ...], form: Hashable
+    ) -> Found | None:
         """Find the plan of the fields that the arrays are, or that of their layouts."""
         try:
             shared = self._shared_key_of(arrays) if self._has_shared else None
@@ -229,18 +266,21 @@ class PlanCache:
             return None
         if entry is None or entry.plan is None:
             return None
-        moved = None
+        plan, bound = entry.plan, None
         if shared is not None:
-            bound = entry.plan.views(shared[1])
+            bound = plan.views(shared[1])
             if bound is None:
                 return None
-            moved = Moved(entry.plan, bound)
+            if form is not None and self._forms.get(form) not in (entry, _NEVER):
+                if len(self._forms) >= CAPACITY:
+                    self._forms.clear()
+                self._forms[form] = entry if plan.accepts(arrays) else _NEVER
         if self._met.meet(arrays):  # from now on found at once
-            self._remember(kind, arrays, entry, moved)
-        return entry.plan if moved is None else moved
+            self._remember(kind, arrays, entry, (plan, bound))
+        return plan, bound
 
     def _remember(
-        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, moved: Moved | None
+        self, kind: Hashable, arrays: tuple[object, ...], entry: _Entry, found: Found
     ) -> None:
         nodes, node = self._calls.setdefault(kind, _Nodes()), None
         for array in arrays:
@@ -253,7 +293,7 @@ class PlanCache:
                 # And nothing is known of calls in which others come after it as it is now.
                 node = nodes[id(array)] = _Node(array, nodes)
         if node is not None:
-            node.entry, node.moved = entry, moved
+            node.entry, node.found = entry, found
 
     def _drop(self, key: Hashable) -> None:
         """Take an entry out. May run in the middle of anything, so that closing waits for `sweep`."""

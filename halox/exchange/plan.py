@@ -26,8 +26,8 @@ _READY, _STARTED, _RUNNING, _FAILED, _CLOSED = range(5)
 _MOST_NAMES = 4
 _MOST_BOUND = 32
 
-Bound = list[object]
-"""Views of the arrays that a plan works on, for each of its movable channels."""
+Bound: TypeAlias = list[object] | tuple[object, ...]
+"""Views of arrays for each movable channel of a plan; or the arrays themselves, for one call."""
 
 
 LetGo: TypeAlias = Callable[[Sequence[Channel], Sequence[object]], None]
@@ -135,7 +135,11 @@ class Plan:
             self._check(_READY)
         try:
             if _bound is not self.bound:  # not before: another thread may be inside until then
-                self._move(_bound)
+                if type(_bound) is tuple:
+                    for channel in self._movable:
+                        channel.lent = _bound
+                else:
+                    self._move(_bound)
             for step in self._steps:
                 step()
         except BaseException:
@@ -161,6 +165,10 @@ class Plan:
             for channel, views in zip(self._movable, bound, strict=True):
                 channel.bind(views)
         self.bound = bound
+
+    def accepts(self, arrays: tuple[object, ...]) -> bool:
+        """Whether the plan can be called with arrays that are like these but for their addresses."""
+        return all([channel.accepts(arrays) for channel in self._movable])
 
     def views(self, described: Sequence[Described]) -> Bound | None:
         """Return views of other arrays for a call; None if these must not be exchanged together.

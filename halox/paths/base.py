@@ -100,6 +100,8 @@ class Channel(ABC):
 
     needs_host = True  # the host takes part in an exchange, beyond launching kernels
     is_movable = False  # to other arrays of the same layouts, by `views` and `bind`
+    # Arrays to work on in the next exchange in place of those bound; given by the plan, and forgotten at its end.
+    lent: Sequence[Any] = ()
     # Asked of a closed channel: nothing that this rank has begun is under way; an exchange has failed of which the
     # caller may not have been told.
     has_ended = True
@@ -127,6 +129,10 @@ class Channel(ABC):
 
     def bind(self, views: Any) -> None:  # noqa: B027 - most paths look at addresses
         """Work on the arrays of some views from the next exchange on; local, of a movable channel alone."""
+
+    def accepts(self, arrays: Sequence[Any]) -> bool:
+        """Whether arrays that are like these but for their addresses can be `lent`; local, of a movable channel."""
+        return False
 
     def close(self) -> None:  # noqa: B027 - most paths keep nothing
         """End it, and release what no other rank reaches; local."""

@@ -76,21 +76,63 @@ def test_steps_of_new_arrays_equal_a_serial_run(grid: halox.Grid, order: str) ->
 def test_memory_is_viewed_once(grid: halox.Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     """New views of known memory, arrays in memory of others that are gone, and more arrays than are remembered."""
     monkeypatch.setattr("halox.exchange.plan._MOST_BOUND", 3)
-    block = np.zeros((5, *grid.padded_shape))
+    n, m = grid.padded_shape
+    block = np.zeros((5, n, m + 1), [("x", "f8")])  # neither numbers nor in a row: no indices
     whole = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
-    grid.exchange(start(grid))
+    grid.exchange(block[0, :, 1:])
     made = []
     for number in (0, 1, 0, 1, 2, 3, 4, 0, 4):
-        u = block[number]
-        u[...] = -1
-        u[1:-1, 1:-1] = whole[grid.owned] + len(made)
+        u = block[number, :, 1:]
+        u["x"] = -1
+        u["x"][1:-1, 1:-1] = whole[grid.owned] + len(made)
         grid.exchange(u)
-        assert np.array_equal(u[:, 1:-1], halo_of(grid, whole) + len(made))
+        assert np.array_equal(u["x"][:, 1:-1], halo_of(grid, whole) + len(made))
         (entry,) = grid._plans._entries.values()
         assert entry.plan is not None and len(entry.plan._bounds) <= 3
         made.append(entry.plan.bound)
     assert made[0] is made[2] and made[1] is made[3] and made[0] is not made[1]
     assert made[7] is not made[0] and made[8] is made[6]
+
+
+LENT: dict[str, Callable[[int, int], np.ndarray]] = {
+    "rows": lambda n, m: np.zeros((n, m)),
+    "columns": lambda n, m: np.zeros((n, m), order="F"),
+    "transposed": lambda n, m: np.zeros((m, n)).T,
+    "every second": lambda n, m: np.zeros((n, 2 * m))[:, ::2],
+    "part": lambda n, m: np.zeros((n + 2, m + 3))[1:-1, 2:-1],
+    "components": lambda n, m: np.zeros((3, n, m), "f4"),
+    "components after": lambda n, m: np.zeros((n, m, 3)),
+    "records": lambda n, m: np.zeros((n, m), [("x", "f8"), ("y", "i4")]),
+    "text": lambda n, m: np.zeros((n, m), "S5"),
+    "other byte order": lambda n, m: np.zeros((n, m), ">f4"),
+}
+
+
+@pytest.mark.parametrize("layout", LENT)
+@pytest.mark.parametrize("halo", [1, 2])
+def test_new_arrays_are_lent_and_let_go(comm: World, layout: str, halo: int) -> None:
+    """The same bytes move as by a plan of an array alone, without views of it where it is contiguous."""
+    options: dict[str, Any] = {"proc_shape": (comm.size, 1), "device": "cpu"}
+    with halox.Grid((24, 10), halo=halo, periodic=True, comm=comm.Dup(), **options) as g:
+        random = np.random.default_rng(comm.rank)
+        for step in range(4):
+            u, v = LENT[layout](*g.padded_shape), LENT[layout](*g.padded_shape)
+            values = random.integers(1, 100, u.shape)
+            for w in (u, v):
+                for part in [w] if w.dtype.names is None else [w["x"], w["y"]]:
+                    part[...] = values.astype(part.dtype)
+            if step > 1 and (u.flags.contiguous or u.flags.f_contiguous):
+                found = g._plans.find(g.corners, (v,))
+                assert found is not None and type(found[1]) is tuple and found[1][0] is v
+                g._plans._met.forget()
+            g.exchange(u)
+            plan = g.plan(v)
+            plan()
+            plan.close()
+            assert u.tobytes() == v.tobytes()
+            gone = weakref.ref(u)
+            del u
+            assert gone() is None, "without a collection"
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "c16", "?", "S3", "M8[s]", "f8,i4"])
@@ -161,6 +203,25 @@ def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, serial(0)) + 1000 * n)
     assert grid._plan_number == 1
+
+
+@pytest.mark.ranks(1)
+def test_fields_that_are_declared_are_not_taken_for_new_arrays(grid: halox.Grid) -> None:
+    """Of the same shape, strides and dtype as others, they and views of them have a plan of their own."""
+    for _ in range(3):
+        grid.exchange(start(grid))
+    declared = grid.declare(start(grid), staggered=1, halo=((1, 1), (0, 1)))
+    for _ in range(3):
+        grid.exchange(start(grid))
+    assert grid._plan_number == 1
+    for _ in range(3):
+        grid.exchange(declared)
+        grid.exchange(declared[:])
+        grid.exchange(start(grid))
+        assert grid._plan_number == 2
+    found = grid._plans.find(grid.corners, (start(grid),))
+    others = grid._plans.find(grid.corners, (declared[:],))
+    assert found is not None and others is not None and found[0] is not others[0]
 
 
 def test_a_plan_keeps_no_array_alive(grid: halox.Grid) -> None:
