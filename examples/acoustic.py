@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         whole = grid.gather(room.p) if options.png else None
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {options.steps} steps: error {largest:.1e}")
-        if whole is not None:
-            draw(options.png, whole)
+    if whole is not None:
+        draw(options.png, whole)
     if not largest < 1e-11:
         raise SystemExit("the result is wrong")
     return largest

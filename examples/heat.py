@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         error = float(grid.max(new))
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {options.steps} steps: largest error {error:.1e}")
-        if whole is not None:
-            draw(options.png, whole)
+    if whole is not None:
+        draw(options.png, whole)
     if not error <= 1e-12:
         raise SystemExit("the result is wrong")
     return error

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         whole = grid.gather(u) if options.png else None
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {options.steps} steps: largest error {largest:.1e}")
-        if whole is not None:
-            draw(options.png, whole, options.steps)
+    if whole is not None:
+        draw(options.png, whole, options.steps)
     if not largest < 1e-12:
         raise SystemExit("the result is wrong")
     return largest

@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         largest = max(float(grid.max(abs(field))) for field in e)
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {options.steps} steps: largest error {largest:.1e}")
-        if whole is not None:
-            draw(options.png, whole[len(whole) // 8])
+    if whole is not None:
+        draw(options.png, whole[len(whole) // 8])
     if not largest < 1e-11:
         raise SystemExit("the result is wrong")
     return largest

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         error = float(grid.max(abs(p)))
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {grid.device}: largest error {error:.1e}")
-        if whole is not None:
-            draw(options.png, whole[:, :, 0])
+    if whole is not None:
+        draw(options.png, whole[:, :, 0])
     if not error <= 1e-12:
         raise SystemExit("the result is wrong")
     return error

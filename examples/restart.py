@@ -6,9 +6,11 @@ Alone: ``python examples/restart.py``; up to step 300, and then 500 on another n
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpi4py import MPI
@@ -29,6 +31,10 @@ def run(path: Path, steps: int) -> float:
         grid.interior(u)[...] = wave
         if grid.allreduce(int(path.exists()), op="min"):
             first = grid.load(path, u=u).attrs["step"]
+            if first > steps:
+                raise SystemExit(
+                    f"{path} is at step {first}; give as many steps or more, or another path"
+                )
         for _ in range(first, steps):
             grid.exchange(u)
             around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
@@ -43,10 +49,11 @@ def run(path: Path, steps: int) -> float:
         return error
 
 
-def main(*arguments: str) -> float:
+def main(arguments: Sequence[str] = ()) -> float:
     """Run as the command line says; without arguments twice, in a folder that is removed."""
-    if arguments:
-        return run(Path(arguments[0]), int(arguments[1]))
+    options = parse(arguments)
+    if options.path:
+        return run(options.path, options.steps)
     with tempfile.TemporaryDirectory() as own:
         folder = Path(MPI.COMM_WORLD.bcast(own))
         error = max(run(folder / "run.zarr", steps) for steps in (300, 500))
@@ -54,6 +61,17 @@ def main(*arguments: str) -> float:
     return error
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("path", type=Path, nargs="?", help="checkpoint to begin or to continue")
+    parser.add_argument("steps", type=int, nargs="?", help="steps from the beginning on")
+    options = parser.parse_args(arguments)
+    if options.path and options.steps is None:
+        parser.error("steps: give the number of steps after the path, as in run.zarr 300")
+    return options
+
+
 if __name__ == "__main__":
-    if main(*sys.argv[1:]) > 1e-12:
+    if not main(sys.argv[1:]) <= 1e-12:
         raise SystemExit("the result is wrong")

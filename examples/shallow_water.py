@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] = ()) -> float:
         error = float(grid.sum(abs(fields["depth"]))) / (nx * ny * (DEEP - SHALLOW))
         if grid.rank == 0:
             print(f"{grid.size} rank(s), {steps} steps: mean error {error:.1%} of the dam")
-        if whole is not None and options.png:
-            draw(options.png, x, whole[:, 0])
+    if whole is not None and options.png:
+        draw(options.png, x, whole[:, 0])
     if not error < 3 / nx**0.9:
         raise SystemExit("the result is wrong")
     return error

@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] = ()) -> float:
             print(
                 f"{grid.size} rank(s), {grid.device}: {options.steps} steps to t = {t:.4g}: largest error {error:.1e}"
             )
-        if whole is not None:
-            draw(options.png, whole, t)
+    if whole is not None:
+        draw(options.png, whole, t)
     if not error <= 1e-13 + 1e-3 * options.dt**4 * t:
         raise SystemExit("the result is wrong")
     return error

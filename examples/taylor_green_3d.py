@@ -113,8 +113,8 @@ def main(arguments: Sequence[str] = ()) -> float:
                 f"{grid.size} rank(s), {grid.device}: {options.steps} steps to t = {t:.4g}\n"
                 f"energy {energy:.12g}, enstrophy {enstrophy:.12g}; largest error {error:.1e}"
             )
-        if whole is not None:
-            draw(options.png, whole[0], curve, flow.nu)
+    if whole is not None:
+        draw(options.png, whole[0], curve, flow.nu)
     if not is_right:
         raise SystemExit("the result is wrong")
     return error

@@ -142,8 +142,9 @@ class FieldLayouts:
     def shared_key(self, arrays: Sequence[object]) -> tuple[Hashable, list[Described]] | None:
         """Return the same for a plan that serves other arrays of the same layouts, too, with the arrays described.
 
-        None where a plan must be these arrays' own: of the grid's own fields, or read-only. Addresses take no part,
-        not even their alignment: it may differ between the ranks, and they must find their plans alike.
+        None where a plan must be these arrays' own: of the grid's own fields, read-only, or of strides that only
+        some ranks can tell apart. Addresses take no part, not even their alignment: it may differ between the ranks,
+        and they must find their plans alike.
         """
         layouts, described = [], []
         for array in arrays:
@@ -152,10 +153,12 @@ class FieldLayouts:
                 self._check_place(found)
             if not found.writable or self.is_own(array):
                 return None
-            steps = found.strides
+            layout, steps = self._layout(found), found.strides
+            if layout.is_flat_somewhere:
+                return None
             if 1 in found.shape:  # nobody takes a step along such an axis
                 steps = tuple([s for s, n in zip(steps, found.shape, strict=True) if n > 1])
-            layouts.append((id(self._layout(found)), found.dtype, steps))
+            layouts.append((id(layout), found.dtype, steps))
             described.append(found)
         return tuple(layouts), described
 

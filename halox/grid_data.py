@@ -11,6 +11,7 @@ from halox.checkpoint import npy
 from halox.checkpoint.arguments import (
     Given,
     Progress,
+    array_attrs_of,
     attrs_of,
     coords_of,
     dims_of,
@@ -153,7 +154,6 @@ class GridData:
 
         return scatter(self._world, whole, root, target, find, new)
 
-    @one_thread
     def save(
         self,
         path: str | PathLike[str],
@@ -182,7 +182,8 @@ class GridData:
         dims : sequence of str, optional
             Names of the grid axes; ("x", "y", "z", "t") by default. A staggered axis has the dimension ``x_face``.
         coords : mapping of str to array, optional
-            Coordinates along dimensions, of the whole grid; those of rank 0 are stored.
+            Coordinates along dimensions, of the whole grid; those of rank 0 are stored, with the attributes of labelled
+            ones.
         compressors : str, codec or sequence, optional
             Codecs of `zarr.codecs`, or their names, as in "zstd". By default chunks are plain bytes.
         progress : callable, optional
@@ -216,11 +217,37 @@ class GridData:
         ...     grid.sum(found["u"]), found.attrs
         (np.float64(48.0), {'step': 7})
         """
+        self._save(
+            path,
+            fields,
+            attrs=attrs,
+            dims=dims,
+            coords=coords,
+            compressors=compressors,
+            progress=progress,
+            named=named,
+        )
+
+    @one_thread
+    def _save(
+        self,
+        path: object,
+        fields: object,
+        *,
+        attrs: object = None,
+        dims: Sequence[str] | None = None,
+        coords: object = None,
+        compressors: object = None,
+        progress: object = None,
+        named: Mapping[str, object] | None = None,
+        array_attrs: Mapping[str, object] | None = None,
+    ) -> None:
+        """Save, as `save`; ``array_attrs`` has attributes of fields and coordinates."""
         self._world.begin("save")
 
         def check() -> tuple[Request, dict[str, object]]:
             where = path_of(path)
-            given = fields_of(self._layouts, fields, named, written=False)
+            given = fields_of(self._layouts, fields, named or {}, written=False)
             if not given:
                 raise FieldError("no field given; write grid.save(path, u=u)")
             names = dims_of(dims, len(self.grid_shape))
@@ -240,10 +267,13 @@ class GridData:
                 names,
                 coords_of(coords, names, lengths, given),
                 attrs_of(attrs),
+                array_attrs_of(coords, array_attrs or {}),
                 codecs,
                 progress_of(progress),
             )
-            return request, _said(where, given, dims=names, compressors=repr(codecs))
+            # Codecs not by their repr: in Blosc's the order of a set differs between processes.
+            dicts = [codec.to_dict() for codec in codecs]
+            return request, _said(where, given, dims=names, compressors=dicts)
 
         request, said = self._world.prepare(check, SAVING)
         compare(said, "save")

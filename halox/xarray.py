@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, axis_names, with_faces
@@ -30,10 +31,7 @@ except ImportError as error:
         "labelled arrays need xarray; install it with `pip install xarray`"
     ) from error
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-_CALL = "from_dataarray"
+_CALL, _WRITING = "from_dataarray", "to_zarr"
 
 WHOLE, BLOCK, HALO = "the whole field", "the cells of this rank", "the cells of this rank with halo"
 
@@ -48,6 +46,10 @@ class Fields(Protocol):
     @property
     def halo(self) -> Halo:
         """Low and high width per axis."""
+
+    @property
+    def _world(self) -> World:
+        """The ranks."""
 
     def layout(self, field: object) -> FieldLayout:
         """Return where the cells of a field lie."""
@@ -356,16 +358,36 @@ def _listed(names: Iterable[Hashable]) -> str:
 # Datasets
 
 
-def _whole(values: Array, layout: FieldLayout, axis: int, comm: MPI.Intracomm) -> Array:
-    """Return the coordinates along an axis of the whole grid, of those of each rank's part; collective."""
+class _Told(NamedTuple):
+    """Variables of a dataset and their coordinates: by axis a variable that has it, and the number of the axis."""
+
+    names: tuple[str, ...]
+    coords: dict[str, tuple[str, int]]
+
+
+def _told(told: _Told) -> str:
+    return f"the variables {_listed(told.names)} with coordinates {_listed(told.coords)}"
+
+
+def _own_part(values: Array, layout: FieldLayout, axis: int) -> tuple[int, Array]:
+    """Return coordinates along an axis without those of a halo, and the first one's place in the whole grid."""
     owned, stored = layout.owned[axis], layout.stored[axis]
+    if len(values) == layout.global_shape[len(layout.spec.components_before) + axis]:
+        return 0, values
     if len(values) == stored.stop - stored.start:
         values = values[owned.start - stored.start :][: owned.stop - owned.start]
-    parts = dict(comm.allgather((owned.start, values)))
-    points = layout.global_shape[len(layout.spec.components_before) + axis]
-    if len(values) == points:
-        return values
-    return np.concatenate([parts[start] for start in sorted(parts)])
+    return owned.start, values
+
+
+def _joined(parts: Sequence[tuple[int, Array]]) -> Array:
+    """Return the coordinates of the whole grid, of those of each rank's part."""
+    by_start = dict(parts)
+    return np.concatenate([by_start[start] for start in sorted(by_start)])
+
+
+def _own_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return attributes without those that describe a former checkpoint, from which a dataset may have been read."""
+    return {k: v for k, v in attrs.items() if not (isinstance(k, str) and k.startswith(PREFIX))}
 
 
 @xarray.register_dataset_accessor("halox")  # type: ignore[no-untyped-call]
@@ -409,7 +431,13 @@ class DatasetFields:
         -----
         Collective, with errors as of `Grid.exchange`; variables go by the order of their names.
         """
-        grid.exchange(*self._fields(grid, names, dims), corners=corners)
+        try:
+            fields = self._fields(grid, names, dims)
+        except FieldError as error:  # the other ranks learn of it in their exchange
+            grid._world.begin("exchange")
+            grid._world.agree(error, "exchange")
+        else:
+            grid.exchange(*fields, corners=corners)
 
     def to_zarr(
         self,
@@ -434,31 +462,76 @@ class DatasetFields:
         ------
         FieldError
             If no variable has the grid's axes.
+        MismatchError
+            If variables or coordinates differ between ranks.
 
         Notes
         -----
         Collective, with errors as of `Grid.from_dataarray`, which reads each variable, and `Grid.save`. Stores the
-        variables with the grid's axes, their coordinates along these, and the attributes of the dataset; no halos.
+        variables with the grid's axes, their coordinates along these, and the attributes of all of them and of the
+        dataset, those of rank 0; no halos.
         """
+        world: World = grid._world
+        world.begin(_WRITING)
+        (axes, names), told = world.prepare(lambda: self._written(grid, dims), _WRITING)
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise MismatchError(
+                    f"the datasets differ between ranks: rank 0 has {_told(told[0])}, rank {rank} {_told(other)}; give "
+                    "the same variables and coordinates on all ranks"
+                )
+        fields = {name: grid.from_dataarray(self._dataset[name], dims=axes) for name in names}
+        found = {
+            axis: _own_part(self._dataset[axis].values, grid.layout(fields[name]), number)
+            for axis, (name, number) in told[0].coords.items()
+        }
+        parts = world.gather(found, _WRITING)
+        coords = {axis: _joined([of_rank[axis] for of_rank in parts]) for axis in found}
+        grid._save(
+            path,
+            fields,
+            attrs=_own_attrs(self._dataset.attrs),
+            dims=axes,
+            coords=coords,
+            array_attrs={one: _own_attrs(self._dataset[one].attrs) for one in (*fields, *coords)},
+            **options,
+        )
+
+    def _written(
+        self, grid: Fields, dims: Sequence[str] | None
+    ) -> tuple[tuple[tuple[str, ...], list[str]], _Told]:
+        """Return the names of the grid axes and of the variables that have them all, and what ranks must share."""
         axes, dataset = axis_names(dims, len(grid.grid_shape)), self._dataset
-        names = [
-            str(name)
+        names: list[Any] = [
+            name
             for name, variable in dataset.data_vars.items()
             if len(_found(variable, axes)) == len(axes)
         ]
-        fields = {name: grid.from_dataarray(dataset[name], dims=axes) for name in sorted(names)}
-        coords: dict[str, Array] = {}
-        for name, field in fields.items():
+        for name in names:
+            if not isinstance(name, str):
+                raise FieldError(f"variable {shown(name)} has a name that is no str; rename it")
+        if not names:
+            told = "; ".join(f"{k}: {_listed(v.dims)}" for k, v in dataset.data_vars.items())
+            raise FieldError(
+                f"no variable of the dataset has the grid axes {_listed(axes)} ({told or 'it has none'}); name the "
+                "grid axes by dims="
+            )
+        names.sort()
+        coords: dict[str, tuple[str, int]] = {}
+        for name in names:
             for number, axis in enumerate(_found(dataset[name], axes)):
-                if axis in dataset.coords and axis not in coords:
-                    values = dataset[axis].values
-                    coords[axis] = _whole(values, grid.layout(field), number, grid.comm)
-        grid.save(path, fields, attrs=dict(dataset.attrs), dims=axes, coords=coords, **options)
+                if axis in dataset.coords:
+                    coords.setdefault(axis, (name, number))
+        return (axes, names), _Told(tuple(names), coords)
 
     def _fields(self, grid: Fields, names: Sequence[str], dims: Sequence[str] | None) -> list[Any]:
         """Return the arrays of variables, with their axes in the grid's order."""
         axes, found = axis_names(dims, len(grid.grid_shape)), []
         for name in sorted(names or map(str, self._dataset.data_vars)):
+            if name not in self._dataset.variables:
+                raise FieldError(
+                    f"the dataset has no variable {shown(name)}; it has {_listed(self._dataset.data_vars)}"
+                )
             variable = self._dataset[name].variable
             its = _found(variable, axes)
             if len(its) == len(axes):

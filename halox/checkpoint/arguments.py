@@ -124,24 +124,33 @@ def coords_of(
     return found
 
 
-def attrs_of(attrs: object) -> dict[str, Any]:
-    """Return attributes as JSON has them; raises `FieldError`."""
+def attrs_of(attrs: object, what: str = "attrs") -> dict[str, Any]:
+    """Return attributes as JSON has them; raises `FieldError`, which calls them ``what``."""
     if attrs is None:
         return {}
     if not isinstance(attrs, Mapping):
-        raise FieldError(f"attrs: expected a mapping of names to values, got {shown(attrs)}")
+        raise FieldError(f"{what}: expected a mapping of names to values, got {shown(attrs)}")
     for name in attrs:
         if not isinstance(name, str) or name.startswith(PREFIX):
             raise FieldError(
-                f"attrs: expected names that are str and do not begin with {PREFIX!r}, got {shown(name)}"
+                f"{what}: expected names that are str and do not begin with {PREFIX!r}, got {shown(name)}"
             )
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_plain, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FieldError(
-            f"attrs: a value has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
-        ) from error
+    found = {}
+    for name, value in attrs.items():
+        try:
+            found[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FieldError(
+                f"{what}: {name} has no place in JSON ({error}); give numbers that are finite, text, lists and dicts"
+            ) from error
     return found
+
+
+def array_attrs_of(coords: object, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+    """Return attributes of fields and coordinates, those of labelled coordinates included; raises `FieldError`."""
+    labelled = coords if isinstance(coords, Mapping) else {}
+    both = {**{name: getattr(one, "attrs", None) for name, one in labelled.items()}, **given}
+    return {name: attrs_of(attrs, f"attrs of {name}") for name, attrs in both.items() if attrs}
 
 
 def names_of(names: object) -> tuple[str, ...] | None:

@@ -91,7 +91,8 @@ class StoredField:
     def stored_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
         """Shape, chunk and dtype of its array in the store."""
         if is_number(self.dtype):
-            return self.shape, self.chunk, self.dtype
+            # By its text: zarr knows one of the types of C that are alike, such as long and long long.
+            return self.shape, self.chunk, np.dtype(self.dtype.str)
         size = self.dtype.itemsize
         return (*self.shape, size), (*self.chunk, size), np.dtype(np.uint8)
 

@@ -35,7 +35,8 @@ def beside(path: Path, what: str) -> Path:
 def opened(path: Path) -> Iterator[Path]:
     """Give a name of a checkpoint's folder that stays its own when another checkpoint takes its place; local.
 
-    Raises `CheckpointError` if there is no folder, and OSError.
+    Raises `CheckpointError` if there is no folder, and OSError. A `CheckpointError` inside becomes one that says so if
+    another checkpoint has taken the name meanwhile.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -50,6 +51,15 @@ def opened(path: Path) -> Iterator[Path]:
     try:
         link = Path(f"/proc/self/fd/{handle}")
         yield link if link.is_dir() else path
+    except CheckpointError as error:
+        is_same = False
+        with suppress(OSError):
+            is_same = os.path.samestat(os.fstat(handle), os.stat(path))
+        if is_same:
+            raise
+        raise CheckpointError(
+            f"{path} was replaced or removed while it was read; load it again"
+        ) from error
     finally:
         os.close(handle)
 
@@ -74,7 +84,8 @@ class Replacement:
     Raises
     ------
     CheckpointError
-        If another run is writing the same path, or something else has its name.
+        If another run is writing the same path, something else has its name, or the last checkpoint is still called
+        "previous".
     OSError
         If folder or lock cannot be made.
     """
@@ -88,6 +99,12 @@ class Replacement:
             )
         self._lock: int | None = self._locked()
         try:
+            previous = beside(path, "previous")
+            if os.path.lexists(previous) and not os.path.lexists(path):
+                raise CheckpointError(
+                    f"{path} does not exist, and {previous} is the last checkpoint of a run that died when it replaced "
+                    "that; rename it to go on from it, or remove it"
+                )
             _remove(self.partial)
             if is_folder:
                 self.partial.mkdir()

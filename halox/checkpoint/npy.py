@@ -98,7 +98,9 @@ def header_of(path: Path) -> tuple[tuple[int, ...], DType, int]:
             begin, end = file.tell(), file.seek(0, 2)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}") from error
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # of the parser of a damaged header, too
         raise CheckpointError(
             f"{path} is no .npy file, or its header is damaged: {error}"
         ) from error

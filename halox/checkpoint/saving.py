@@ -34,6 +34,7 @@ class Request:
     dims: tuple[str, ...]
     coords: dict[str, Array]
     attrs: dict[str, Any]
+    array_attrs: dict[str, dict[str, Any]]
     codecs: list[Any]
     progress: Progress | None
 
@@ -49,7 +50,7 @@ def save(world: World, request: Request) -> None:
     contents = Contents(request.grid_shape, stored, request.attrs, blocks)
 
     def make(partial: Path) -> None:
-        create(partial, contents, request.dims, request.coords, request.codecs)
+        create(partial, contents, request.dims, request.coords, request.array_attrs, request.codecs)
 
     with replacing(world, request.path, is_checkpoint, make) as partial:
         grids = {

@@ -102,9 +102,13 @@ def create(
     contents: Contents,
     dims: Sequence[str],
     coords: Mapping[str, Array],
+    attrs: Mapping[str, Mapping[str, Any]],
     codecs: Sequence[Any],
 ) -> None:
-    """Make a group without chunks in an empty folder; raises OSError."""
+    """Make a group without chunks in an empty folder; raises OSError.
+
+    ``attrs`` has the user's attributes of fields and coordinates.
+    """
     zarr = load_zarr()
     from zarr.codecs import BytesCodec, Crc32cCodec
 
@@ -131,7 +135,7 @@ def create(
             serializer=BytesCodec(endian="big" if dtype.str[0] == ">" else "little"),
             compressors=[*codecs, Crc32cCodec()],
             dimension_names=field.dims(dims),
-            attributes=field.attributes,
+            attributes={**attrs.get(field.name, {}), **field.attributes},
             **common,
         )
     for name, values in coords.items():
@@ -139,9 +143,10 @@ def create(
             name,
             shape=values.shape,
             chunks=values.shape,
-            dtype=values.dtype,
+            dtype=np.dtype(values.dtype.str),  # see StoredField.stored_shapes
             compressors=[Crc32cCodec()],
             dimension_names=(name,),
+            attributes=attrs.get(name, {}),
             config={"write_empty_chunks": True},
             **common,
         )
@@ -175,8 +180,8 @@ def read(path: Path, name: Path) -> Contents:
                 f"{name} is one field of a checkpoint; give the path of the whole, {name.parent}, and the field's name"
             ) from error
         raise CheckpointError(
-            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: {error}); give the path of "
-            "a checkpoint that grid.save has written"
+            f"{name} is no Zarr group, or its metadata is damaged ({type(error).__name__}: "
+            f"{str(error).replace(str(path), str(name))}); give the path of a checkpoint that grid.save has written"
         ) from error
     version = attributes.get(_FORMAT)
     if version != FORMAT:
@@ -383,7 +388,13 @@ class CodecChunks:
         zarr = load_zarr()
         # A chunk of zeros is written as any other. `open_array` takes no notice of its own option for that.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
+            try:
+                self._array = zarr.open_array(os.path.join(folder, field.name), mode=mode)
+            except Exception as error:  # of many kinds
+                file = name / field.name / "zarr.json"
+                raise CheckpointError(
+                    f"{file} is missing or damaged ({type(error).__name__}); use an earlier checkpoint"
+                ) from error
         self._folder, self._syncer = folder, Syncer()
 
     def write_whole(self, index: tuple[int, ...], values: Array) -> None:
@@ -398,14 +409,15 @@ class CodecChunks:
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
         shown = self._name / self._field.name / os.path.basename(self._path(index))
-        if not os.path.exists(self._path(index)):
-            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
         try:
             values = np.ascontiguousarray(self._array[self._cut(index, shape)])
         except Exception as error:  # of each codec's kinds
             raise CheckpointError(
                 f"{shown} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
             ) from error
+        # Afterwards: a checkpoint that has been replaced is removed file by file, and zarr-python reads zeros then.
+        if not os.path.isfile(self._path(index)):
+            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
         if self._array.shape != self._field.shape:
             return values.view(self._field.opaque_dtype)[..., 0]
         return values.astype(self._field.dtype, copy=False)

@@ -242,6 +242,26 @@ class FieldLayout:
         """Shape of the rank's array: halo and component axes included."""
         return self._with_components(tuple(axis.stored for axis in self._axes))
 
+    @cached_property
+    def is_flat_somewhere(self) -> bool:
+        """Whether an axis of the array has one point on some ranks, and more on others.
+
+        Arrays of different orders in memory have the same strides on the former, and differ on the latter.
+        """
+        spec, axes = self.spec, self.decomposition.axes
+        for index, (axis, halo, staggered) in enumerate(
+            zip(axes, spec.halo, spec.staggered, strict=True)
+        ):
+            of_parts = (
+                AxisLayout.of(axis, part, halo, staggered, spec.offsets)
+                for part in range(axis.parts)
+            )
+            in_pairs = spec.parity is not None and index == len(axes) - 1
+            stored = {(along.in_pairs() if in_pairs else along).stored for along in of_parts}
+            if 1 in stored and len(stored) > 1:
+                return True
+        return False
+
     @property
     def origin(self) -> tuple[int, ...]:
         """Global index of the array's first point, per grid axis; negative in a low halo.

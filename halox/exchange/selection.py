@@ -106,13 +106,14 @@ def choose_route(
         return Route(chosen.path, chosen.protocol, chosen.reason)
     if wish is not None:
         there_are = ", ".join(f"{one.path}/{one.protocol}" for one in possible)
+        name, _, protocol = wish.partition("/")
+        others = ", ".join(f"{one.protocol} ({one.reason})" for one in possible if one.path == name)
         possible = [one for one in possible if wish in (one.path, f"{one.path}/{one.protocol}")]
         if not possible:
-            name, _, protocol = wish.partition("/")
             why = (
                 impossible.get(name)
                 or PATHS[name].why_not(protocol, ends)
-                or "it has no such protocol for this message"
+                or f"it has no such protocol for this message, but {others}"
             )
             raise PathError(
                 f"path {wish!r} cannot be taken from rank {sender.rank} to rank {receiver.rank}: {why}; leave "

@@ -81,10 +81,16 @@ def describe(array: object, name: str = "array") -> Described:
                 return _on_gpu(array, name)
             array = as_ndarray(array, name)
         if not isinstance(array, np.ndarray):
+            remedy = ""
+            if isinstance(array, list | tuple):
+                remedy = (
+                    "; give arrays one by one, a list of them with a star (*fields), or numpy.asarray(...) of "
+                    "numbers"
+                )
             raise FieldError(
                 f"{name} must be a numpy.ndarray or an array on a GPU (or one of another library, with "
                 f"__dlpack__ or __cuda_array_interface__), got {type(array).__module__}."
-                f"{type(array).__qualname__}"
+                f"{type(array).__qualname__}{remedy}"
             )
         if isinstance(array, np.ma.MaskedArray):
             raise FieldError(

@@ -41,6 +41,7 @@ CALLS = (
     "gather",
     "scatter",
     "from_dataarray",
+    "to_zarr",
     "exchange",
     "accumulate",
     "plan",
@@ -132,9 +133,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def mismatch(words: Sequence[tuple[int, int]]) -> MismatchError:
     """Return the error for ranks that have made different calls."""
+    plans = [word & ((1 << _PLAN_BITS) - 1) for _, word in words]
+    hint = ""
+    if len({name_of(word) for _, word in words}) == 1 and any(plans) and not all(plans):
+        hint = (
+            "; a plan is new where fields come in another order than before, or arrays of another dtype, shape or "
+            "strides (the view of a larger buffer has others than a new array)"
+        )
     return MismatchError(
         f"the ranks have made different calls: {calls_text(words)}; all ranks must make the same collective "
-        "calls, in the same order, and give the same arrays"
+        f"calls, in the same order, and give the same arrays{hint}"
     )
 
 

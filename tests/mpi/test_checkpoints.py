@@ -48,6 +48,7 @@ FIELDS: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "overlapping": (OVERLAPPING, {"staggered": 1}, (6, 13)),
     "order": (OUT_OF_ORDER, {}, (6, 12)),
     "text": ("U2", {}, (6, 12)),
+    "long": ("q", {}, (6, 12)),  # long long, beside long another type of C of the same numbers
 }
 """Fields of a grid of `CELLS`: dtype, options, and the shape of the whole."""
 
@@ -151,6 +152,14 @@ def test_zarr_reads_the_whole(path: Path, comm: MPI.Intracomm, monkeypatch: Any)
         ), name
 
 
+@pytest.mark.parametrize("codec", ["blosc", "gzip", ["zstd", "gzip"]])
+def test_codecs_by_name(codec: Any, path: Path, comm: MPI.Intracomm) -> None:
+    """Those of the ranks are alike, whatever text Python gives them."""
+    with grid(comm) as g:
+        g.save(path / "a", filled(g, ("rho", "text")), compressors=codec)
+        check(g, g.load(path / "a"), ("rho", "text"))
+
+
 def test_compressed_chunks_of_zeros(path: Path, comm: MPI.Intracomm) -> None:
     with grid(comm) as g:
         g.save(path / "a", u=g.zeros(), compressors="zstd")
@@ -169,7 +178,7 @@ def test_blocks_are_recorded(path: Path, comm: MPI.Intracomm) -> None:
 
 
 def test_xarray_sees_one_labelled_whole(path: Path, comm: MPI.Intracomm) -> None:
-    x, faces = np.linspace(0, 1, 6), np.linspace(0, 1, 13)
+    x, faces = np.linspace(0, 1, 6), np.arange(13, dtype="q")
     with grid(comm) as g:
         g.save(
             path / "a",
@@ -212,10 +221,16 @@ def test_npy(
         with pytest.raises(FieldError, match="dtype"):
             g.load(path / "one.npy", u=g.zeros())
         if comm.rank == 0:
+            shutil.copy(path / "one.npy", path / "no.npy")
+            with open(path / "no.npy", "r+b") as file:
+                file.seek(12)
+                file.write(b"(")
             os.truncate(path / "one.npy", 200)
         comm.Barrier()
         with pytest.raises(CheckpointError, match="it was cut off"):
             g.load(path / "one.npy")
+        with pytest.raises(CheckpointError, match=r"no\.npy is no \.npy file, or its header"):
+            g.load(path / "no.npy")
         with pytest.raises(FieldError, match=r"a .npy file holds one field"):
             g.save(path / "one.npy", fields)
         with pytest.raises(FieldError, match=r"a .npy file cannot hold dtype"):
@@ -248,6 +263,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut off": (damage("rho/c.*", lambda f: os.truncate(f, 60)), "has 60 bytes, expected"),
     "missing": (damage("rho/c.*", os.unlink), r"rho/c\.0\.0 is missing"),
     "missing compressed": (damage("z/c.*", os.unlink), r"z/c\.0\.0 is missing"),
+    "a folder for a compressed chunk": (
+        damage("z/c.*", lambda f: (f.unlink(), f.mkdir())),
+        r"z/c\.0\.0 is missing",
+    ),
+    "metadata of a compressed field": (
+        damage("z/zarr.json", os.unlink),
+        r"a/z/zarr\.json is missing or damaged",
+    ),
     "metadata": (damage("zarr.json", lambda f: f.write_text("{")), "no Zarr group"),
     "version": (damage("zarr.json", edit(halox_format=2)), "newer version of halox"),
     "foreign": (damage("zarr.json", edit(halox_format=None)), "grid.save has written"),
@@ -363,7 +386,11 @@ BAD: dict[str, tuple[Case, type[HaloxError], str]] = {
     ),
     "twice": (lambda g, p, u: g.save(p / "b", {"u": u}, u=u), FieldError, "given both"),
     "array": (lambda g, p, u: g.save(p / "b", u=np.zeros(3)), FieldError, "u: .*does not fit"),
-    "attrs": (lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}), FieldError, "no place in JSON"),
+    "attrs": (
+        lambda g, p, u: g.save(p / "b", u=u, attrs={"f": g}),
+        FieldError,
+        "attrs: f has no place in JSON",
+    ),
     "nan": (
         lambda g, p, u: g.save(p / "b", u=u, attrs={"f": float("nan")}),
         FieldError,
@@ -591,6 +618,13 @@ def test_a_file_system_that_cannot_exchange_names(
         comm.Barrier()
         with pytest.raises(CheckpointError, match=r"the last one is .*/\.a\.previous: rename it"):
             g.load(path / "a")
+        with pytest.raises(CheckpointError, match=r"\.a\.previous is the last checkpoint of a run"):
+            g.save(path / "a", u=g.full(3.0))
+        if comm.rank == 0:
+            os.rename(folder.beside(path / "a", "previous"), path / "a")
+        comm.Barrier()
+        assert g.sum(g.load(path / "a")["u"]) == 144
+        assert os.listdir(path) == ["a"]
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.Intracomm) -> None:
@@ -611,6 +645,46 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(path: Path, comm: MPI.In
         except CheckpointError:
             return
         assert g.sum(found["u"]) == g.sum(found["v"]) == 72
+
+
+def test_a_checkpoint_that_is_replaced_and_removed_while_it_is_read(
+    path: Path, comm: MPI.Intracomm
+) -> None:
+    """The error tells that it is not damaged."""
+    with grid(comm) as g:
+        u = g.ones()
+        g.save(path / "a", u=u, v=u)
+        g.save(path / "b", u=u, v=u)
+        comm.Barrier()
+
+        def replace(done: int, total: int) -> None:
+            if comm.rank == 0 and (path / "b").exists():
+                folder._exchange(path / "a", path / "b")
+                shutil.rmtree(path / "b")
+
+        text = "a was replaced or removed while it was read; load it again"
+        with pytest.raises(CheckpointError, match=text) as caught:
+            g.load(path / "a", progress=replace)
+        assert len(set(comm.allgather(str(caught.value)))) == 1
+        assert g.sum(g.load(path / "a")["v"]) == 72
+
+
+def test_a_chunk_that_is_removed_while_it_is_read(
+    path: Path, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error; zarr-python reads zeros, which matters where another checkpoint takes the place of this one."""
+    get = zarr.storage.LocalStore.get
+
+    def removed_before(self: Any, key: str, *more: Any, **others: Any) -> Any:
+        if "c." in key:
+            (self.root / key).unlink()
+        return get(self, key, *more, **others)
+
+    with grid(comm) as g:
+        g.save(path / "a", u=g.ones(), compressors="zstd")
+        monkeypatch.setattr(zarr.storage.LocalStore, "get", removed_before)
+        with pytest.raises(CheckpointError, match=r"u/c\.\d\.\d is missing"):
+            g.load(path / "a")
 
 
 def test_progress_and_memory(

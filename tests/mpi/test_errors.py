@@ -285,7 +285,7 @@ TABLE: Table = {
     "a list in place of an array": (
         with_field(lambda g: [[0.0]]),
         FieldError,
-        "numpy.ndarray or an array on a GPU",
+        r"numpy.ndarray or an array on a GPU .* with a star \(\*fields\)",
     ),
     "a list in place of an array on one rank >1": (
         lambda c: with_field(lambda g: only_on(c, 1, [[0.0]], g.zeros()))(c),
@@ -352,6 +352,11 @@ TABLE: Table = {
         with_field(lambda g: np.ma.zeros(g.padded_shape)),
         FieldError,
         "masked array",
+    ),
+    "a new array of another dtype on one rank, after others >1": (
+        lambda c: _new_dtype(c),
+        MismatchError,
+        r"by a new plan .* a plan is new where .* another dtype",
     ),
     "no field at all": (using("exchange"), FieldError, "no field given"),
     "corners that are no bool": (
@@ -506,6 +511,12 @@ TABLE: Table = {
         "displacements",
     ),
 }
+
+
+def _new_dtype(comm: World) -> None:
+    with grid(comm) as g:
+        for dtypes in (("f8", "f8"), ("f4", "f8")):
+            g.exchange(np.zeros(g.padded_shape, only_on(comm, 1, *dtypes)))
 
 
 def _fields_differ(comm: World) -> None:

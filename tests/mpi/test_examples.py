@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
+from tests.mpi.limits import short_waits
+from tests.support import full
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = {
     "heat": ["--cells", "37", "24", "--steps", "60"],
@@ -46,6 +49,33 @@ def test_it_is_right_and_draws_a_picture(name: str, comm: MPI.Intracomm, tmp_pat
     if not words:
         pytest.skip("right, but matplotlib, which draws the picture, is not installed")
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", ["heat", *full("acoustic", "poisson", "gray_scott", "maxwell")])
+def test_a_picture_that_cannot_be_written(name: str, comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """Rank 0 alone fails, and no other one waits for it."""
+    pytest.importorskip("matplotlib")
+    found = None
+    with short_waits(5):
+        try:
+            run(name, "--png", str(tmp_path / "none" / "picture.png"))
+        except Exception as error:
+            found = type(error).__name__
+    assert comm.allgather(found) == ["FileNotFoundError"] + [None] * (comm.size - 1)
+
+
+def test_a_restart_from_a_later_step(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """It is refused, and the checkpoint stays as it is."""
+    zarr = pytest.importorskip("zarr")
+    path = str(comm.bcast(tmp_path / "run.zarr"))
+    program = runpy.run_path(str(EXAMPLES / "restart.py"))["main"]
+    assert program([path, "4"]) < 1e-12
+    with pytest.raises(SystemExit, match="is at step 4"):
+        program([path, "2"])
+    comm.Barrier()
+    assert zarr.open_group(path, mode="r").attrs["step"] == 4
+    comm.Barrier()
+    assert program([path, "6"]) < 1e-12
 
 
 @pytest.mark.parametrize("broken", ["COURANT", "FEED", "RATE"])

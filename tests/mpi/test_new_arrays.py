@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -171,6 +172,26 @@ def test_other_strides_are_other_layouts(grid: halox.Grid) -> None:
             grid.exchange(u)
             assert np.array_equal(u[:, 1:-1], halo_of(grid, whole)), (repeat, number)
             assert grid._plan_number == (number if not repeat else len(makers))
+
+
+def test_orders_that_one_rank_cannot_tell_apart(comm: World) -> None:
+    """A single column is C and Fortran order at once; the other ranks have two columns, and know better."""
+    columns = 2 * comm.size - (comm.size > 1)
+    options: dict[str, Any] = {"proc_shape": (1, comm.size), "device": "cpu"}
+    with halox.Grid((6, columns), halo=((1, 1), (0, 0)), periodic=True, comm=comm, **options) as g:
+        owned, again = g.owned[1], []
+        whole = np.arange(6.0 * columns).reshape(6, columns)
+        expected = np.pad(whole, ((1, 1), (0, 0)), mode="wrap")[:, owned]
+        ok = True
+        for order in "CFCF":
+            for u in (np.full(g.padded_shape, -1.0, order=order), *again):  # type: ignore[call-overload]
+                u[1:-1] = whole[:, owned]
+                u[[0, -1]] = -1
+                with contextlib.suppress(MismatchError, StateError):  # the values tell
+                    g.exchange(u)
+                ok &= bool((u == expected).all())
+            again = [*again, u]
+        assert agree(ok, comm)
 
 
 def test_two_arrays_in_turns_and_the_same_one_again(grid: halox.Grid) -> None:

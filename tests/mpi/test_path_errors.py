@@ -190,7 +190,10 @@ def test_a_way_that_some_fields_cannot_go(comm: MPI.Intracomm) -> None:
     with grid_of(comm) as grid:
         first, second = grid.zeros("f8", components_after=64), grid.zeros("f8")
         assert grid.plan(first, path="host/direct").messages_sent > 0
-        text = r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such protocol for this message"
+        text = (
+            r"path 'host/direct' cannot be taken from rank \d to rank \d: it has no such protocol for this message, "
+            r"but shared \(same node, packed"
+        )
         refused(comm, PathError, text, lambda: grid.plan(second, path="host/direct"))
         check_works(grid, comm)
 

@@ -120,6 +120,26 @@ def test_an_exchange_serves_arrays_that_come_and_go(comm: MPI.Intracomm) -> None
             assert agree(bool((v[0] - v[1] == 1000 * (low - comm.rank)).all()), comm)
 
 
+def test_messages_that_come_go_back(comm: MPI.Intracomm) -> None:
+    """Blocks into which a rank has received are those that it sends in the next plan."""
+    rows, columns = (comm.size, 1), (1, comm.size)
+    n = 2 * comm.size + 1
+    with (
+        halox.Grid((n, n), halo=0, proc_shape=rows, comm=comm, path=PATH) as a,
+        halox.Grid((n, n), halo=0, proc_shape=columns, comm=comm) as b,
+        halox.Transpose(a, b) as transpose,
+    ):
+        whole = np.arange(float(n * n)).reshape(n, n)
+        u, v = whole[a.owned].copy(), np.full(b.rank_shape, -1.0)
+        for _ in range(2):
+            transpose.forward(u, v)
+            ok = bool((v == whole[b.owned]).all())
+            u[...], v[...] = -1, v + 1
+            whole = whole + 1
+            transpose.backward(v, u)
+            assert agree(ok and bool((u == whole[a.owned]).all()), comm)
+
+
 def test_both_ends_move_half_of_what_goes_one_way(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

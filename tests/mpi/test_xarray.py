@@ -189,10 +189,10 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
     u, w = grid.zeros(), grid.zeros("f4", staggered=1)
     for field, name in ((u, "u"), (w, "w")):
         grid.interior(field)[...] = values[name][grid.layout(field).owned]
-    coords = {"x": X, "y": Y}
+    coords = {"x": xr.DataArray(X, dims="x", attrs={"units": "m"}), "y": Y}
     dataset = xr.Dataset(
         {
-            "u": grid.dataarray(u, halo=halo, coords=coords),
+            "u": grid.dataarray(u, halo=halo, coords=coords, attrs={"units": "m/s"}),
             "w": grid.dataarray(w, halo=halo, coords={"x": X}),
             "time": 0.5,
         },
@@ -204,8 +204,13 @@ def test_a_dataset_becomes_a_checkpoint(grid: halox.Grid, halo: bool, tmp_path: 
         assert found.u.dims == ("x", "y") and found.w.dims == ("x", "y_face")
         assert np.array_equal(found.u, values["u"]) and np.array_equal(found.w, values["w"])
         assert np.allclose(found.x, X) and np.allclose(found.y, Y)
+        assert found.u.attrs["units"] == "m/s" and found.x.attrs == {"units": "m"}
         again = grid.from_dataarray(found.u)
+        found.halox.to_zarr(path.with_name("again.zarr"), grid)
     assert np.array_equal(grid.interior(again), grid.interior(u))
+    with xr.open_zarr(path.with_name("again.zarr"), chunks=None) as found:
+        assert np.array_equal(found.w, values["w"]) and found.attrs["step"] == 7
+        assert found.u.attrs["units"] == "m/s" and np.array_equal(found.x, X)
 
 
 @pytest.mark.parametrize("package", ["scipy", "netCDF4", "h5netcdf"])
@@ -269,6 +274,14 @@ def exchanged(make_dataset: Any, *names: str) -> Any:
     def call(comm: MPI.Intracomm) -> None:
         with make(comm) as grid:
             make_dataset(grid).halox.exchange(grid, *names)
+
+    return call
+
+
+def written(make_dataset: Any) -> Any:
+    def call(comm: MPI.Intracomm) -> None:
+        with make(comm) as grid:
+            make_dataset(grid).halox.to_zarr("none.zarr", grid)
 
     return call
 
@@ -350,6 +363,33 @@ BAD: Table = {
         exchanged(lambda grid: xr.Dataset({"u": ("x", np.zeros(7))}), "u"),
         FieldError,
         "variable 'u' has the dimensions x, and the grid x, y",
+    ),
+    "a variable that a dataset lacks": (
+        exchanged(lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}), "v"),
+        FieldError,
+        "the dataset has no variable 'v'; it has u",
+    ),
+    "a dataset without a variable on one rank >1": (
+        written(lambda grid: xr.Dataset({} if grid.rank == 1 else {"u": of_shape(*SHAPE)})),
+        FieldError,
+        r"\[rank 1\] no variable of the dataset has the grid axes x, y \(it has none\); name the grid axes by dims=",
+    ),
+    "a dataset with coordinates on one rank >1": (
+        written(
+            lambda grid: xr.Dataset({"u": of_shape(*SHAPE)}, {"x": X} if grid.rank == 1 else {})
+        ),
+        MismatchError,
+        "rank 0 has the variables u with coordinates none, rank 1 the variables u with coordinates x",
+    ),
+    "a variable whose name is no text": (
+        written(lambda grid: xr.Dataset({3: of_shape(*SHAPE)})),
+        FieldError,
+        "variable 3 has a name that is no str",
+    ),
+    "a variable with an attribute that is no JSON": (
+        written(lambda grid: xr.Dataset({"u": of_shape(*SHAPE).assign_attrs(scale=1j)})),
+        FieldError,
+        "attrs of u: scale has no place in JSON",
     ),
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+
+import pytest
 
 from tests.gpu import figures
 
@@ -11,6 +14,47 @@ def test_the_page_is_that_of_the_files():
     assert figures.PAGE.read_text(encoding="utf-8") == figures.page(), (
         "run python3 -m tests.gpu.figures"
     )
+
+
+TWO, FACES = "gpu-check-two-gpus.json", "both x-faces of"
+README = {
+    "two H200, x-faces of 512^3": (
+        TWO,
+        f"{FACES} 512^3 float64, 2 ranks: over pack + NCCL + unpack",
+    ),
+    "the same of 64^3, in a CUDA graph": (TWO, f"{FACES} 64^3 float64, 2 ranks, in a graph"),
+    "four H200, all six faces of 512^3": (
+        "gpu-check-four-gpus.json",
+        "six faces of 512^3 float64, 4 ranks, in a stream",
+    ),
+    "two ranks on one H200, x-faces of 256^3": (
+        "gpu-check.json",
+        f"{FACES} 256^3 float64, 2 ranks, in a stream",
+    ),
+    "two H200, allreduce of one float64, in a CUDA graph": (
+        TWO,
+        "allreduce of one float64, 2 ranks, in a graph",
+    ),
+    "two H200, allreduce of 1 MiB": (
+        TWO,
+        "allreduce of 1MiB float64, 2 ranks, in a stream: over NCCL",
+    ),
+}
+"""Rows of the README's table, and the figures that they give: microseconds, or a part of the baseline's."""
+
+
+@pytest.mark.parametrize("row", README)
+def test_the_readme_says_what_the_files_say(row):
+    """Within a tenth, about what differs between two runs."""
+    file, name = README[row]
+    found = json.loads((figures.FOLDER / file).read_text())["benchmarks"]
+    (figure,) = (one for one in found if one["name"] == name)
+    by_hand, us = figure["baseline"], figure["value"]
+    us = us if figure["unit"] == "us" else us * by_hand
+    readme = (figures.FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in readme.splitlines() if line.startswith(f"| {row}"))
+    said = [float(re.match(r"[\d.]+", cell.strip())[0]) for cell in line.split("|")[2:5]]
+    assert said == pytest.approx([us, by_hand, by_hand / us], rel=0.1)
 
 
 def test_a_figure_is_written_with_its_baseline_and_target(tmp_path):

@@ -412,6 +412,23 @@ def test_keys_that_a_peer_does_not_know_are_refused() -> None:
         pair.keys[1].take(0, offer._replace(keys=None, generation=99))
 
 
+def test_offers_may_be_taken_in_another_order() -> None:
+    """A list that was dropped and is mapped again, told after an offer which says to forget the former one."""
+    pair, (blocks, arrays) = Pair({}, {}), face_pair()
+    keys, peer, memory = *pair.keys, [memory_of(arrays[0])]
+    former = keys.local(blocks, 256, memory)
+    peer.take(0, keys.offer(former, 1))
+    keys.release(former)
+    keys.drop(former)
+    other = keys.offer(keys.local(blocks, 128, memory), 1)
+    again = keys.local(blocks, 256, memory)
+    offer = keys.offer(again, 1)
+    assert other.dropped and offer.keys is not None and offer.generation != former.generation
+    for told in (offer, other):
+        peer.take(0, told)
+    assert peer.take(0, keys.offer(again, 1)) == offer.keys
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 59, 118, 700, 1024])
 @pytest.mark.parametrize("is_regular", [True, False], ids=["alike", "uneven"])
 def test_windows_can_be_shared_out_between_both_ends(count: int, is_regular: bool) -> None:

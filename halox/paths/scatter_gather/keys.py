@@ -146,16 +146,16 @@ class Memory(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A list of keys as a peer is told of it; ``keys`` is None if it knows them, ``dropped`` are lists to forget.
+    """A list of keys as a peer is told of it; ``keys`` is None if it knows them.
 
-    ``at_once`` is the number of windows in a round.
+    ``dropped`` are lists to forget, with their generations; ``at_once`` is the number of windows in a round.
     """
 
     key: LayoutKey
     generation: int
     at_once: int
     keys: tuple[RemoteKey, ...] | None
-    dropped: tuple[LayoutKey, ...] = ()
+    dropped: tuple[tuple[LayoutKey, int], ...] = ()
 
 
 class Keys:
@@ -167,7 +167,7 @@ class Keys:
         self._generations = count(1)
         self._local: dict[LayoutKey, KeyList] = {}  # the least recently used first
         self._remote: dict[tuple[int, LayoutKey], Offer] = {}
-        self._dropped: dict[int, list[LayoutKey]] = {}
+        self._dropped: dict[int, list[tuple[LayoutKey, int]]] = {}
 
     def local(self, blocks: MessageBlocks, chunk_bytes: int, memory: Sequence[Memory]) -> KeyList:
         """Return the keys of a message over some memory, one for each of its arrays, until `release`.
@@ -242,7 +242,7 @@ class Keys:
         """Forget a list, here and at the peers; its keys are free once no plan uses it."""
         self._local.pop(found.key, None)
         for rank in found.sent_to:
-            self._dropped.setdefault(rank, []).append(found.key)
+            self._dropped.setdefault(rank, []).append((found.key, found.generation))
         if not found.users:
             self._reclaim(found)
 
@@ -258,13 +258,14 @@ class Keys:
         return Offer(found.key, found.generation, len(found.keys), keys, dropped)
 
     def take(self, rank: int, offer: Offer) -> tuple[RemoteKey, ...]:
-        """Return the keys of a peer's offer, sent with it or known from an earlier one.
+        """Return the keys of a peer's offer, sent with it or known from an earlier one; offers come in any order.
 
         Raises `PathError` if they are not known, or those that are known are of another generation.
         """
-        for key in offer.dropped:
-            if key != offer.key or offer.keys is None:
-                self._remote.pop((rank, key), None)
+        for key, generation in offer.dropped:
+            gone = self._remote.get((rank, key))
+            if gone is not None and gone.generation == generation:
+                del self._remote[rank, key]
         if offer.keys is not None:
             self._remote[rank, offer.key] = offer
         known = self._remote.get((rank, offer.key))

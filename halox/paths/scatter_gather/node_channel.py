@@ -103,8 +103,10 @@ class NodeChannel(InPlaceChannel, AgreeingChannel):
         peers = list(dict.fromkeys(share.message.peer for share in self._shares))
         self._peer_words = [self._link.words(peer) for peer in peers]
         self._place = {peer: n for n, peer in enumerate(peers)}
-        for share, (_, offer) in zip(self._shares, self._their_offers, strict=True):
-            self._keys.take(share.message.peer, offer)
+        # Also those of messages that the peer moves: it will not send these keys again.
+        for message in self.messages:
+            _, offer = theirs[message.peer][message.opposite]
+            self._keys.take(message.peer, offer)
 
     def views(self, memories: Sequence[memoryview]) -> Bases:
         """Return the addresses of other arrays."""
