@@ -22,7 +22,7 @@ from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import FieldError, MismatchError
 from halox.runtime.arrays import Array, DType, describe
 from halox.runtime.gpu.cuda import is_device_array
-from halox.runtime.gpu.devices import allocate, to_host
+from halox.runtime.gpu.devices import allocate
 from halox.runtime.gpu.staging import as_words
 from halox.runtime.world import World
 from halox.staging import Index, owned_cells
@@ -89,11 +89,13 @@ def _prepare(
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
     whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
     if is_device_array(cells):
-        if whole is None:
-            cells = to_host(cells)
-        else:
-            _copy_from_device(cells, blocks_of(layout, whole)[chosen])
-            cells = None
+        own = (
+            allocate(cells.shape, dtype, None)
+            if whole is None
+            else blocks_of(layout, whole)[chosen]
+        )
+        _copy_from_device(cells, opaque(own))
+        cells = own if whole is None else None
     return (layout, cells, whole), _Offer(chosen, dtype, layout.spec)
 
 

@@ -48,23 +48,14 @@ ON_FOUR_GPUS = (*ON_FOUR_RANKS, "typed", "reductions")
 SHARDS = 4
 ON_ONE_RANK = 2
 """Suites of the files for ranks on one rank; each has files with tests for one."""
-AT_ONCE, RANKS_AT_ONCE = 8, 4
-"""Suites on a GPU: of one process, and of ranks, which take turns on it."""
-ALONE = ("plan_memory", "tune")
+AT_ONCE, RANKS_AT_ONCE = 8, 3
+"""Suites on a GPU: of one process, and of ranks, which take turns on it; more of these take longer in all."""
+ALONE = ("plan_memory", "tune", "bench")
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
     for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
 )
-LONGEST_OF_RANKS = (
-    "failures",
-    "allreduce",
-    "paths",
-    "milc",
-    "fft_ranks",
-    "checkerboards",
-    "delays",
-    "bench",
-)
+LONGEST_OF_RANKS = ("allreduce", "paths", "milc", "fft_ranks", "checkerboards", "delays")
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 200
 DUMPING_S = 2
@@ -199,8 +190,11 @@ def rank_files() -> list[str]:
     )
 
 
-def one_process() -> list[Job]:
-    """Return the suites of one process, those that take longest first; among them those for ranks, on one rank."""
+def one_process(gpus: int) -> list[Job]:
+    """Return the suites of one process, those that take longest first.
+
+    Among them those for ranks, on one rank, and on a shared GPU that of failures, whose ranks mostly wait.
+    """
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = files - {RANDOM_TYPES, FAILURES, NCCL_FAILURES, *LONGEST}
     of_ranks = rank_files()
@@ -212,8 +206,10 @@ def one_process() -> list[Job]:
         partial(suite, RANDOM_TYPES, None, options=("-s",), shard=f"{k}/{SHARDS}")
         for k in range(SHARDS)
     ]
+    failures = (FAILURES,) if gpus == 1 else ()
     longest, rest = (
-        [partial(suite, path, None) for path in some] for some in (LONGEST, sorted(others))
+        [partial(suite, path, None) for path in some]
+        for some in ((*failures, *LONGEST), sorted(others))
     )
     return [*on_one_rank, *longest, *shards, *rest]
 
@@ -221,11 +217,12 @@ def one_process() -> list[Job]:
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     """Return the suites of several ranks, longest first, and those of them that run alone.
 
-    On several GPUs these are all: kernels that wait for one another need their GPUs for themselves. On a shared GPU
-    there are none; what looks at its free memory, or at times, still runs alone.
+    On several GPUs these are all, with those of failures: kernels that wait for one another need their GPUs for
+    themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs alone.
     """
-    suites: list[tuple[str, int | None]] = [(FAILURES, None), (NCCL_FAILURES, None)]
-    suites += [(file, 2) for file in rank_files()]
+    suites: list[tuple[str, int | None]] = [(file, 2) for file in rank_files()]
+    if gpus > 1:
+        suites += [(FAILURES, None), (NCCL_FAILURES, None)]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
     suites.sort(key=lambda one: not any(name in one[0] for name in LONGEST_OF_RANKS))
@@ -525,7 +522,7 @@ def main(arguments: list[str]) -> int:
             on_each(seen, [*map(tested, together)], RANKS_AT_ONCE)
             on_each(seen, [*map(tested, alone)], 1)
         if is_whole:
-            on_each(seen, [*map(tested, one_process())], AT_ONCE)
+            on_each(seen, [*map(tested, one_process(gpus))], AT_ONCE)
 
         def of_one() -> None:
             for name in ("strided", "nas_ft"):

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.ranks(2, 4)]
 
 SEED = 20261122
 EXCHANGES = int(os.environ.get("HALOX_EXCHANGES", "100000"))
-"""On the peer path; on the others, where the host takes part, a fiftieth of it."""
+"""On the peer path; on the others, where the host takes part, a hundredth of it."""
 
 
 def exchange_with_delays(way: Way, comm: MPI.Intracomm, exchanges: int, every: int) -> None:
@@ -54,4 +54,4 @@ def test_delays(way: Way, comm: MPI.Intracomm) -> None:
 
 @along(BY_HOST)
 def test_delays_of_paths_by_the_host(way: Way, comm: MPI.Intracomm) -> None:
-    exchange_with_delays(way, comm, EXCHANGES // 50, 50)
+    exchange_with_delays(way, comm, EXCHANGES // 100, 50)
