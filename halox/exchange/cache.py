@@ -174,7 +174,9 @@ class PlanCache:
                 entry = self._forms.get(form)
                 if entry is not None and entry.plan is not None and not self._met.meet(arrays):
                     return entry.plan, arrays
-        except TypeError:
+        except (
+            Exception
+        ):  # of kinds that cannot be, and of objects that are no arrays, which may raise anything
             pass
         return self._find_field(kind, arrays, form)
 
