@@ -104,11 +104,8 @@ def _copy_from_device(cells: Any, target: Array) -> None:
     source = as_words(cells)
     if source.dtype != target.dtype:
         target = target.view(source.dtype).reshape(source.shape)
-    for index in (
-        [()]
-        if target.flags.c_contiguous
-        else blocks(target.shape, _COPIED_BYTES // target.itemsize)
-    ):
+    most = target.size if target.flags.c_contiguous else _COPIED_BYTES // target.itemsize
+    for index in blocks(target.shape, most):
         part = target[index]
         if part.flags.c_contiguous:
             source[index].get(out=part)

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from halox.packing.blocking import SMALL_BYTES, Move, blocked, copy_all
-from halox.packing.host import HostPacker, block_view, common_views, element_view
+from halox.packing.host import HostPacker, View, block_view, common_views, element_view
 from halox.paths.base import Build, Carried, Channel, Job, Path
 from halox.paths.buffers import (
     RequestBuffers,
@@ -47,10 +47,10 @@ def places_of(
             uniform = part.datatype.uniform
             if uniform is None or uniform.kind not in "iufc" or strided.overlaps:
                 return None
-            shape, dtype, offset, strides = element_view(strided, uniform)
+            view = element_view(strided, uniform)
         else:
-            shape, dtype, offset, strides = block_view(strided)
-        found.append((part.array, shape, dtype, arrays[part.array].origin + offset, strides))
+            view = block_view(strided)
+        found.append(_in_memory(part, view, arrays))
     return found
 
 
@@ -62,11 +62,13 @@ def paired_places(
     views = None if to is None or of is None else common_views(to, of)
     if views is None:
         return None
-    at, there = (
-        (part.array, shape, dtype, arrays[part.array].origin + offset, strides)
-        for part, (shape, dtype, offset, strides) in zip((target, source), views, strict=True)
-    )
-    return there, at
+    return _in_memory(source, views[1], arrays), _in_memory(target, views[0], arrays)
+
+
+def _in_memory(part: Part, view: View, arrays: Sequence[HostArray]) -> PartView:
+    """Return a view of a part, from its array's first element on, as one from the first byte of the memory on."""
+    shape, dtype, offset, strides = view
+    return part.array, shape, dtype, arrays[part.array].origin + offset, strides
 
 
 def views_of(places: Sequence[PartView], memories: Sequence[memoryview]) -> list[Array]:
