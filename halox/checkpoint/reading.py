@@ -40,9 +40,8 @@ class Stored:
     path: Path
     fields: dict[str, StoredField]
     attrs: dict[str, Any]
-    blocks: tuple[
-        tuple[int, ...], ...
-    ]  # cells along each grid axis; empty if they are not recorded
+    # Cells along each grid axis; empty if they are not recorded.
+    blocks: tuple[tuple[int, ...], ...]
     _open: Callable[[StoredField], _Read]
     _dims_of: Callable[[StoredField], tuple[str, ...]]
 
@@ -109,9 +108,8 @@ def _npy(path: Path) -> Stored:
     names = (*AXES[: len(shape)], *(f"axis_{n}" for n in range(4, len(shape))))
 
     def open_field(field: StoredField) -> _Read:
-        values = np.memmap(
-            path, dtype, "r", begin, shape
-        )  # of which the disk is read only where used
+        # The disk is read only where these are used.
+        values = np.memmap(path, dtype, "r", begin, shape)
         return lambda index, cut: values[index[0] * rows :][: cut[0]]
 
     return Stored(path, {field.name: field}, {}, (), open_field, lambda field: names)

@@ -138,9 +138,8 @@ def open_streams() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             with suppress(OSError):
-                os.dup2(
-                    os.open(os.devnull, os.O_RDWR), number
-                )  # the same number, as the lowest free one
+                # Mostly it has that number by then, as the lowest free one.
+                os.dup2(os.open(os.devnull, os.O_RDWR), number)
                 os.set_inheritable(number, True)
                 setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 

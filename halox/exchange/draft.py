@@ -29,9 +29,8 @@ class Draft:
     names: tuple[str, ...] = ()  # of the arrays in the report; by default their dtypes and shapes
     # For each array which of its grid's fields it is, 0 if the grid did not make it: the same on all ranks.
     numbers: tuple[int, ...] = ()
-    specs: tuple[
-        str, ...
-    ] = ()  # for each field how its axes are read; empty for arrays that are none
+    # For each field how its axes are read; empty for arrays that are none.
+    specs: tuple[str, ...] = ()
     # Whether the plan may serve other arrays of the same layout: none of these is the grid's own.
     floats: bool = False
 

@@ -70,9 +70,8 @@ class Schedule:
     """Transfers of one rank."""
 
     before: tuple[Transfer, ...]  # between nodes, before anything is combined
-    piece: tuple[
-        int, int
-    ]  # elements [start, stop) that this rank combines; all where arrays are not cut
+    # Elements [start, stop) that this rank combines; all where arrays are not cut.
+    piece: tuple[int, int]
     after: tuple[tuple[Transfer, ...], ...] = ()  # of what has been combined, step by step
 
 
