@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import Any
 
 from halox.cli import launcher
+from tests.gpu import junit
 from tests.launching import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,9 @@ ON_ONE_RANK = 2
 AT_ONCE, RANKS_AT_ONCE = 8, 3
 """Suites on a GPU: of one process, and of ranks, which take turns on it; more of these take longer in all."""
 ALONE = ("plan_memory", "tune", "bench")
+BY_THEMSELVES = (*ALONE, "allreduce", "paths", "nccl")
+LAUNCHES = 3
+"""On several GPUs: files of ranks with a launch of their own, and the launches of the others; each takes 3 s."""
 LONGEST = tuple(
     f"{FOLDER}/test_{name}_gpu.py"
     for name in ("milc", "bench", "nas_mg", "nas_ft", "fft_examples", "jacobi", "workunits")
@@ -59,6 +63,8 @@ LONGEST_OF_RANKS = ("allreduce", "paths", "milc", "fft_ranks", "checkerboards", 
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 STEP_LIMIT_S = 200
 DUMPING_S = 2
+SAID = 4_000, 24_000
+"""Characters that are shown of what a suite that failed has said, from its begin and its end: stacks of all ranks."""
 APP_LIMIT_S = 120
 MG_CLASS, FT_CLASSES = "C", ("B", "C")
 LARGE_MG_CLASS, LARGE_MG_RANKS = "D", 8
@@ -67,7 +73,7 @@ SOCKETS = {
     **{"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"},
 }
 """For NCCL as between nodes: without peer access, shared memory and InfiniBand."""
-BY_SOCKETS = ("nccl", "exchange", "graphs", "new_arrays")
+BY_SOCKETS = ("exchange", "graphs", "new_arrays", "nccl")
 MILC_LATTICE = ("--lattice", "16", "16", "16", "16")
 VISIBLE: ContextVar[str | None] = ContextVar("VISIBLE", default=None)
 """The GPU that a test suite sees, of several."""
@@ -165,14 +171,16 @@ def suite(
                 outcome["reason"] = bad[0].get("message") or ""
             outcomes.append(outcome)
     if status != 0 or not outcomes:
+        running = junit.running(report)
         outcomes.append(
             {
                 "test": where,
                 "ranks": ranks or 1,
-                "outcome": f"exit status {status}",
+                "outcome": f"exit status {status}{f' in {running}' if running else ''}",
             }
         )
-        print(said[-6000:])
+        first, last = SAID
+        print(said if len(said) <= first + last else f"{said[:first]}\n...\n{said[-last:]}")
     passed = sum(one["outcome"] == "passed" for one in outcomes)
     seconds = time.monotonic() - began
     print(f"{where}: {passed} of {len(outcomes)} passed in {seconds:.0f} s")
@@ -181,6 +189,11 @@ def suite(
 
 Job = Callable[[Path], list[dict[str, Any]]]
 """A test suite; its argument is a folder for its files."""
+
+
+def launch(files: Sequence[str], ranks: int, **how: Any) -> Job:
+    """Return the suite of some files, in one launch."""
+    return lambda scratch: suite(files[0], ranks, scratch, *files[1:], **how)
 
 
 def rank_files() -> list[str]:
@@ -198,10 +211,7 @@ def one_process(gpus: int) -> list[Job]:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / FOLDER).glob("test_*.py")}
     others = files - {RANDOM_TYPES, FAILURES, NCCL_FAILURES, *LONGEST}
     of_ranks = rank_files()
-    on_one_rank = [
-        lambda scratch, files=of_ranks[k::ON_ONE_RANK]: suite(files[0], 1, scratch, *files[1:])
-        for k in range(ON_ONE_RANK)
-    ]
+    on_one_rank = [launch(of_ranks[k::ON_ONE_RANK], 1) for k in range(ON_ONE_RANK)]
     shards = [
         partial(suite, RANDOM_TYPES, None, options=("-s",), shard=f"{k}/{SHARDS}")
         for k in range(SHARDS)
@@ -214,28 +224,32 @@ def one_process(gpus: int) -> list[Job]:
     return [*on_one_rank, *longest, *shards, *rest]
 
 
+def among(file: str, names: Sequence[str]) -> bool:
+    """Whether a file of tests has one of some names in its own."""
+    return any(name in file for name in names)
+
+
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     """Return the suites of several ranks, longest first, and those of them that run alone.
 
     On several GPUs these are all, with those of failures: kernels that wait for one another need their GPUs for
     themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs alone.
     """
-    suites: list[tuple[str, int | None]] = [(file, 2) for file in rank_files()]
-    if gpus > 1:
-        suites += [(FAILURES, None), (NCCL_FAILURES, None)]
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
-    suites += [(f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
-    suites.sort(key=lambda one: not any(name in one[0] for name in LONGEST_OF_RANKS))
-    together, alone = [], []
-    for path, ranks in suites:
-        is_alone = gpus > 1 or any(name in path for name in ALONE)
-        (alone if is_alone else together).append(partial(suite, path, ranks))
-    if gpus > 1:
-        for name in BY_SOCKETS:
-            path = f"{RANKS_FOLDER}/test_{name}_gpu.py"
-            how = {"options": ("-k", "nccl"), "how": ", by sockets", "variables": SOCKETS}
-            alone.append(partial(suite, path, 2, **how))
-    return together, alone
+    on_four = [partial(suite, f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
+    files = sorted(rank_files(), key=lambda file: not among(file, LONGEST_OF_RANKS))
+    if gpus == 1:
+        together = [partial(suite, file, 2) for file in files if not among(file, ALONE)]
+        return [*together, *on_four], [partial(suite, f, 2) for f in files if among(f, ALONE)]
+    others = [file for file in files if not among(file, BY_THEMSELVES)]
+    by_sockets = [f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in BY_SOCKETS]
+    return [], [
+        *(partial(suite, file, 2) for file in files if file not in others),
+        *(launch(others[k::LAUNCHES], 2) for k in range(LAUNCHES)),
+        *on_four,
+        *(partial(suite, file, None) for file in (FAILURES, NCCL_FAILURES)),
+        launch(by_sockets, 2, options=("-k", "nccl"), how=", by sockets", variables=SOCKETS),
+    ]
 
 
 def on_each(gpus: Sequence[str | None], jobs: Sequence[Callable[[], None]], at_once: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,27 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
                 with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
                     reduce(good)
             assert agree(bool((reduce(good).get() == comm.size).all()), comm)
+
+
+@pytest.mark.ranks(2)
+def test_a_note_that_has_come_is_seen_at_the_first_look(
+    comm: MPI.Intracomm, tmp_path: Path
+) -> None:
+    """Where no other call of MPI has let it in, since NCCL carries what this rank waits for."""
+    sent = Path(comm.bcast(tmp_path)) / "sent"
+    world: Any = SimpleNamespace(
+        comm=comm, mpi=MPI, rank=comm.rank, size=comm.size, node_ranks=[comm.rank]
+    )
+    notes = nccl_reduction._Notes()
+    comm.Barrier()
+    if comm.rank:
+        notes.send(world, 3, 7)
+        sent.touch()
+    else:
+        while not sent.exists():
+            time.sleep(0.001)
+        notes.look(world)
+    assert agree(bool(comm.rank) or notes.found == {3: {7: 1}}, comm)
 
 
 @pytest.mark.ranks(2)

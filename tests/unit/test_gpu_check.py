@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.gpu import check
+from tests.gpu import check, junit
 from tests.gpu.check import ROOT, fourier_figures, milc_figures, sources_sha256
 
 
@@ -64,6 +65,36 @@ def test_milc_figures() -> None:
     assert [(one["value"], one["baseline"]) for one in found] == [(800.0, 800.0), (600.0, 800.0)]
     assert found[1]["name"] == "MILC 16x16x16x32 improved double, 2 ranks, gpu"
     assert milc_figures(runs[2:]) == []
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_every_file_of_ranks_runs_once_on_two(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, int | None, str]] = []
+
+    def suite(path: str, ranks: int | None, scratch: Path, *others: str, **how: Any) -> list[Any]:
+        ran.extend((file, ranks, how.get("how", "")) for file in (path, *others))
+        return []
+
+    monkeypatch.setattr(check, "suite", suite)
+    for job in chain(*check.several_ranks(gpus)):
+        job(tmp_path)
+    on_two = sorted(file for file, ranks, how in ran if ranks == 2 and not how)
+    assert on_two == check.rank_files()
+    assert len(set(ran)) == len(ran)
+    assert ((check.FAILURES, None, "") in ran) == (gpus > 1)
+
+
+def test_a_run_without_a_report_tells_what_ran(tmp_path: Path) -> None:
+    ran = tmp_path / "test_of_this.py"
+    ran.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\n")
+    report = tmp_path / "report.xml"
+    command = ["-m", "pytest", "-q", "-p", "tests.gpu.junit", f"--rootdir={tmp_path}", str(ran)]
+    status, _ = check.run(command, HALOX_JUNIT=str(report))
+    assert (status, junit.running(report)) == (3, "test_of_this.py::test_b")
+    report.touch()
+    assert junit.running(report) == ""
 
 
 @pytest.mark.parametrize(("gpus", "ranks"), [(1, [2]), (2, [2]), (4, [2, 4]), (8, [2, 4, 8])])
