@@ -210,8 +210,9 @@ class NcclRanks:
 class Watch:
     """Watch of the calls of one plan, or reduction, which leave ``begin`` and ``end`` on their stream.
 
-    ``name`` is that of its messages; ``names`` the address on the GPU of the addresses at which the names of those from
-    ``sources`` are received. ``limit_s`` is 0 for no limit, and ``begin`` None then.
+    ``what`` is such a call in words, for errors, ``name`` that of its messages; ``names`` the address on the GPU of the
+    addresses at which the names of those from ``sources`` are received. ``limit_s`` is 0 for no limit, and ``begin``
+    None then.
 
     The second word of the marks is set back here, so no end is missed between two looks, however short exchanges are.
     """
@@ -219,13 +220,14 @@ class Watch:
     def __init__(
         self,
         ranks: NcclRanks,
+        what: str,
         peers: Sequence[int],
         name: int,
         names: int,
         sources: Sequence[int],
         limit_s: float,
     ) -> None:
-        self.limit_s, self._ranks, self._peers = limit_s, ranks, peers
+        self.limit_s, self._ranks, self._what, self._peers = limit_s, ranks, what, peers
         self._name, self._sources = name, sources
         self._buffer = pools.HOST_WORDS.take(ranks.device)
         self._buffer.array[:] = 0
@@ -261,7 +263,7 @@ class Watch:
         if now - self._since < self.limit_s:
             return None
         return (
-            f"rank {self._ranks.rank} has waited for {ranks_text(self._peers)} in an exchange by NCCL for "
+            f"rank {self._ranks.rank} has waited for {ranks_text(self._peers)} in {self._what} by NCCL for "
             f"{self.limit_s:g} s (HALOX_TIMEOUT), on the GPU; what was received in it, and since, is not valid. "
             "A rank has failed, is far behind, or has made another sequence of calls"
         ), ExchangeTimeoutError

@@ -232,8 +232,9 @@ def among(file: str, names: Sequence[str]) -> bool:
 def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
     """Return the suites of several ranks, longest first, and those of them that run alone.
 
-    On several GPUs these are all, with those of failures: kernels that wait for one another need their GPUs for
-    themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs alone.
+    On several GPUs these are all but those of failures, whose ranks mostly wait: kernels that wait for one another need
+    their GPUs for themselves. On a shared GPU there are none; what looks at its free memory, or at times, still runs
+    alone.
     """
     names = ON_FOUR_GPUS if gpus >= 4 else ON_FOUR_RANKS
     on_four = [partial(suite, f"{RANKS_FOLDER}/test_{name}_gpu.py", 4) for name in names]
@@ -243,11 +244,11 @@ def several_ranks(gpus: int) -> tuple[list[Job], list[Job]]:
         return [*together, *on_four], [partial(suite, f, 2) for f in files if among(f, ALONE)]
     others = [file for file in files if not among(file, BY_THEMSELVES)]
     by_sockets = [f"{RANKS_FOLDER}/test_{name}_gpu.py" for name in BY_SOCKETS]
-    return [], [
+    failures = [partial(suite, file, None) for file in (FAILURES, NCCL_FAILURES)]
+    return failures, [
         *(partial(suite, file, 2) for file in files if file not in others),
         *(launch(others[k::LAUNCHES], 2) for k in range(LAUNCHES)),
         *on_four,
-        *(partial(suite, file, None) for file in (FAILURES, NCCL_FAILURES)),
         launch(by_sockets, 2, options=("-k", "nccl"), how=", by sockets", variables=SOCKETS),
     ]
 

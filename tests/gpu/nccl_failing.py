@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,11 +50,12 @@ def main(folder: Path, form: str, fault: str) -> None:
             time.sleep(30)
             os._exit(0)
         begun = time.monotonic()
-        if form == "ahead":
-            # The host goes on until the driver has no more room for launches, and waits there.
-            with suppress(ExchangeTimeoutError):
-                while time.monotonic() < begun + 60:
-                    plan()
+        # Ahead, the host goes on until the driver has no more room for launches, and waits there.
+        while form == "ahead" and time.monotonic() < begun + 60:
+            try:
+                plan()
+            except ExchangeTimeoutError as error:
+                end(f"after {time.monotonic() - begun:.1f} s: {error}")
         call()
         stream.synchronize()
         waited = time.monotonic() - begun

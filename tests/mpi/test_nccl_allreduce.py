@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import halox
 from halox.collectives.device import nccl_reduction
-from halox.errors import FieldError, MismatchError, StateError
+from halox.errors import ExchangeTimeoutError, FieldError, MismatchError, StateError
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -151,6 +151,26 @@ def test_a_bad_array_on_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intrac
                 with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
                     reduce(good)
             assert agree(bool((reduce(good).get() == comm.size).all()), comm)
+
+
+def test_a_stalled_rank(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The communicator is aborted, and the next call says what was waited for."""
+    _, nccl = gpu
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    with halox.Allreduce(comm, 3, "f8", "max", device="gpu") as reduce:
+        array = Array(np.ones(3))
+        reduce(array)
+        nccl.is_stuck = True
+        reduce._reduction._do._watch._words[0] = 1  # as the GPU does
+        end = time.monotonic() + 30
+        while not nccl.aborted and time.monotonic() < end:
+            time.sleep(0.05)
+        with pytest.raises(
+            ExchangeTimeoutError, match=r"in a reduction \(op='max'\) by NCCL for 1 s"
+        ):
+            reduce(array)
 
 
 @pytest.mark.ranks(2)

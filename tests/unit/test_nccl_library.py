@@ -142,7 +142,7 @@ class TestWatch:
         self.name = np.array([7], "u4")
         self.names = np.array([self.name.ctypes.data] * 2, "u8")
         at = self.names.ctypes.data
-        self.made = nccl_ranks.Watch(ranks, [1, 3], 7, at, [3, 1], 10.0)
+        self.made = nccl_ranks.Watch(ranks, "an exchange", [1, 3], 7, at, [3, 1], 10.0)
 
     def begin(self) -> None:
         assert self.made.begin is not None
@@ -204,7 +204,9 @@ class TestWatch:
             assert self.made.close()
 
     def test_a_message_of_another_plan_without_a_limit(self) -> None:
-        self.made = nccl_ranks.Watch(self.made._ranks, [3], 8, self.names.ctypes.data, [3], 0.0)
+        self.made = nccl_ranks.Watch(
+            self.made._ranks, "an exchange", [3], 8, self.names.ctypes.data, [3], 0.0
+        )
         assert self.made.begin is None
         self.end()
         self.ranks.error = lambda: MismatchError(self.ranks.failed)

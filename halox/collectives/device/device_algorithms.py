@@ -375,7 +375,7 @@ def _across_nodes_by_nccl(
         if all(world.gather_result(look, _MAKING)):
             within = world.guarded(make, _MAKING)
             return NcclAcrossNodes(
-                *(context, nccl_of(context), dtype, elements),
+                *(context, nccl_of(context), op, dtype, elements),
                 lambda count: DeviceMoves(dtype, op, count, device),
                 within,
             )

@@ -186,6 +186,7 @@ class NcclAcrossNodes:
         self,
         context: Context,
         ranks: NcclRanks,
+        op: str,
         dtype: DType,
         elements: int,
         moves: Callable[[int], DeviceMoves],
@@ -222,11 +223,16 @@ class NcclAcrossNodes:
         table = begin + own + nodes * slot
         places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in givers], "u8")
         write(arena.device, {begin: np.array([name], "u4"), table: places})
-        watch = Watch(
-            *(ranks, sorted(targets | sources), name, table),
-            *([one.peer for one in givers], world.limit_s),
+        self._watch = watch = Watch(
+            ranks,
+            f"a reduction (op={op!r})",
+            sorted(targets | sources),
+            name,
+            table,
+            [one.peer for one in givers],
+            world.limit_s,
         )
-        self._watch, self._copies = watch, within is None and self._is_named
+        self._copies = within is None and self._is_named
         # Of calls without a limit, none; otherwise the launch that marks their begin.
         marks = (
             [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, arena.device)]

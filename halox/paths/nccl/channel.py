@@ -84,7 +84,9 @@ class NcclChannel(AsideChannel, MovableChannel):
             written[names] = np.array(received, "u8")
         write(self._device, written)
         sources = [m.peer for m in job.receives]
-        self._watch = watch = Watch(ranks, job.peers, name, names, sources, world.limit_s)
+        self._watch = watch = Watch(
+            ranks, "an exchange", job.peers, name, names, sources, world.limit_s
+        )
         begin, end = watch.begin, watch.end
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
