@@ -148,8 +148,8 @@ class Allreduce(Closing):
                 assert wish is not None
                 self._reduction = HostAllreduce(self._context, *what, wish)
             else:
-                self._reduction = DeviceAllreduce(self._context, self.device_id, *what, wish)
-                self._bind = self._reduction.bind
+                on_gpu = DeviceAllreduce(self._context, self.device_id, *what, wish)
+                self._reduction, self._bind = on_gpu, on_gpu.bind
         except HaloxError as error:
             self._context.close_after(error)
             raise

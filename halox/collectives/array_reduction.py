@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from halox.collectives.prepared import Launch
 from halox.errors import FieldError
 from halox.runtime.arrays import Described, DType
 
@@ -23,10 +22,6 @@ class ArrayReduction(ABC):
     @abstractmethod
     def __call__(self, array: object, out: object = None) -> Any:
         """Return ``out``, or a new array where ``array`` is; NumPy's scalar for a scalar."""
-
-    @abstractmethod
-    def bind(self, array: object, out: object) -> Launch | None:
-        """Prepare calls with these arrays; None where that saves nothing."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:

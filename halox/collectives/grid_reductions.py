@@ -123,7 +123,8 @@ class GridReductions:
 
         Notes
         -----
-        Collective. Blocks for arrays on the host. Each first call with a shape, dtype and operation makes a
+        Collective. Blocks for arrays on the host: one meeting of the ranks compares the arguments and brings arrays of
+        up to 3520 bytes. For larger ones, and on a GPU, each first call with a shape, dtype and operation makes a
         `halox.Allreduce`, of which the grid keeps the 32 that were made last. On a GPU these calls must come in one
         order on all ranks, and later ones cost what those of a `halox.Allreduce` cost.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -118,6 +119,7 @@ def _remedy(operation: Operation, dtype: DType) -> str:
     return ""
 
 
+@lru_cache(maxsize=64)
 def wide_dtype(dtype: DType) -> DType:
     """Return the dtype in which sums over a dtype are formed."""
     if dtype.kind == "c":

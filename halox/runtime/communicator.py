@@ -35,9 +35,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _RECORD_BYTES = 256
-_HEAD = np.dtype([("word", "i8"), ("size", "i8")])
+_HEAD = np.dtype([("word", "i8"), ("size", "i8"), ("kind", "i8")])
 _INLINE_BYTES = _RECORD_BYTES - _HEAD.itemsize
 MAKING = "the making of a communicator"
+
+VALUES = "values", None
+"""Stands for the object of a rank that gathers values."""
+
+Record = tuple[int, bytes]
+"""Record of a rank: its kind, 0 for a pickled object, and the bytes."""
 
 UNFINISHED: list[object] = []
 """Requests that have not completed, with memory in which MPI may read or write at any time: kept for good."""
@@ -139,13 +145,19 @@ class Communicator:
             rank: Block(parts[place][:BLOCK_BYTES]) for rank, place in self.node_ranks.items()
         }
         self.watch = CallWatch(self.mpi, self.comm, blocks, self._pids)
-        self._blocks, self._own = list(blocks.values()), blocks[self.rank]
+        self.blocks, self._own = list(blocks.values()), blocks[self.rank]
+        self.heads = [[block.heads[slot] for block in self.blocks] for slot in range(2)]
         self._rounds = 0
 
     @property
     def is_one_node(self) -> bool:
         """Whether all ranks are on one node."""
         return len(self.node_ranks) == self.size
+
+    @property
+    def meets_in_memory(self) -> bool:
+        """Whether all ranks gather in memory that they share."""
+        return self.shares_memory and len(self.node_ranks) == self.size
 
     # Waits
 
@@ -194,17 +206,17 @@ class Communicator:
 
     def _gather(self, mine: object, doing: str, *, is_of_node: bool = False) -> list[Any]:
         sent = b"" if mine is None else pickle.dumps(mine, pickle.HIGHEST_PROTOCOL)
-        in_memory = is_of_node or (self.shares_memory and self.is_one_node)
-        found = self._in_memory(sent, doing) if in_memory else self._by_mpi(sent, doing)
-        return [pickle.loads(one) if one else None for one in found]
+        if is_of_node or self.meets_in_memory:
+            slot = self.round(0, len(sent), sent[:SLOT_BYTES], doing)
+            return objects(self.read(slot, sent, doing))
+        return objects(self.by_mpi(0, sent, doing))
 
-    def _in_memory(self, sent: bytes, doing: str) -> list[bytes]:
-        """Gather through the blocks of this node's ranks, in as many rounds as the longest object needs."""
-        blocks, word, size = self._blocks, self.watch.word, len(sent)
-        slot = self._round(word, size, sent[:SLOT_BYTES], doing)
-        heads = [block.heads[slot] for block in blocks]
+    def read(self, slot: int, sent: bytes, doing: str) -> list[Record]:
+        """Read the records of a round; more rounds follow if an object is longer than a slot."""
+        blocks, heads, word = self.blocks, self.heads[slot], self.watch.word
         words = [found[0] for found in heads]
         sizes = [found[1] for found in heads]
+        kinds = [found[2] for found in heads]
         if words.count(word) != len(words):
             self._compare(dict(zip(self.node_ranks, words, strict=True)))
         found = [
@@ -213,21 +225,24 @@ class Communicator:
         ]
         longest = max(sizes)
         if longest <= SLOT_BYTES:
-            return found
+            return list(zip(kinds, found, strict=True))
         pieces = [[one] for one in found]
         for start in range(SLOT_BYTES, longest, SLOT_BYTES):
-            slot = self._round(word, size, sent[start : start + SLOT_BYTES], doing)
+            slot = self.round(0, len(sent), sent[start : start + SLOT_BYTES], doing)
             for piece, block, whole in zip(pieces, blocks, sizes, strict=True):
                 piece.append(bytes(block.slots[slot][: max(whole - start, 0)]))
-        return [b"".join(piece) for piece in pieces]
+        return [(kind, b"".join(piece)) for kind, piece in zip(kinds, pieces, strict=True)]
 
-    def _round(self, word: int, size: int, part: bytes, doing: str) -> int:
-        """Publish a part of this rank's object, wait until all ranks of the node have, and return the slot."""
-        own, blocks = self._own, self._blocks
+    def round(self, kind: int, size: int, part: bytes, doing: str) -> int:
+        """Publish a part of this rank's record, wait until all ranks of the node have, and return the slot.
+
+        The slot stays as it is until this rank's next round. See `read` for its use.
+        """
+        own, blocks = self._own, self.blocks
         n = self._rounds = self._rounds + 1
         slot = n & 1
         head = own.heads[slot]
-        head[0], head[1] = word, size
+        head[0], head[1], head[2] = self.watch.word, size, kind
         if part:
             own.slots[slot][: len(part)] = part
         if shared_memory.NEEDS_FENCE:
@@ -258,25 +273,25 @@ class Communicator:
             missing,
         )
 
-    def _by_mpi(self, sent: bytes, doing: str) -> list[bytes]:
+    def by_mpi(self, kind: int, sent: bytes, doing: str) -> list[Record]:
         """Gather by one collective of records, and another one if an object is longer than a record."""
         record = np.zeros(_RECORD_BYTES, np.uint8)
         head = record[: _HEAD.itemsize].view(_HEAD)
-        head["word"], head["size"] = self.watch.word, len(sent)
+        head["word"], head["size"], head["kind"] = self.watch.word, len(sent), kind
         inline = np.frombuffer(sent[:_INLINE_BYTES], np.uint8)
         record[_HEAD.itemsize : _HEAD.itemsize + len(inline)] = inline
         records = np.zeros((self.size, _RECORD_BYTES), np.uint8)
         self._wait_mpi(self.comm.Iallgather(record, records), doing)
         heads = records[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
         self._compare(dict(enumerate(heads["word"].tolist())))
-        sizes = heads["size"].tolist()
+        sizes, kinds = heads["size"].tolist(), heads["kind"].tolist()
         found = [
             row[_HEAD.itemsize : _HEAD.itemsize + min(size, _INLINE_BYTES)].tobytes()
             for row, size in zip(records, sizes, strict=True)
         ]
         rests = [max(size - _INLINE_BYTES, 0) for size in sizes]
         if not any(rests):
-            return found
+            return list(zip(kinds, found, strict=True))
         rest = np.frombuffer(sent[_INLINE_BYTES:], np.uint8)
         starts = np.cumsum([0, *rests]).tolist()
         all_rests = np.zeros(starts[-1], np.uint8)
@@ -286,8 +301,8 @@ class Communicator:
         )
         self._wait_mpi(request, doing)
         return [
-            one + all_rests[a : a + n].tobytes()
-            for one, a, n in zip(found, starts, rests, strict=False)
+            (kind, one + all_rests[a : a + n].tobytes())
+            for kind, one, a, n in zip(kinds, found, starts, rests, strict=False)
         ]
 
     def _wait_mpi(self, request: MPI.Request, doing: str) -> None:
@@ -330,6 +345,11 @@ class Communicator:
         said: list[tuple[int, int, str]] = self.gather((self.plans, number, error), MAKING)
         self.plans = max(plans for plans, _, _ in said)
         return max(number for _, number, _ in said), [text for _, _, text in said]
+
+
+def objects(records: Sequence[Record]) -> list[Any]:
+    """Return the objects of some records."""
+    return [VALUES if kind else pickle.loads(one) if one else None for kind, one in records]
 
 
 def node_name() -> str:

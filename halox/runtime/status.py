@@ -71,10 +71,10 @@ CODE_BITS = 20
 """Bits of a call's word that hold its code; the others hold its number."""
 
 BLOCK_BYTES = 8192
-SLOT_BYTES = 3568
-"""Bytes of a slot, behind its head: the call that it belongs to, and the bytes of the whole object."""
+SLOT_BYTES = 3520
+"""Bytes of a slot, behind its head: the call that it belongs to, the bytes of the whole object, and its kind."""
 
-_HEAD_BYTES = 16
+_HEAD_BYTES = 64  # a cache line, so that values in slots are aligned alike on all ranks
 _WAIT, _RING, _SLOTS = 128, 256, 1024
 _RING_WORDS = 64
 _PLAN_BITS = 12
@@ -87,9 +87,12 @@ _NOTE_TAG = 3
 _MOST_NOTES = 64
 
 
+_CODES = {name: number << _PLAN_BITS for number, name in enumerate(CALLS)}
+
+
 def code_of(name: str, plan: int = 0) -> int:
     """Return the code of a call, of a certain plan where there is one."""
-    return CALLS.index(name) << _PLAN_BITS | plan % (1 << _PLAN_BITS)
+    return _CODES[name] | plan % (1 << _PLAN_BITS)
 
 
 def name_of(word: int) -> str:
@@ -155,7 +158,8 @@ class Block:
         self.ring = memory[_RING : _RING + 8 * _RING_WORDS].data.cast("B").cast("q")
         starts = [_SLOTS + (_HEAD_BYTES + SLOT_BYTES) * n for n in range(2)]
         self.heads = [memory[at : at + _HEAD_BYTES].data.cast("B").cast("q") for at in starts]
-        self.slots = [memory[at + _HEAD_BYTES :][:SLOT_BYTES].data for at in starts]
+        self.values = [memory[at + _HEAD_BYTES :][:SLOT_BYTES] for at in starts]
+        self.slots = [slot.data for slot in self.values]
 
     def last(self) -> int:
         """Return the word of the latest call."""

@@ -25,7 +25,7 @@ from halox.errors import (
     as_halox_error,
 )
 from halox.runtime.call_guard import CallGuard, alone_in_making
-from halox.runtime.communicator import Communicator, leave_to_mpi
+from halox.runtime.communicator import VALUES, Communicator, leave_to_mpi
 from halox.runtime.finalizing import before_finalize
 from halox.runtime.pool import acquire
 from halox.runtime.status import CODE_BITS, code_of, ranks_text
@@ -233,10 +233,22 @@ class World:
         except MismatchError as other:
             # The others are in another call because of it, maybe: this rank's user must read it all the same.
             raise (error or other) from (None if error is None else other)
-        errors = [(rank, *one[0]) for rank, one in enumerate(found) if one is not None and one[0]]
-        if errors:
-            raise_together(errors, self.size, error)
+        self.raise_errors(found, doing, error)
         return [cast("Said", None) if one is None else one[1] for one in found]
+
+    def raise_errors(self, found: Sequence[Any], doing: str, own: Exception | None = None) -> None:
+        """Raise the errors in what all ranks have gathered; `MismatchError` if some have gathered values instead."""
+        others = [(rank, one) for rank, one in enumerate(found) if one is not None and one[0]]
+        if not others:
+            return
+        errors = [(rank, *one[0]) for rank, one in others if one is not VALUES]
+        if errors:
+            raise_together(errors, self.size, own)
+        if len(others) < self.size:
+            raise MismatchError(
+                f"in {doing} {ranks_text([rank for rank, _ in others])} gave an array or a number of the host, and "
+                "other ranks one on a GPU; give the same kind on all ranks"
+            )
 
     def agree(self, error: Exception | None, doing: str) -> None:
         """Raise on all ranks or on none; see `gather`."""

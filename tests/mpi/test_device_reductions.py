@@ -600,7 +600,7 @@ class TestSeenBefore:
     def test_arrays_of_the_host_and_of_a_gpu_in_turns(
         self, grid: halox.Grid, comm: MPI.Intracomm
     ) -> None:
-        """Alike in shape and dtype: each has a reduction and launches of its own."""
+        """Alike in shape and dtype: each has a reduction of its own, that of the GPU a launch."""
         host, given = np.zeros(3), Array(np.zeros(3))
         ok = True
         for call in range(4):
@@ -611,7 +611,21 @@ class TestSeenBefore:
             ok &= type(on_host) is np.ndarray and bool((on_host == total).all())
         assert agree(ok, comm)
         assert [device for device, *_ in grid._reductions.arrays.reductions] == ["gpu", "cpu"]
-        assert len(grid._reductions.arrays.launches) == 2
+        assert len(grid._reductions.arrays.launches) == 1
+
+    def test_arrays_of_the_host_on_one_rank_and_of_gpus_on_others(
+        self, grid: halox.Grid, comm: MPI.Intracomm
+    ) -> None:
+        """No rank takes the other's record for one of its own kind, and all raise."""
+        is_last = comm.rank == comm.size - 1
+        if comm.size > 1:
+            with pytest.raises(
+                MismatchError, match="gave an array or a number of the host, and ot"
+            ):
+                grid.allreduce(np.ones(3) if is_last else Array(np.ones(3)))
+            with pytest.raises(FieldError, match="dtype float16 cannot be reduced"):
+                grid.allreduce(np.ones(3, "f2") if is_last else Array(np.ones(3)))
+        assert (grid.allreduce(np.ones(3)) == comm.size).all()
 
     def test_evicted_alike_on_all_ranks(
         self, grid: halox.Grid, made: list[Any], comm: MPI.Intracomm

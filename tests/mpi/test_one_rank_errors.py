@@ -195,18 +195,78 @@ def test_unlike_allreduces(grid: halox.Grid) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-def test_an_allreduce_that_a_rank_does_not_come_to(comm: MPI.Intracomm) -> None:
-    """Also where it stops after the first of the steps."""
+@pytest.mark.parametrize("elements", [4, 4000])
+def test_an_allreduce_that_a_rank_does_not_come_to(elements: int, comm: MPI.Intracomm) -> None:
+    """Also where it stops after the first of the steps of a larger one."""
     g = halox.Grid((4, 3 * comm.size), comm=comm.Dup(), device="cpu")
-    assert g.allreduce(np.ones(4)).tolist() == [comm.size] * 4
+    ones = np.ones(elements)
+    assert (g.allreduce(ones) == comm.size).all()
     comm.Barrier()
-    if comm.rank == comm.size - 1:
-        g._world.begin("allreduce")
-        g._world.gather(("cpu", "sum", (4,), "<f8"), "an allreduce")
-    else:
+    if comm.rank < comm.size - 1:
         with short_waits(), pytest.raises(ExchangeTimeoutError, match="in an allreduce"):
-            g.allreduce(np.ones(4))
+            g.allreduce(ones)
+    elif elements > 4:
+        g._world.begin("allreduce")
+        (made,) = g._reductions.arrays.reductions.values()
+        made._values.gather(b"", "an allreduce")
     comm.Barrier()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("elements", [4, 4000])
+def test_an_allreduce_in_which_ranks_differ_once(
+    elements: int, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one meeting the arguments are compared and small arrays brought; on one node and between nodes."""
+    last = comm.rank == comm.size - 1
+    for nodes in ("one", "rank"):
+        monkeypatch.setenv("HALOX_NODE", nodes)
+        with halox.Grid((4, 3 * comm.size), comm=comm, device="cpu") as g:
+            ones, total, u = np.ones(elements), [comm.size] * elements, g.ones()
+            for bad, op, kind, text in (
+                (
+                    np.ones(elements, "i8"),
+                    "sum",
+                    MismatchError,
+                    "same shape and dtype on all ranks",
+                ),
+                (np.ones((elements, 1)), "sum", MismatchError, "same shape and dtype on all ranks"),
+                (np.ones(7), "sum", MismatchError, "same shape and dtype on all ranks"),
+                (np.ones(7000), "sum", MismatchError, "same shape and dtype on all ranks"),
+                (ones, "prod", MismatchError, "same operation on all ranks: rank 0 gave sum, rank"),
+                (ones, "mean", FieldError, rf"\[rank {comm.size - 1}\] op must be one of"),
+                (ones, ["sum"], FieldError, r"op must be one of"),
+                (ones.astype("f2"), "sum", FieldError, "dtype float16 cannot be reduced"),
+                ("text", "sum", FieldError, "cannot be reduced"),
+            ):
+                with pytest.raises(kind, match=text):
+                    g.allreduce(*((bad, op) if last else (ones, "sum")))
+                assert g.allreduce(ones).tolist() == total, (bad, op)
+            with pytest.raises(FieldError, match="out: got shape"):
+                g.allreduce(ones, out=np.ones(3) if last else np.ones(elements))
+            with pytest.raises(MismatchError, match=r"different calls: .*sum"):
+                g.sum(u) if last else g.allreduce(ones)
+            assert g.allreduce(ones, out=ones).tolist() == total
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_small_allreduce_meets_once(comm: MPI.Intracomm) -> None:
+    """And a larger one once more than `halox.Allreduce`."""
+    with halox.Grid((4, 3 * comm.size), comm=comm, device="cpu") as g:
+        ranks = g._world.ranks
+        for elements in (4, 400):
+            ones = np.ones(elements)
+            g.allreduce(ones)
+            for given in (ones, ones[::-1], ones.copy()):
+                before = ranks._rounds
+                g.allreduce(given)
+                assert ranks._rounds == before + 1
+        u = g.ones()
+        for call in (g.sum, g.max, g.norm, lambda u: g.dot(u, u)):
+            call(u)
+            before = ranks._rounds
+            call(u)
+            assert ranks._rounds == before + 1
 
 
 @pytest.mark.parametrize(

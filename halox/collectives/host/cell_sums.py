@@ -42,17 +42,17 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[tuple[slice | 
 
 def total(cells: Array) -> object:
     """Return the sum, in 64 bits a part."""
-    return np.sum(cells, dtype=wide_dtype(cells.dtype))
+    return np.add.reduce(cells, None, wide_dtype(cells.dtype))
 
 
 def sum_of_squares(cells: Array) -> object:
     """Return the sum of the squares of the absolute values, in float64."""
-    scratch = np.empty(BLOCK, "f8")
+    scratch = np.empty(min(BLOCK, cells.size), "f8")
 
     def square(block: Array) -> object:
         into = scratch[: block.size].reshape(block.shape)
         if block.dtype.kind != "c":
-            return np.square(block, out=into, dtype="f8").sum()
+            return np.add.reduce(np.square(block, out=into, dtype="f8"), None)
         both = np.square(block.real, out=into, dtype="f8").sum()
         return both + np.square(block.imag, out=into, dtype="f8").sum()
 
@@ -62,7 +62,7 @@ def sum_of_squares(cells: Array) -> object:
 def dot(cells: Array, others: Array) -> object:
     """Return the sum of ``conj(cells) * others``, multiplied and summed in 64 bits a part."""
     wide = wide_dtype(np.result_type(cells.dtype, others.dtype))
-    scratch = np.empty(BLOCK, wide)
+    scratch = np.empty(min(BLOCK, cells.size), wide)
 
     def multiply(index: tuple[slice | int, ...]) -> object:
         block = cells[index]
@@ -70,14 +70,16 @@ def dot(cells: Array, others: Array) -> object:
         if block.dtype.kind == "c":
             np.conjugate(block, out=into, dtype=wide)
             return np.multiply(into, others[index], out=into).sum(dtype=wide)
-        return np.multiply(block, others[index], out=into, dtype=wide).sum(dtype=wide)
+        return np.add.reduce(np.multiply(block, others[index], out=into, dtype=wide), None)
 
     return _summed(cells, wide, multiply)
 
 
+@np.errstate(all="ignore")
 def _summed(
     cells: Array, dtype: DType, number: Callable[[tuple[slice | int, ...]], object]
 ) -> object:
-    with np.errstate(all="ignore"):
-        found = [number(index) for index in blocks(cells.shape)]
-        return np.array(found, dtype).sum(dtype=dtype)
+    if 0 < cells.size <= BLOCK:  # one block
+        return number(())
+    found = [number(index) for index in blocks(cells.shape)]
+    return np.array(found, dtype).sum(dtype=dtype)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from math import prod
-from threading import get_ident
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,7 +10,6 @@ import numpy as np
 from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.host.host_algorithms import HostAlgorithm
 from halox.collectives.operations import find_operation
-from halox.collectives.prepared import Launch
 from halox.errors import as_halox_error
 from halox.runtime.arrays import Array, DType, as_ndarray, describe, scalar_array
 from halox.runtime.context import Context
@@ -21,10 +17,7 @@ from halox.runtime.gpu.devices import array_module, as_device_array, to_host
 
 
 class HostAllreduce(ArrayReduction):
-    """Combines arrays on the host; arrays of a GPU are copied there and back.
-
-    ``prepared`` are the beginning of a grid's prepared calls, and the call where their arrays have changed.
-    """
+    """Combines arrays on the host; arrays of a GPU are copied there and back."""
 
     def __init__(
         self,
@@ -33,11 +26,9 @@ class HostAllreduce(ArrayReduction):
         dtype: DType,
         op: str,
         algorithm: str = "host",
-        prepared: tuple[Callable[[], None], Callable[..., object]] | None = None,
     ) -> None:
         super().__init__(shape, dtype, op)
-        self.algorithm, self._guard = algorithm, context.world.guard
-        self._prepared = prepared
+        self.algorithm = algorithm
         operation = find_operation(op, dtype)
         self._combined = HostAlgorithm(context, algorithm, operation, dtype, prod(shape))
 
@@ -86,11 +77,7 @@ class HostAllreduce(ArrayReduction):
                 return result[()]
             device = describe(array).device
             return result if device is None else array_module(device).asarray(result)
-        held = as_ndarray(out)
-        if not isinstance(held, np.ndarray):
-            as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
-        elif not np.may_share_memory(held, result):
-            held[...] = result
+        deliver(result, out)
         return out
 
     def _is_plain(self, array: object) -> TypeGuard[Array]:
@@ -110,37 +97,6 @@ class HostAllreduce(ArrayReduction):
             or (self._is_plain(out) and not np.may_share_memory(array, out))
         )
 
-    def bind(self, array: object, out: object) -> Launch | None:
-        """Prepare calls with plain arrays; None for others, and without a grid."""
-        if self._prepared is None or not self._are_plain(array, out):
-            return None
-        begin, again = self._prepared
-        # Held weakly, since launches are kept for as long as their arrays live.
-        find_source, find_target = weakref.ref(array), None if out is None else weakref.ref(out)
-        dtype, shape, reduce, guard = array.dtype, self.shape, self._combined.reduce, self._guard
-
-        def launch() -> object:
-            source: Any = find_source()
-            is_plain = source.dtype is dtype and source.shape == shape and source.flags.carray
-            if find_target is None:
-                target: Any = _empty(shape, dtype)
-            else:
-                target = find_target()
-                is_plain &= target is source or self._is_plain(target)
-            if not is_plain or target is None:
-                return again(self.op, [source], None if find_target is None else target)
-            if guard.user:
-                guard.refuse()
-            guard.user = get_ident()
-            try:
-                begin()
-                reduce(source.reshape(-1), target.reshape(-1), None)
-            finally:
-                guard.user = 0
-            return target
-
-        return launch
-
     def refuse(self, error: Exception) -> None:
         """Raise an error on all ranks."""
         self._combined.reduce(None, None, error)
@@ -150,9 +106,10 @@ class HostAllreduce(ArrayReduction):
         self._combined.close()
 
 
-def _empty(shape: tuple[int, ...], dtype: DType) -> Array | None:
-    """Return a new array; None without memory, which is an error of the whole call."""
-    try:
-        return np.empty(shape, dtype)
-    except MemoryError:
-        return None
+def deliver(result: Array, out: object) -> None:
+    """Copy a result to an array, on the host or a GPU."""
+    held = as_ndarray(out)
+    if not isinstance(held, np.ndarray):
+        as_device_array(out)[...] = array_module(describe(out).device).asarray(result)
+    elif not np.may_share_memory(held, result):
+        held[...] = result

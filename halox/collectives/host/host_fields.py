@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from halox.collectives.array_reduction import ArrayReduction
 from halox.collectives.cells import Cells, FindLayout, cells_of
 from halox.collectives.host.cell_sums import dot, sum_of_squares, total
-from halox.collectives.host.host_allreduce import HostAllreduce
-from halox.collectives.operations import check_out, find_operation, result_dtype
-from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, Signature, weak_call
+from halox.collectives.host.grid_allreduce import DOING as _COMBINING
+from halox.collectives.host.grid_allreduce import GridAllreduce
+from halox.collectives.operations import check_out, result_dtype
+from halox.collectives.prepared import MOST_ARRAYS, Launch, PreparedReductions, weak_call
 from halox.decomposition import FieldLayout
-from halox.errors import FieldError, HaloxError, MismatchError, as_halox_error
+from halox.errors import FieldError, HaloxError, as_halox_error
 from halox.runtime.arrays import Array, DType, as_ndarray, describe
 from halox.runtime.context import Context
+from halox.runtime.gathered_values import GatheredValues
 from halox.runtime.gpu.devices import array_module, to_host
-from halox.runtime.world import World
 from halox.values import shortened, shown
 
-_REDUCING, _COMBINING = "a reduction", "an allreduce"
+_REDUCING = "a reduction"
 
 _OF_CELLS: dict[str, Callable[..., object]] = {
     "sum": total,
-    "min": np.min,
-    "max": np.max,
+    "min": lambda cells: np.minimum.reduce(cells, None),
+    "max": lambda cells: np.maximum.reduce(cells, None),
     "norm": sum_of_squares,
     "dot": dot,
 }
-_OF_RANKS: dict[str, Callable[..., object]] = {"min": np.min, "max": np.max}
+_OF_RANKS: dict[str, np.ufunc] = {"min": np.minimum, "max": np.maximum}
 
 
 class HostFieldReduction:
@@ -46,9 +45,10 @@ class HostFieldReduction:
     ) -> None:
         self._world, self._name, self._layout = context.world, name, layout
         self.dtype, spec = result_dtype(name, dtypes), layout.spec
-        self._of_cells, self._of_ranks = _OF_CELLS[name], _OF_RANKS.get(name, np.sum)
-        self._signature = f"{','.join(dtype.str for dtype in dtypes)} {spec.digest}"
+        self._of_cells, self._of_ranks = _OF_CELLS[name], _OF_RANKS.get(name, np.add)
         self._shown = f"{', '.join(map(str, dtypes))}, {spec}"
+        meaning = name, [dtype.str for dtype in dtypes], spec.digest
+        self._values = GatheredValues(context.world, meaning, self.dtype, 1)
 
     def __call__(self, cells: Sequence[object], out: object) -> object:
         """Return ``out``, or a NumPy scalar: the same bits on every rank.
@@ -56,19 +56,15 @@ class HostFieldReduction:
         Combining the ranks' values raises no floating-point errors, whatever `numpy.errstate` is: the
         result is then infinite or NaN, on all ranks.
         """
-        world, error = self._world, None
-        mine: tuple[str, bytes] | None = None
         try:
-            value = np.asarray(self._of_cells(*cells))
-            mine = self._signature, value.tobytes()
+            mine = np.asarray(self._of_cells(*cells), self.dtype).tobytes()
         except Exception as caught:
-            error = as_halox_error(caught, _REDUCING)
-        found: list[tuple[str, bytes]] = world.gather(mine, _REDUCING, error)
-        if any(signature != self._signature for signature, _ in found):
-            world.compare({"the field reduced": self._shown}, _REDUCING)
-        with np.errstate(all="ignore"):
-            values = np.frombuffer(b"".join([raw for _, raw in found]), value.dtype)
-            result = self._of_ranks(values)
+            self.refuse(as_halox_error(caught, _REDUCING))
+        values = self._values.gather(mine, _REDUCING)
+        if values is None:
+            self._world.compare({"the field reduced": self._shown}, _REDUCING)
+            raise AssertionError("ranks have met with fields of two kinds, and then of one")
+        result = _combined(self._of_ranks, values)
         if self._name == "norm":
             result = np.sqrt(result)
         if out is None:
@@ -118,35 +114,31 @@ class HostArrays:
         self._context, self._world, self._device = context, context.world, device
         self._find_layout = find_layout
         self.fields = PreparedReductions()
-        self.arrays: PreparedReductions[ArrayReduction] = PreparedReductions(MOST_ARRAYS)
+        self.arrays: PreparedReductions[Any] = PreparedReductions(MOST_ARRAYS)
 
     def array(self, op: str, arrays: Sequence[object], out: object) -> object:
         """Combine an array of each rank, element by element; collective, blocks."""
         array = arrays[0]
         with self._world.guard:
             self._world.begin("allreduce", op)
-            error: Exception | None = None
-            signature: Signature | None = None
+            is_new = False
             try:
-                host = _values(array, op, out)
-                signature = "cpu", op, host.shape, host.dtype.str
+                host = array if type(array) is np.ndarray else _values(array)
+                known = self.arrays.reductions
+                signature = "cpu", op, host.dtype, host.shape
+                reduction: Any = known.get(signature) if isinstance(op, str) else None
+                if reduction is None:
+                    is_new = True
+                    reduction = GridAllreduce(self._context, op, host.dtype, host.shape)
+                target = reduction.target(out)
             except Exception as caught:
-                error = as_halox_error(caught, _COMBINING)
-            _compare(self._world, signature, error)
-            assert signature is not None
-            reduction = self.arrays.reductions.get(signature)
-            if reduction is None:
-                begin = partial(_begin, self._world, op, signature)
-                prepared = begin, weak_call(self.array)
-                made = HostAllreduce(self._context, host.shape, host.dtype, op, prepared=prepared)
-                reduction = self.arrays.add(signature, made)
-            result = reduction(host, out)
-        if isinstance(array, np.ndarray):
-            bind = reduction.bind
-            self.arrays.prepare(op, arrays, out, lambda: bind(array, out))
-        elif out is None:
-            return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
-        return result
+                self._world.agree(as_halox_error(caught, _COMBINING), _COMBINING)
+            result: Any = reduction(host, target)
+            if is_new:  # on all ranks alike, now that they have compared it
+                self.arrays.add(signature, reduction)
+        if out is not None or isinstance(array, np.ndarray):
+            return result
+        return result[()] if np.isscalar(array) else array_module(self._device).asarray(result)
 
     def forget(self) -> None:
         """Forget prepared calls, since a declaration has changed; local."""
@@ -189,37 +181,18 @@ class HostReductions(HostArrays):
         return result
 
 
-def _begin(world: World, op: str, signature: Signature) -> None:
-    """Begin a prepared call of arrays."""
-    world.begin("allreduce", op)
-    _compare(world, signature, None)
+@np.errstate(all="ignore")
+def _combined(of_ranks: np.ufunc, values: Sequence[Array]) -> Any:
+    return of_ranks.reduce(np.concatenate(values) if len(values) > 1 else values[0])
 
 
-def _compare(world: World, mine: Signature | None, error: Exception | None) -> None:
-    """Raise on all ranks if one has an error, or two reduce different arrays."""
-    found: list[Signature] = world.gather(mine, _COMBINING, error)
-    for rank, other in enumerate(found):
-        if other == found[0]:
-            continue
-        name, part = (
-            ("operation", 1) if other[2:] == found[0][2:] else ("shape and dtype", slice(2, 4))
-        )
-        raise MismatchError(
-            f"allreduce needs the same {name} on all ranks: rank 0 gave {found[0][part]}, rank {rank} {other[part]}"
-        )
-
-
-def _values(array: object, op: str, out: object) -> Array:
-    """Return an array or a number as an array of NumPy, which the operation has a meaning for."""
+def _values(array: object) -> Array:
+    """Return an array or a number as an array of NumPy."""
     try:
-        host = to_host(array)
+        return to_host(array)
     except HaloxError:
         raise
     except Exception as error:  # NumPy raises several kinds, and objects their own
         raise FieldError(
             f"array: {shown(array)} is neither an array nor a number ({shortened(str(error))})"
         ) from error
-    find_operation(op, host.dtype)
-    if out is not None:
-        check_out(describe(out, "out"), host.shape, host.dtype)
-    return host

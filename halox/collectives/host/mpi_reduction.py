@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from halox.collectives.operations import Operation
 from halox.runtime.arrays import Array, DType
+from halox.runtime.gathered_values import aligned
 from halox.values import rounded_up
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ class OrderedReduction:
         if self.carries_errors:
             record = HEAD_BYTES + rounded_up(nbytes, _LINE_BYTES)
             self._record = np.zeros(record, np.uint8)
-            self._records = _aligned(comm.size * record).reshape(comm.size, record)
+            self._records = aligned(comm.size * record).reshape(comm.size, record)
             self._heads = self._records[:, 0]
             values = slice(HEAD_BYTES, HEAD_BYTES + nbytes)
             self._mine = self._record[values]
             self._values = [row[values].view(dtype) for row in self._records]
-            self._total = _aligned(nbytes).view(dtype)
+            self._total = aligned(nbytes).view(dtype)
         else:
             self._piece = max(comm.size, PIECE_BYTES // dtype.itemsize)
             longest = -(-min(self._piece, elements) // comm.size)
@@ -125,9 +125,3 @@ class OrderedReduction:
         total = self._total[: len(values[0])]
         self._operation.fold(total, values)
         return total
-
-
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.zeros(nbytes + _LINE_BYTES, np.uint8)
-    start = -memory.ctypes.data % _LINE_BYTES
-    return memory[start : start + nbytes]

@@ -1,0 +1,83 @@
+"""Numbers of all ranks, gathered in the meeting that compares their meaning.
+
+A rank's record is the call that it is in, a digest of the meaning, and the bytes of its numbers. In memory that the
+ranks share they are read where they are, otherwise from the records of one collective of MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from halox.runtime.arrays import Array, DType
+from halox.runtime.communicator import objects
+from halox.runtime.status import SLOT_BYTES
+from halox.runtime.world import World
+from halox.values import rounded_up
+
+MOST_BYTES = SLOT_BYTES
+"""Most bytes of a rank's numbers."""
+
+_LINE_BYTES = (
+    64  # NumPy's loops may depend on alignment: see `halox.collectives.host.mpi_reduction`
+)
+
+
+class GatheredValues:
+    """Arrays of all ranks, of one dtype and length; local to make.
+
+    ``meaning`` is what all ranks must agree on, its text the same in every process. `gather` is collective and blocks.
+    """
+
+    def __init__(self, world: World, meaning: object, dtype: DType, elements: int) -> None:
+        self._world, self._ranks, self._dtype = world, world.ranks, dtype
+        digest = blake2b(repr(meaning).encode(), digest_size=8).digest()
+        self._kind = int.from_bytes(digest, "little") >> 1 | 1  # 0 is that of objects
+        self._nbytes = nbytes = elements * dtype.itemsize
+        self._in_memory = world.ranks.meets_in_memory
+        self._slots: list[list[Array]] = []
+        if self._in_memory:
+            self._slots = [
+                [block.values[slot][:nbytes].view(dtype) for block in self._ranks.blocks]
+                for slot in range(2)
+            ]
+        else:
+            rows = aligned(world.size * rounded_up(nbytes, _LINE_BYTES)).reshape(world.size, -1)
+            self._rows = [row[:nbytes] for row in rows]
+            self._values = [row.view(dtype) for row in self._rows]
+
+    def gather(self, mine: bytes, doing: str) -> Sequence[Array] | None:
+        """Return the values of every rank, in the order of the ranks, until the next call; None if meanings differ.
+
+        Raises the errors that ranks bring to `World.gather` at the same time, and what that raises.
+        """
+        ranks = self._ranks
+        if self._world.size == 1:
+            return [np.frombuffer(mine, self._dtype)]
+        ranks.check()
+        kind = self._kind
+        if self._in_memory:
+            slot, word = ranks.round(kind, len(mine), mine, doing), ranks.watch.word
+            for head in ranks.heads[slot]:
+                if head[0] != word or head[2] != kind:
+                    break
+            else:
+                return self._slots[slot]
+            records = ranks.read(slot, mine, doing)
+        else:
+            records = ranks.by_mpi(kind, mine, doing)
+            if all(found == kind for found, _ in records):
+                for row, (_, raw) in zip(self._rows, records, strict=True):
+                    row[...] = np.frombuffer(raw, np.uint8)
+                return self._values
+        self._world.raise_errors(objects(records), doing)
+        return None
+
+
+def aligned(nbytes: int) -> Array:
+    """Return bytes of zero that begin at a cache line."""
+    memory = np.zeros(nbytes + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    return memory[start : start + nbytes]
