@@ -43,7 +43,16 @@ class Datatype:
     False
     """
 
-    __slots__ = ("arguments", "bounds", "constructor", "layout", "olds", "signature", "size")
+    __slots__ = (
+        "arguments",
+        "bounds",
+        "constructor",
+        "kept",
+        "layout",
+        "olds",
+        "signature",
+        "size",
+    )
 
     constructor: str
     """Name of the constructor that made this datatype, such as ``"vector"``."""
@@ -59,6 +68,8 @@ class Datatype:
     """Blocks of one item."""
     signature: Signature
     """The sequence of primitive types, comparable in constant time."""
+    kept: dict[int, Any]
+    """Plans that packers have made for a number of items."""
 
     def __init__(
         self,
@@ -78,6 +89,12 @@ class Datatype:
         self.bounds = bounds
         self.layout = layout
         self.signature = signature
+        self.kept = {}
+
+    def __reduce__(self) -> tuple[type[Datatype], tuple[object, ...]]:
+        """Pickle and copy without plans of packers."""
+        parts = (self.constructor, self.arguments, self.olds, self.size)
+        return Datatype, (*parts, self.bounds, self.layout, self.signature)
 
     @property
     def extent(self) -> int:
@@ -163,7 +180,7 @@ class Datatype:
         if not count or not self.size:
             return 0, 0
         if count == 1:
-            return self.true_lb, self.true_ub
+            return self.bounds.true_lb, self.bounds.true_ub
         last = (count - 1) * self.extent
         items = self.bounds.over(min(0, last), max(0, last))
         check_reach(f"{count} item(s) of {self!r}", count * self.size, items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from math import gcd
 
@@ -18,6 +17,9 @@ from halox.runtime.arrays import Array, HostArray, HostMemory, as_ndarray, borro
 from halox.runtime.dlpack import Shown
 
 __all__ = ["HostPacker", "View", "block_view", "check_inside", "common_views", "element_view"]
+
+
+_BYTE = np.dtype(np.uint8)
 
 
 class HostPacker:
@@ -48,7 +50,8 @@ class HostPacker:
     """
 
     def __init__(self, array: Array | HostArray, datatype: Datatype, count: int = 1) -> None:
-        count = count_of("count", count)
+        if type(count) is not int or count < 0:
+            count = count_of("count", count)
         first, stop = datatype.reach(count)
         self.nbytes = datatype.size * count
         self._datatype, self._count = datatype, count
@@ -65,13 +68,17 @@ class HostPacker:
             If ``out`` is not such an array, or too short.
         """
         out = self._checked("out", out, written=True)
-        self._layout.copier(self._memory, lasting=False)(out, False)()
+        self._layout.move(self._memory, out, False)
 
     def unpack(self, packed: Bytes) -> None:
         """Copy packed bytes to the places of the datatype; errors as of `pack`, or if the target is read-only."""
         source = self._checked("packed", packed, written=False)
         self._check_target()
-        self._layout.copier(self._memory, lasting=False)(source, True)()
+        self._layout.move(self._memory, source, True)
+
+    def overlaps(self) -> bool:
+        """Whether the items touch some byte twice."""
+        return self._layout.overlaps(self._datatype, self._count)
 
     def packing(self, out: Bytes) -> Call:
         """Return a call that packs into a buffer, prepared to be made many times; errors as of `pack`, here."""
@@ -100,7 +107,7 @@ class HostPacker:
         """Cut a packed buffer to the bytes used, if it is fit for its use."""
         if not isinstance(buffer, np.ndarray):
             buffer = as_ndarray(buffer, name)
-        if not isinstance(buffer, np.ndarray) or buffer.dtype != np.uint8 or buffer.ndim != 1:
+        if not isinstance(buffer, np.ndarray) or buffer.dtype != _BYTE or buffer.ndim != 1:
             given = (
                 f"{buffer.dtype} of shape {buffer.shape}"
                 if isinstance(buffer, np.ndarray)
@@ -113,7 +120,7 @@ class HostPacker:
             raise FieldError(f"{name} must be contiguous, got strides {buffer.strides}")
         if written and not buffer.flags.writeable:
             raise FieldError(f"{name} is read-only; pass a writable array")
-        return buffer[: self.nbytes]
+        return buffer if buffer.size == self.nbytes else buffer[: self.nbytes]
 
     def _check_target(self) -> None:
         if not self._memory.flags.writeable:
@@ -174,8 +181,10 @@ def _memory(array: Array | HostArray, first: int, stop: int) -> Bytes:
         and array.flags.c_contiguous
         and not array.dtype.hasobject
     ):
-        with suppress(TypeError, ValueError):  # of a dtype without buffers
+        try:
             return np.frombuffer(array, np.uint8, stop - first, first)
+        except (TypeError, ValueError):  # of a dtype without buffers
+            pass
     found, root = borrow(array), as_ndarray(array)
     check_inside(found.reach, first, stop)
     shown = Shown(

@@ -1,18 +1,17 @@
-"""Choice of a copier for host memory by layout; what is found out about a layout is kept as long as it lives."""
+"""Choice of a copier for host memory by layout; what is found out about items is kept with their datatype."""
 
 from __future__ import annotations
 
 from functools import partial
 from math import gcd
 from types import ModuleType
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from halox.datatypes import BlockList, Datatype, Layout, StridedBlocks
+from halox.datatypes import BlockList, Datatype, StridedBlocks
 from halox.datatypes.boxes import contiguous_strides
 from halox.packing import host_mpi
-from halox.packing.blocking import tile_of
+from halox.packing.blocking import SMALL_BYTES, tile_of
 from halox.packing.host_copiers import (
     Bytes,
     Copier,
@@ -43,13 +42,16 @@ _BOTH_WAYS = 1.3
 _MARGIN = 0.9
 # Making an MPI datatype takes the time of some calls: whoever packs once makes none until it has been needed so often.
 _MANY_USES = 8
+# Numbers of items for which a datatype keeps layouts.
+_MOST_KEPT = 16
 
 
 class HostLayout:
     """Items of a datatype in host memory, whatever the array.
 
     ``first`` is the displacement of the first byte touched, where the memory of the copiers begins, and ``span`` the
-    bytes up to the last; regular blocks are ``strided``, relative to the first byte.
+    bytes up to the last; regular blocks are ``strided``, relative to the first byte. No reference to the datatype,
+    which keeps this.
     """
 
     def __init__(self, datatype: Datatype, count: int) -> None:
@@ -57,7 +59,6 @@ class HostLayout:
         self.first, stop = datatype.reach(count)
         self.span, self._nbytes = stop - self.first, datatype.size * count
         self.strided: StridedBlocks | None = None
-        # No reference to the layout: it is the key under which this is kept.
         self._blocks: BlockList | None = None
         if layout.strided is not None:
             self.strided = form = layout.strided.shifted(-self.first)
@@ -68,13 +69,37 @@ class HostLayout:
             self.word = gcd(8, *(int(np.gcd.reduce(v)) for v in (blocks.offsets, blocks.lengths)))
         self._places: list[tuple[slice, slice]] | None = None
         self._index: Index | None = None
+        self._overlaps: bool | None = None
+        is_even = self.strided is not None and not _is_odd(self.strided)
+        self._is_simple = is_even and self._nbytes < SMALL_BYTES
         self._uses = 0
         self._type: MpiType | None = None
+        self._stays = is_even  # with NumPy
+
+    def move(self, memory: Bytes, packed: Bytes, unpack: bool) -> None:
+        """Pack some memory into a buffer, or unpack that, once."""
+        if not self._is_simple:
+            self.copier(memory, lasting=False)(packed, unpack)()
+            return
+        shape, word, offset, strides = self._view
+        inside = np.ndarray(shape, word, memory, offset, strides)
+        outside = np.ndarray(shape, word, packed)
+        if unpack:
+            inside[...] = outside
+        else:
+            outside[...] = inside
+
+    def overlaps(self, datatype: Datatype, count: int) -> bool:
+        """Whether these items touch some byte twice."""
+        if self._overlaps is None:
+            self._overlaps = datatype.overlaps(count)
+        return self._overlaps
 
     def copier(self, memory: Bytes, *, lasting: bool) -> Copier:
         """Return the copier for some memory; a ``lasting`` one is worth preparations."""
         self._uses += 1
-        if (lasting or self._uses > _MANY_USES) and memory.ctypes.data % self.word == 0:
+        is_worth_it = (lasting or self._uses > _MANY_USES) and not self._stays
+        if is_worth_it and memory.ctypes.data % self.word == 0:
             made = self._mpi_type()
             if made is not None:
                 return partial(by_mpi, memory, made, partial(self.by_numpy, memory))
@@ -105,8 +130,11 @@ class HostLayout:
     def _mpi_type(self) -> MpiType | None:
         """Return MPI's datatype if MPI is the better choice; it is kept."""
         if self._type is None:
-            mpi = host_mpi.usable_mpi()
-            if mpi is None or not 0 < self._nbytes <= MOST_BYTES or not self._pays(mpi):
+            mpi = None if self._stays else host_mpi.usable_mpi()
+            if mpi is None:
+                return None
+            if not 0 < self._nbytes <= MOST_BYTES or not self._pays(mpi):
+                self._stays = True
                 return None
             layout = self._blocks or self.strided
             assert layout is not None
@@ -161,17 +189,12 @@ def _is_long(blocks: BlockList) -> bool:
     return blocks.nbytes >= _LONG_BLOCK * blocks.n_blocks
 
 
-_kept: WeakKeyDictionary[Layout, dict[tuple[int, int], HostLayout]] = WeakKeyDictionary()
-
-
 def host_layout(datatype: Datatype, count: int) -> HostLayout:
-    """Return items of a datatype in host memory; what takes time to find is kept with the datatype's layout."""
-    layout = datatype.layout
-    if isinstance(layout, StridedBlocks) and not _is_odd(layout):
-        return HostLayout(datatype, count)
-    by_count = _kept.setdefault(layout, {})
-    key = count, datatype.extent if count > 1 else 0
-    found = by_count.get(key)
+    """Return items of a datatype in host memory; kept with the datatype."""
+    kept = datatype.kept
+    found: HostLayout | None = kept.get(count)
     if found is None:
-        found = by_count[key] = HostLayout(datatype, count)
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        found = kept[count] = HostLayout(datatype, count)
     return found

@@ -71,9 +71,10 @@ def _slice_all(moves: Sequence[tuple[memoryview, memoryview]]) -> None:
 
 def words_of(memory: Bytes, word: int) -> Array:
     """View memory as words, for `gathered`."""
+    whole = memory[: memory.size // word * word]
+    words = whole.view(f"u{word}")
     # Opaque words have no alignment: NumPy would copy the whole of unaligned memory first.
-    kind = "u" if memory.ctypes.data % word == 0 else "V"
-    return memory[: memory.size // word * word].view(f"{kind}{word}")
+    return words if words.flags.aligned else whole.view(f"V{word}")
 
 
 def gathered(words: Array, index: Index, packed: Bytes, unpack: bool) -> Call:

@@ -94,10 +94,9 @@ def pack(
     if not isinstance(source, np.ndarray) and (is_device_array(source) or source is BOTTOM):
         return pack_device(source, described, count, out, method, max_blocks)
     packer = _host_packer("source", source, described, count, method, max_blocks)
-    if out is None:
-        out = np.empty(packer.nbytes, np.uint8)
-    packer.pack(out)
-    return out[: packer.nbytes]
+    given = np.empty(packer.nbytes, np.uint8) if out is None else out
+    packer.pack(given)
+    return given if out is None else given[: packer.nbytes]
 
 
 def unpack(
@@ -156,7 +155,7 @@ def unpack(
         unpack_device(packed, described, target, count, method, max_blocks)
         return
     packer = _host_packer("target", target, described, count, method, max_blocks)
-    if described.overlaps(count):
+    if packer.overlaps():
         raise overlapping(described, count)
     packer.unpack(packed)
 
@@ -204,7 +203,8 @@ def packing_method(
 def _host_packer(
     name: str, array: object, datatype: Datatype, count: int, method: str, max_blocks: int | None
 ) -> HostPacker:
-    array = as_ndarray(array, name)
+    if type(array) is not np.ndarray:
+        array = as_ndarray(array, name)
     if not isinstance(array, np.ndarray):
         raise _no_array(name, array)
     if not isinstance(method, str) or method not in ("auto", "host"):
@@ -214,7 +214,8 @@ def _host_packer(
             + ("which is for arrays on a GPU; " if known else "which does not exist; ")
             + f"a NumPy array as {name} is packed by 'host' ('auto' finds it)"
         )
-    check_max_blocks(max_blocks)
+    if max_blocks is not None:
+        check_max_blocks(max_blocks)
     if not array.flags.forc:
         check_own_elements(name, array.shape, array.strides, array.itemsize, datatype, count)
     return HostPacker(array, datatype, count)

@@ -13,6 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox.collectives.host.shared_reduction import SharedReduction
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
 from tests.mpi.limits import short_waits
 
@@ -250,17 +251,26 @@ def test_an_allreduce_in_which_ranks_differ_once(
 
 
 @pytest.mark.ranks(2, 3)
-def test_a_small_allreduce_meets_once(comm: MPI.Intracomm) -> None:
-    """And a larger one once more than `halox.Allreduce`."""
+def test_a_small_allreduce_meets_once(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare the arguments and for the values; a field's reduction likewise. A larger array has two steps."""
+    steps = []
+    reduce = SharedReduction.reduce
+
+    def counted(self: SharedReduction, *given: Any) -> None:
+        steps.append(self)
+        reduce(self, *given)
+
+    monkeypatch.setattr(SharedReduction, "reduce", counted)
     with halox.Grid((4, 3 * comm.size), comm=comm, device="cpu") as g:
         ranks = g._world.ranks
-        for elements in (4, 400):
+        for elements, large in ((1, 0), (4, 0), (440, 0), (441, 1)):
             ones = np.ones(elements)
             g.allreduce(ones)
             for given in (ones, ones[::-1], ones.copy()):
+                steps.clear()
                 before = ranks._rounds
-                g.allreduce(given)
-                assert ranks._rounds == before + 1
+                assert (g.allreduce(given) == comm.size).all()
+                assert (ranks._rounds - before, len(steps)) == (1, large)
         u = g.ones()
         for call in (g.sum, g.max, g.norm, lambda u: g.dot(u, u)):
             call(u)

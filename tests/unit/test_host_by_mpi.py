@@ -159,14 +159,14 @@ def test_what_is_chosen_is_used_and_prepared_once(monkeypatch: pytest.MonkeyPatc
     call()
     wanted = array.reshape(-1, 6)[:, :3]
     assert (out.view("f4").reshape(-1, 3) == wanted).all()
-    (kept,) = host_choice._kept[made.layout].values()
+    (kept,) = made.kept.values()
     first = kept._type
     assert first is not None
     target = np.zeros_like(array)
     for _ in range(12):  # by the public functions, which make a packer a call
         unpack(pack(array, made), made, target)
     assert (target.reshape(-1, 6)[:, :3] == wanted).all() and not target.reshape(-1, 6)[:, 3:].any()
-    assert kept._type is first, "one MPI datatype a layout"
+    assert kept._type is first, "one MPI datatype"
 
 
 def test_mpi_datatypes_are_freed_with_their_layouts(used: list[HostLayout]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +26,10 @@ from halox.datatypes import (
     struct,
     vector,
 )
-from halox.errors import DatatypeError, FieldError
+from halox.errors import DatatypeError, FieldError, HaloxError
 from halox.packing import host_copiers
 from halox.packing.host import HostPacker
+from halox.packing.host_choice import HostLayout
 from halox.packing.host_views import block_view, element_view
 from halox.packing.pack import pack, unpack
 from halox.runtime.arrays import borrow
@@ -310,6 +314,95 @@ def test_types_that_touch_a_byte_twice_are_packed_but_not_unpacked() -> None:
     with pytest.raises(DatatypeError, match="touch some byte twice"):
         unpack(np.zeros(32, np.uint8), resized(contiguous(2, "f8"), 0, 8), target, count=2)
     assert target.tolist() == filled(9).tolist()
+
+
+SHAPES = {
+    "one number": (contiguous(1, "f8"), 8),
+    "a column": (vector(8, 1, 8, "f8"), 8),
+    "a list": (indexed([1, 2, 1], [0, 4, 9], "f8"), 8),
+    "triples": (vector(8, 3, 8, "f4"), 4),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_datatype_is_planned_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the arrays; each call is checked all the same."""
+    made, itemsize = SHAPES[name]
+    plans: list[tuple[Datatype, int]] = []
+    init = HostLayout.__init__
+
+    def counted(self: HostLayout, datatype: Datatype, count: int) -> None:
+        plans.append((datatype, count))
+        init(self, datatype, count)
+
+    monkeypatch.setattr(HostLayout, "__init__", counted)
+    made.kept.clear()
+    for dtype in ("f8", "u1", "c16", "i4") * 5:
+        memory = filled(4000 // np.dtype(dtype).itemsize, dtype)
+        around = np.full(made.size + GUARD, 0xA5, np.uint8)
+        for source in (memory, memory.view("u1")[itemsize:], memory.view("u1")[1:]):
+            packed = pack(source, made, out=around)
+            blocks = made.blocks()
+            whole = source.view("u1").tobytes()
+            wanted = [whole[o : o + n] for o, n in zip(blocks.offsets, blocks.lengths, strict=True)]
+            assert packed.tobytes() == b"".join(wanted) == pack(source, made).tobytes()
+            assert (around[made.size :] == 0xA5).all()
+            target = np.zeros_like(memory).view("u1")
+            unpack(around, made, target)
+            assert pack(target, made).tobytes() == packed.tobytes()
+            assert np.count_nonzero(target) == np.count_nonzero(packed)
+    assert plans == [(made, 1)]
+    fixed = np.zeros(500)
+    fixed.flags.writeable = False
+    for wrong, text in (
+        (lambda: pack(np.zeros(1, "u1"), made), "its memory holds"),
+        (lambda: pack(np.zeros(500), made, out=np.empty(made.size - 1, "u1")), "bytes or more"),
+        (lambda: pack(np.zeros(500), made, out=np.empty(made.size, "i1")), "uint8"),
+        (lambda: pack(np.zeros(500), made, out=fixed.view("u1")), "out is read-only"),
+        (lambda: unpack(around, made, fixed), "target array is read-only"),
+        (lambda: pack(np.zeros((5000, 2), "u1")[:, 1], made), "memory between its elements"),
+        (lambda: pack(np.zeros(500), made, True), "count must be an integer"),
+        (lambda: pack(np.zeros(500), made, 1.0), "count must be an integer"),  # type: ignore[arg-type]
+        (lambda: pack(np.zeros(500), made, -1), "count must be 0 or more"),
+        (lambda: pack(np.zeros(500), made, method="workunits"), "for arrays on a GPU"),
+        (lambda: pack(np.zeros(500), made, max_blocks=0), "max_blocks: got 0"),
+    ):
+        with pytest.raises(HaloxError, match=text):
+            wrong()
+    assert pack(np.zeros(500), made, np.int64(1)).size == made.size  # type: ignore[arg-type]
+    assert plans == [(made, 1)]
+
+
+def test_plans_of_a_datatype_are_few_and_stay_with_it() -> None:
+    made = vector(3, 1, 2, "i2")
+    array = np.arange(1000, dtype="i2")
+    for count in range(40):
+        assert pack(array, made, count).size == 6 * count
+    assert 0 < len(made.kept) <= 16
+    for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert other == made and not other.kept
+        assert pack(array, other).tobytes() == pack(array, made).tobytes()
+
+
+def test_a_small_pack_makes_few_python_calls() -> None:
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    array, out = np.arange(64.0), np.empty(64, np.uint8)
+    made = vector(8, 1, 8, "f8")
+    for call in (lambda: pack(array, made, out=out), lambda: unpack(out, made, array)):
+        call()
+        calls.clear()
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            call()
+        finally:
+            sys.setprofile(before)
+        assert len(calls) <= 14, calls
 
 
 def test_methods_are_for_the_memory_they_fit() -> None:
