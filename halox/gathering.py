@@ -64,12 +64,14 @@ def gather(
 ) -> Array | None:
     """Return the whole field on rank ``root``, None on the others; see `Grid.gather`. Collective; blocks."""
     ready, offers = world.prepare(lambda: _prepare(world, field, layout_of, root), _GATHER)
-    _compare(offers)
     layout, cells, whole = ready
+    chosen, dtype, _ = offers[world.rank]
+    if any(offer != offers[0] for offer in offers):
+        _compare(world.gather(_Offer(chosen, dtype, layout.spec), _GATHER))
     with Window(world, UNDER_WAY, _TAG, _GATHER) as window:
         if whole is None:
             assert cells is not None
-            _send(world, opaque(cells), offers[0].root, window)
+            _send(world, opaque(cells), chosen, window)
             return None
         # A part of each of the other ranks in turn.
         targets = blocks_of(layout, whole)
@@ -83,8 +85,11 @@ def gather(
 
 def _prepare(
     world: World, field: Any, layout_of: Callable[[object], FieldLayout], root: int
-) -> tuple[_Ready, _Offer]:
-    """Check what this rank can check alone, and that it has the memory."""
+) -> tuple[_Ready, tuple[int, DType, str]]:
+    """Check what this rank can check alone, and that it has the memory.
+
+    To the others it tells the root, the dtype, and a digest of the spec, since a whole one is long.
+    """
     chosen, layout = root_of(world, root), layout_of(field)
     dtype, cells = describe(field, "field").dtype, owned_cells(field, layout)
     whole = allocate(layout.global_shape, dtype, None) if chosen == world.rank else None
@@ -96,7 +101,7 @@ def _prepare(
         )
         _copy_from_device(cells, opaque(own))
         cells = own if whole is None else None
-    return (layout, cells, whole), _Offer(chosen, dtype, layout.spec)
+    return (layout, cells, whole), (chosen, dtype, layout.spec.digest)
 
 
 def _copy_from_device(cells: Any, target: Array) -> None:
@@ -141,12 +146,8 @@ def parts_of(cells: Array, size: int) -> Iterator[Index]:
 
 def blocks_of(layout: FieldLayout, whole: Array) -> dict[int, Array]:
     """Return for each rank a view of the cells that it owns in the array of the whole field."""
-    spec, found = layout.spec, {}
-    for rank in range(layout.decomposition.ranks):
-        owned = FieldLayout(layout.decomposition, rank, spec).owned
-        before = (slice(None),) * len(spec.components_before)
-        found[rank] = opaque(whole)[(*before, *owned)]
-    return found
+    before, all_cells = (slice(None),) * len(layout.spec.components_before), opaque(whole)
+    return {rank: all_cells[(*before, *owned)] for rank, owned in enumerate(layout.owned_of_ranks)}
 
 
 def rounds(blocks_by_rank: dict[int, Array], size: int) -> Iterator[tuple[int, Array]]:

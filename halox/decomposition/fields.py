@@ -282,6 +282,12 @@ class FieldLayout:
         """Global index of the owned points, per grid axis."""
         return tuple(slice(axis.start, axis.start + axis.points) for axis in self._axes)
 
+    @cached_property
+    def owned_of_ranks(self) -> tuple[tuple[slice, ...], ...]:
+        """`owned` of every rank."""
+        ranks = range(self.decomposition.ranks)
+        return tuple(FieldLayout(self.decomposition, rank, self.spec).owned for rank in ranks)
+
     @property
     def stored(self) -> tuple[slice, ...]:
         """Global index of the array's points, halo included, per grid axis."""
