@@ -1,7 +1,7 @@
 """Reductions kept by signature, and their launches kept by the identity of the arrays of a call.
 
-A call of a grid or of an `Allreduce` looks for a launch first, which is all that is left to do where the arrays have
-been given before::
+A reduction of fields, or of arrays on GPUs, looks for a launch first, which is all that is left to do where the arrays
+have been given before::
 
     (name, id(array), id(out))  ->  launch        while these arrays live
     (name, dtype, shape, ...)   ->  reduction     made collectively at the first call
