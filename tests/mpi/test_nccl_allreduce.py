@@ -177,7 +177,7 @@ def test_a_stalled_rank(
 def test_a_note_that_has_come_is_seen_at_the_first_look(
     comm: MPI.Intracomm, tmp_path: Path
 ) -> None:
-    """Where no other call of MPI has let it in, since NCCL carries what this rank waits for."""
+    """It is found although no other call of MPI has let it in: NCCL carries what this rank waits for."""
     sent = Path(comm.bcast(tmp_path)) / "sent"
     world: Any = SimpleNamespace(
         comm=comm, mpi=MPI, rank=comm.rank, size=comm.size, node_ranks=[comm.rank]
