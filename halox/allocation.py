@@ -11,8 +11,8 @@ from halox.decomposition import FieldLayout
 from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
 from halox.field_layouts import FieldLayouts
-from halox.field_options import FieldOptions, check_extents, field_spec, fixed_dtype
-from halox.runtime.arrays import Array, DType
+from halox.field_options import FieldOptions, field_spec, fixed_dtype
+from halox.runtime.arrays import Array, DType, check_extents
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, fill, fill_value
@@ -145,7 +145,6 @@ class GridAllocation:
         """Return the layout that a field's options describe."""
         layout = self._layouts.of(field_spec(options, self._layout.spec))
         layout.check_widths()
-        check_extents(layout.padded_shape)
         return layout
 
     def _new(
@@ -176,6 +175,8 @@ class GridAllocation:
 
         def check() -> tuple[FieldLayout, DType, Array | None]:
             layout, found = form()
+            remedy = "give fewer components, a smaller dtype, or more ranks"
+            check_extents(layout.padded_shape, found.itemsize, "a field of shape", remedy)
             if contents in ("zeros", "empty"):
                 return layout, found, None
             return layout, found, fill_value(value, found, layout.padded_shape)

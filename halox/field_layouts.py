@@ -19,6 +19,7 @@ from halox.decomposition import Decomposition, FieldLayout, FieldSpec, infer_spe
 from halox.decomposition.normalise import Halo
 from halox.errors import DeviceError, FieldError
 from halox.runtime.arrays import Described, describe, owner
+from halox.values import shown
 
 
 class Forgetful(Protocol):
@@ -88,8 +89,8 @@ class FieldLayouts:
         self._check_place(found)
         if found.shape != layout.padded_shape:
             raise FieldError(
-                f"array: shape {tuple(found.shape)} is not the {layout.padded_shape} that this layout has on rank "
-                f"{self._rank}; allocate with grid.zeros to get it right"
+                f"array: shape {tuple(found.shape)} is not the {shown(layout.padded_shape)} that this layout has "
+                f"on rank {self._rank}; allocate with grid.zeros to get it right"
             )
         before = self._declared.get(_field(found))
         parities = (before and before[1].spec.parity, layout.spec.parity)

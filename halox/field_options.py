@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import TypedDict
 
 import numpy as np
@@ -14,12 +13,6 @@ from halox.decomposition.normalise import HaloLike
 from halox.errors import FieldError
 from halox.runtime.arrays import DType
 from halox.values import LARGEST, as_entries, as_int, shown
-
-MOST_AXES = 64
-"""Axes that a NumPy array has at most."""
-
-MOST_ELEMENTS = 1 << 56
-"""Elements that an array has at most: the bytes that a process can address."""
 
 
 class FieldOptions(TypedDict, total=False):
@@ -94,15 +87,6 @@ def _offsets(value: object) -> tuple[int, ...]:
             f"{shown(value)}; leave it out for whole halos"
         )
     return found
-
-
-def check_extents(shape: tuple[int, ...]) -> None:
-    """Raise `FieldError` for an array that no machine holds, before its bytes are counted in 64 bits."""
-    if len(shape) > MOST_AXES or prod(shape) > MOST_ELEMENTS:
-        raise FieldError(
-            f"a field of shape {shown(shape)} has more axes or elements than an array can have "
-            f"({MOST_AXES} axes, 2**{MOST_ELEMENTS.bit_length() - 1} elements); give fewer components"
-        )
 
 
 def fixed_dtype(dtype: npt.DTypeLike) -> DType:

@@ -20,6 +20,7 @@ from halox.runtime.gpu.cuda import is_device_array
 from halox.runtime.gpu.devices import to_host
 from halox.runtime.world import World
 from halox.staging import owned_cells, part_shape, staging
+from halox.values import shown
 from halox.window import Window, opaque
 
 _TAG = 4
@@ -72,8 +73,8 @@ def scatter(
             components = components_of(tuple(array.shape), layout_of(None).global_shape, "whole")
         elif array.shape != target.layout.global_shape:
             raise FieldError(
-                f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {target.layout.global_shape} of the "
-                "whole field; give all cells of the grid, without halo, as grid.gather returns them"
+                f"whole: shape {tuple(array.shape)} on rank {chosen} is not the {shown(target.layout.global_shape)} of "
+                "the whole field; give all cells of the grid, without halo, as grid.gather returns them"
             )
         return (target, array), _Offer(chosen, out, spec, array.dtype, components)
 

@@ -16,7 +16,7 @@ from halox.collectives.host.host_allreduce import HostAllreduce
 from halox.collectives.operations import find_operation
 from halox.collectives.prepared import Launch, PreparedReductions
 from halox.errors import FieldError, HaloxError
-from halox.runtime.arrays import DType
+from halox.runtime.arrays import DType, check_extents
 from halox.runtime.call_guard import Closing, one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import choose_device
@@ -120,6 +120,9 @@ class Allreduce(Closing):
         def check() -> tuple[tuple[int, ...], DType, str | None, int | None]:
             found_shape, found_dtype = _shape(shape), _dtype(dtype)
             find_operation(op, found_dtype)
+            check_extents(
+                found_shape, found_dtype.itemsize, "shape", "reduce fewer elements at a time"
+            )
             gpu = choose_device(device, world.turn)
             if gpu is not None:
                 check_name(algorithm, on_gpu=True)

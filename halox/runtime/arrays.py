@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,6 +30,12 @@ WORDS: dict[int, DType] = {
     np.dtype(t).itemsize: np.dtype(t) for t in ("c16", "u8", "u4", "u2", "u1")
 }
 """The dtype of a word by its bytes."""
+
+MOST_AXES = 64
+"""Axes that a NumPy array has at most."""
+
+MOST_BYTES = 1 << 56
+"""Bytes that a process can address at most."""
 
 _Byte = ctypes.c_char
 
@@ -56,6 +62,20 @@ class Described:
         """Borrow the memory of the array alone; on the host."""
         before, behind = span(self.shape, self.strides, self.dtype.itemsize)
         return HostArray(memory_at(self.pointer - before, before + behind), before, self.pointer)
+
+
+def check_extents(shape: tuple[int, ...], itemsize: int, what: str, remedy: str) -> None:
+    """Raise `FieldError` for an array that no machine holds, before its bytes are counted in 64 bits."""
+    needs = f"{len(shape)} axes" if len(shape) > MOST_AXES else ""
+    if not needs:
+        nbytes = prod(max(n, 1) for n in shape) * itemsize  # NumPy counts them so, too
+        if nbytes > MOST_BYTES:
+            needs = f"at least 2**{nbytes.bit_length() - 1} bytes"
+    if needs:
+        raise FieldError(
+            f"{what} {shown(shape)} of {itemsize} bytes an element needs {needs}, and an array has at most {MOST_AXES} "
+            f"axes and 2**{MOST_BYTES.bit_length() - 1} bytes; {remedy}"
+        )
 
 
 def describe(array: object, name: str = "array") -> Described:

@@ -249,6 +249,18 @@ def test_arguments_that_differ(bad: Any, text: str, comm: World) -> None:
         Allreduce(comm, *arguments)
 
 
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_absurd_shapes(algorithm: str, nodes: str, comm: World) -> None:
+    for shape in (1 << 62, (1 << 33, 1 << 33), (1 << 63) - 1, (1 << 62, 0)):
+        with pytest.raises(FieldError, match=r"shape \(.*\) of 8 bytes .*at most .* 2\*\*56 bytes"):
+            Allreduce(comm, shape, "f8", algorithm=algorithm)
+    with pytest.raises(FieldError, match="needs 65 axes"):
+        Allreduce(comm, (1,) * 65, "f8", algorithm=algorithm)
+    # Memory does not grow with the array, of which there is one only at a call.
+    Allreduce(comm, 1 << 52, "f8", algorithm=algorithm).close()
+
+
 @pytest.mark.ranks(2, 3, 4, 6, 8)
 def test_a_bad_argument_on_one_rank(comm: World) -> None:
     with pytest.raises(FieldError, match=r"\[rank 1\] op must be"):

@@ -90,6 +90,18 @@ def reduced(algorithm: str | None, comm: MPI.Intracomm, shape: Any, dtype: Any, 
     return halox.Allreduce(comm, shape, dtype, op, algorithm, device="gpu")
 
 
+def test_more_elements_than_memory(machine: Machine, comm: MPI.Intracomm) -> None:
+    """All ranks raise, or find an algorithm that needs no memory of that size."""
+    with pytest.raises(FieldError, match=r"shape \(.*at most .* 2\*\*56 bytes"):
+        reduced(None, comm, 1 << 62, "f8", "sum")
+    made = True
+    try:
+        reduced(None, comm, 1 << 52, "f8", "sum").close()
+    except HaloxError:
+        made = False
+    assert agree(made, comm) == made
+
+
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
     """The bits that NumPy gives in the order promised; or the reason on all ranks."""

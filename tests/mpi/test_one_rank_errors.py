@@ -130,6 +130,19 @@ def test_no_memory_on_one_rank(
     raised_by_all(grid, FieldError, "dtype", lambda: grid.zeros(bad_on_last(grid, object, "f8")))
 
 
+@pytest.mark.parametrize("factory", ["zeros", "ones", "empty"])
+@pytest.mark.parametrize(
+    ("dtype", "components"), [("V1000000000", 1 << 40), ("f8", 1 << 60), ("f8", (1,) * 65)]
+)
+def test_fields_that_no_machine_holds(
+    factory: str, dtype: str, components: Any, grid: halox.Grid
+) -> None:
+    text = r"a field of shape \(.*at most 64 axes and 2\*\*56 bytes; give fewer components"
+    for bad in (components, bad_on_last(grid, components, ())):
+        call = getattr(grid, factory)
+        raised_by_all(grid, FieldError, text, lambda: call(dtype, components=bad))  # noqa: B023
+
+
 @pytest.mark.parametrize("corners", [[1], "no", 2, {}], ids=str)
 @pytest.mark.parametrize("method", ["exchange", "accumulate", "plan"])
 def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -> None:

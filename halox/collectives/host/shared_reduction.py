@@ -24,7 +24,6 @@ they waited for their streams, and after that came the meeting at which piece p 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Protocol
 
 from halox.collectives.operations import Operation
@@ -100,10 +99,12 @@ class SharedReduction:
         self._block: Block | None = block
         size = world.node_size
         line = _LINE_BYTES // dtype.itemsize
-        ends = [*range(0, elements, longest), elements]
-        self._pieces = [(start, end - start) for start, end in pairwise(ends)]
+        self._elements, self._longest = elements, longest
         self._is_small = elements == longest and elements * dtype.itemsize <= SMALL_BYTES
-        self._parts = [_part(length, line, world.node_rank, size) for _, length in self._pieces]
+        last = (elements - 1) % longest + 1  # length of the last piece
+        self._part, self._last_part = (
+            _part(n, line, world.node_rank, size) for n in (longest, last)
+        )
 
         flag = block.memory[:8].data.cast("B").cast("q")
         if not 0 <= flag[0] < _MOST:
@@ -170,18 +171,21 @@ class SharedReduction:
         self._under_way = False
 
     def _in_parts(self, moves: Moves) -> None:
-        following = [*self._pieces[1:], None]
-        for (start, length), part, after in zip(self._pieces, self._parts, following, strict=True):
+        elements, longest = self._elements, self._longest
+        for start in range(0, elements, longest):
             values = self._slots[self._slot]
             self._slot = (self._slot + 1) % _SLOTS
-            if after is not None:
-                moves.fetch(self._mine[self._slot][: after[1]], after[0])
+            after = start + longest
+            is_last = after >= elements
+            if not is_last:
+                moves.fetch(self._mine[self._slot][: elements - after], after)
+            part = self._last_part if is_last else self._part
             parts = [one[part] for one in values]
             self._operation.fold(parts[0], parts)
-            if after is not None:
+            if not is_last:
                 moves.wait()
             self._meet(True)
-            moves.bring(values[0][:length], start)
+            moves.bring(values[0][: elements - start], start)
 
     def _meet(self, is_good: bool) -> bool:
         """Synchronise the ranks, and return whether all are good."""
