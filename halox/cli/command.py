@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from halox._version import __version__
 from halox.cli import catalogue, info, paths, probe, progress, run, script, tune, view
 from halox.errors import HaloxError
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
 """Exit status of a program that SIGPIPE has ended."""
@@ -109,25 +110,76 @@ def benchmarks() -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on the words after ``halox``, by default those of the command line, and return its exit status.
 
-    That is 0; 1 if an app's result is not verified, a benchmark failed or a probe found that something does not work;
-    2 for a wrong command line, input or installation; 141 if nobody reads the output any more. A script's is its own:
-    this process is replaced by it.
+    That is 0; 1 if an app's result is not verified, a benchmark failed, a probe found that something does not work or
+    standard output cannot be written; 2 for a wrong command line, input or installation; 141 if nobody reads the output
+    any more. A script's is its own: this process is replaced by it.
     Collective inside an MPI launcher.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     open_streams()
     try:
-        try:
+        with _telling_output():
             return _run(words)
-        finally:
-            sys.stdout.flush()
+    except _OutputError as error:
+        print(f"halox: {error}", file=sys.stderr)
+        _leave_output()
+        return EXIT_FAILED
     except HaloxError as error:
         print(f"halox: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        # Whoever read the output has ended, as `head` does; what the interpreter flushes at its end goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has ended, as `head` does.
+        _leave_output()
         return EXIT_BROKEN_PIPE
+
+
+class _OutputError(HaloxError):
+    """Standard output cannot be written."""
+
+
+class _Output:
+    """Standard output with an error of its own, which no error of a file is taken for, and no parser swallows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> Any:
+        """Write text."""
+        return self._do(self._stream.write, text)
+
+    def flush(self) -> None:
+        """Flush what is written."""
+        self._do(self._stream.flush)
+
+    def _do(self, method: Any, *text: str) -> Any:
+        try:
+            return method(*text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _OutputError(f"standard output cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _telling_output() -> Iterator[None]:
+    """Raise `_OutputError` where standard output cannot be written, at the last flush at the latest."""
+    stream = sys.stdout
+    sys.stdout = cast("TextIO", _Output(stream))
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    finally:
+        sys.stdout = stream
+
+
+def _leave_output() -> None:
+    """Turn standard output to the null device, for what the interpreter flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def open_streams() -> None:

@@ -301,6 +301,23 @@ class TestCommand:
             os.close(into)
         assert (ended.stderr, ended.returncode) == ("", 141)
 
+    @pytest.mark.parametrize("buffered", [True, False])
+    @pytest.mark.parametrize("words", ["info", "run --list", "run nas_ft", "--help"])
+    def test_output_that_cannot_be_written(self, words: str, buffered: bool) -> None:
+        """One line and status 1, as of other tools on a full disk."""
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [sys.executable, *["-u"] * (not buffered), "-m", "halox", *words.split()],
+                env={**os.environ, "PYTHONUNBUFFERED": ""},
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=500,
+                check=False,
+            )
+        said = "halox: standard output cannot be written: No space left on device\n"
+        assert (ended.stderr, ended.returncode) == (said, 1)
+
     @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)], ids=str)
     def test_closed_streams(self, closed: tuple[int, ...], tmp_path: Path) -> None:
         """Start by a daemon: nothing fails, and no file that a script opens gets the number of a closed stream."""
