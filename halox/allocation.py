@@ -15,7 +15,7 @@ from halox.field_options import FieldOptions, field_spec, fixed_dtype
 from halox.runtime.arrays import Array, DType, check_extents
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
-from halox.runtime.gpu.devices import allocate, fill, fill_value
+from halox.runtime.gpu.devices import allocate, check_dtype, fill, fill_value
 from halox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class GridAllocation:
         Parameters
         ----------
         dtype : dtype
-            Any dtype of fixed size.
+            Any dtype of fixed size; on a GPU any that CuPy holds.
         components : int or sequence of int
             Extents of axes in front of the grid axes.
         components_after : int or sequence of int
@@ -177,6 +177,8 @@ class GridAllocation:
             layout, found = form()
             remedy = "give fewer components, a smaller dtype, or more ranks"
             check_extents(layout.padded_shape, found.itemsize, "a field of shape", remedy)
+            if device is not None:
+                check_dtype(found, device)
             if contents in ("zeros", "empty"):
                 return layout, found, None
             return layout, found, fill_value(value, found, layout.padded_shape)

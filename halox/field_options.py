@@ -98,6 +98,10 @@ def fixed_dtype(dtype: npt.DTypeLike) -> DType:
         raise FieldError(
             f"dtype: {shown(dtype)} is not a dtype that NumPy knows{hint * isinstance(dtype, int | tuple)}"
         ) from error
+    if found.subdtype is not None:
+        raise FieldError(
+            f"dtype {found} has axes of its own; give dtype {found.base} and components_after={found.shape}"
+        )
     if found.hasobject or found.itemsize == 0:
         raise FieldError(
             f"dtype {found} has no fixed size of 1 byte or more; use a fixed-size dtype"

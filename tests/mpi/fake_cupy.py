@@ -78,6 +78,14 @@ def _fill(pointer: int, source: Any, nbytes: int) -> None:
     ctypes.memmove(pointer, source.ptr, nbytes)
 
 
+def _empty(shape: Any, dtype: Any = "f8") -> Array:
+    """Refuse what CuPy 14 refuses."""
+    found = np.dtype(dtype)
+    if not found.names and (found.char not in "?bhilqBHILQefdFD" or not found.isnative):
+        raise ValueError(f"Unsupported dtype {found}")
+    return Array(np.empty(shape, dtype))
+
+
 def plain(value: Any) -> Any:
     return value.values if isinstance(value, Array) else value
 
@@ -325,7 +333,7 @@ class Machine:
         module.cuda = SimpleNamespace(
             Device=at, runtime=runtime, get_current_stream=lambda: self.stream
         )
-        module.empty = lambda shape, dtype="f8": Array(np.empty(shape, dtype))
+        module.empty = _empty
         module.asarray = lambda a, dtype=None: (
             a if isinstance(a, Array) else Array(np.array(a, dtype))
         )

@@ -102,6 +102,22 @@ def test_more_elements_than_memory(machine: Machine, comm: MPI.Intracomm) -> Non
     assert agree(made, comm) == made
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("dtype", ["U5", "S3", "M8[s]", "m8[D]", "V5", "g", ">f8", ">i4"])
+def test_dtypes_that_cupy_does_not_have(dtype: str, comm: MPI.Intracomm) -> None:
+    with halox.Grid((4, 3 * comm.size), comm=comm, device="gpu") as grid:
+        on_last = dtype if comm.rank == comm.size - 1 else "f8"
+        for factory in (grid.zeros, grid.ones, grid.empty):
+            for given in (dtype, on_last):
+                with pytest.raises(FieldError, match=r"dtype .* is none that CuPy holds on a GPU"):
+                    factory(given)
+        other = Array(np.zeros(grid.padded_shape, dtype))  # as of another library, or of CuPy 13
+        for call in (grid.sum, grid.min, grid.norm, lambda u: grid.dot(u, grid.ones())):
+            with pytest.raises(FieldError, match=r"has no meaning for dtype .*; use "):
+                call(other)
+        assert grid.sum(grid.ones()).get() == 12 * comm.size
+
+
 @pytest.mark.parametrize("algorithm", DEVICE_ALGORITHMS)
 def test_algorithms(algorithm: str, way: str, machine: Machine, comm: MPI.Intracomm) -> None:
     """The bits that NumPy gives in the order promised; or the reason on all ranks."""

@@ -143,6 +143,14 @@ def test_fields_that_no_machine_holds(
         raised_by_all(grid, FieldError, text, lambda: call(dtype, components=bad))  # noqa: B023
 
 
+def test_dtypes_with_axes(grid: halox.Grid) -> None:
+    text = r"dtype \('<f8', \(3,\)\) has axes of its own; give dtype float64 and components_after=\(3,\)"
+    dtype = ("f8", (3,))
+    raised_by_all(grid, FieldError, text, lambda: grid.zeros(dtype))
+    raised_by_all(grid, FieldError, text, lambda: grid.ones(bad_on_last(grid, dtype, "f8")))
+    raised_by_all(grid, FieldError, text, lambda: grid.zeros_like(grid.zeros(), dtype))
+
+
 @pytest.mark.parametrize("corners", [[1], "no", 2, {}], ids=str)
 @pytest.mark.parametrize("method", ["exchange", "accumulate", "plan"])
 def test_corners_that_are_no_bool(method: str, corners: Any, grid: halox.Grid) -> None:

@@ -45,7 +45,7 @@ from halox.errors import DeviceError, FieldError, HaloxError, StateError
 from halox.runtime.arrays import DType, describe
 from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy, is_device_array
-from halox.runtime.gpu.devices import as_device_array
+from halox.runtime.gpu.devices import as_device_array, has_kernels
 from halox.runtime.gpu.streams import Stream, is_capturing
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class DeviceReductions(HostArrays):
                 signature = (name, parity, *(dtype.str for dtype in dtypes))
                 reduction = self.fields.reductions.get(signature)
                 dtype = result_dtype(name, dtypes)
+                if reduction is None:
+                    _check_dtypes(name, dtypes)
                 new = partial(cupy().empty, (), dtype)
                 target = new() if out is None else self._target(out, dtype)
             except HaloxError as error:
@@ -272,6 +274,15 @@ class InTwoSteps:
         if self._cells is not None:
             self._cells.close()
         self._all.close()
+
+
+def _check_dtypes(name: str, dtypes: Sequence[DType]) -> None:
+    for dtype in dtypes:
+        if not has_kernels(dtype):
+            raise FieldError(
+                f"{name} has no meaning for dtype {dtype} on a GPU; use bool or numbers of 1 to 8 bytes (complex: 16) "
+                "in the machine's byte order"
+            )
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:

@@ -59,6 +59,22 @@ def allocate(shape: tuple[int, ...], dtype: DType, device: int | None) -> Field:
         return found
 
 
+def has_kernels(dtype: DType) -> bool:
+    """Whether CuPy computes with a dtype: bool or numbers in the machine's byte order; any other is bytes to it."""
+    return dtype.char in "?bhilqBHILQefdFD" and dtype.isnative
+
+
+def check_dtype(dtype: DType, device: int) -> None:
+    """Raise `FieldError` for a dtype that arrays on a GPU cannot have; CuPy's versions differ in these."""
+    try:
+        allocate((0,), dtype, device)
+    except (TypeError, ValueError) as error:
+        raise FieldError(
+            f"dtype {dtype} is none that CuPy holds on a GPU ({error}); use bool or numbers in the machine's byte "
+            'order, view other elements as integers of their size, or make the grid with device="cpu"'
+        ) from error
+
+
 def as_device_array(array: object) -> CupyArray:
     """View any library's array on a GPU as a CuPy array; copy anything else to the current GPU."""
     if cuda.is_cupy_array(array):
@@ -122,7 +138,7 @@ def fill(array: Field, value: Array | None) -> None:
             array.reshape(-1).view(np.uint8).fill(0)
         else:
             array[...] = value
-    elif array.dtype.kind in "biufc" and (value is None or value.ndim == 0):
+    elif has_kernels(array.dtype) and (value is None or value.ndim == 0):
         array[...] = 0 if value is None else value[()]
     elif value is None:  # CuPy has no kernels for such elements
         array.data.memset_async(0, array.nbytes)
