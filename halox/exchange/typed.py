@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
 
 from halox.datatypes import as_datatype
+from halox.datatypes.layout import Layout
 from halox.errors import FieldError, HaloxError, MismatchError
 from halox.exchange.draft import Draft
 from halox.exchange.making import make_plan
 from halox.exchange.plan import Plan
 from halox.packing.own_elements import check_own_elements
 from halox.paths.messages import Direction, Message, Part, fuse
-from halox.runtime.arrays import Described, describe
+from halox.runtime.arrays import Described, describe, share_memory
 from halox.runtime.call_guard import Closing
 from halox.runtime.context import Context
 from halox.runtime.world import World
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
+
+_MOST_PAIRS = 1 << 14
+_MOST_BLOCKS = 1 << 20
+"""Pairs of messages, and blocks of irregular ones, that are compared for bytes in common: a tenth of a second each."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class Exchange(Closing):
     MismatchError
         On all ranks, if a send has no receive or their signatures differ.
     DatatypeError, FieldError
-        On all ranks, if a datatype reaches outside its array, or between the elements of a view, or an array does not
-        fit.
+        On all ranks, if a datatype reaches outside its array, or between the elements of a view, an array does not
+        fit, or a receive writes bytes of another receive or of a send.
     PathError
         On all ranks, if the path asked for cannot be taken; says why.
 
@@ -178,8 +185,65 @@ def _items(name: str, given: object, kind: type[Item]) -> tuple[Item, ...]:
     return tuple(items)
 
 
+class _Touched(NamedTuple):
+    """Bytes of memory that a message reads or writes, from the address ``low`` up to ``high``."""
+
+    low: int
+    high: int
+    origin: int  # address that the layout counts from
+    layout: Layout
+    name: str
+    is_written: bool
+
+    def meets(self, other: _Touched) -> bool:
+        """Whether some byte is touched by both; False where that is too hard to tell."""
+        one, two = self.layout.strided, other.layout.strided
+        if one is not None and two is not None:
+            shells = (
+                Described(
+                    touched.origin + blocks.offset,
+                    (*blocks.counts, blocks.block_bytes),
+                    (*blocks.strides, 1),
+                    np.dtype(np.uint8),
+                    None,
+                    True,
+                )
+                for touched, blocks in ((self, one), (other, two))
+            )
+            return share_memory(*shells, unsure=False)
+        if self.layout.most_blocks + other.layout.most_blocks > _MOST_BLOCKS:
+            return False
+        mine = self.layout.block_list()
+        theirs = other.layout.block_list().shifted(other.origin - self.origin)
+        order = np.argsort(mine.offsets)
+        # The furthest end up to each of my blocks in order; for each of theirs, how many of mine begin before it ends.
+        ends = np.maximum.accumulate((mine.offsets + mine.lengths)[order])
+        begun = np.searchsorted(mine.offsets[order], theirs.offsets + theirs.lengths)
+        return bool(((begun > 0) & (ends[begun - 1] > theirs.offsets)).any())
+
+
+def _check_apart(touched: Sequence[_Touched]) -> None:
+    """Raise `FieldError` if a receive writes bytes of another message: the result would depend on their order."""
+    pairs, before = 0, list[_Touched]()
+    for one in sorted(touched, key=lambda one: one.low):
+        before = [other for other in before if other.high > one.low]
+        pairs += len(before)
+        if pairs > _MOST_PAIRS:
+            return
+        for other in before:
+            if (one.is_written or other.is_written) and one.meets(other):
+                first, second = sorted((one, other), key=lambda one: not one.is_written)
+                raise FieldError(
+                    f"{first.name} writes bytes that {second.name} {'writes' if second.is_written else 'reads'} as "
+                    "well, so that the result would depend on their order; give each of them memory of its own, or "
+                    "exchange one after the other"
+                )
+        before.append(one)
+
+
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
     known: dict[int, tuple[int, object, Described]] = {}
+    touched: list[_Touched] = []
 
     def part(item: Send | Recv, name: str) -> Part:
         array = item.array
@@ -192,6 +256,10 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         datatype = as_datatype(item.datatype)
         form = found.shape, found.strides, found.dtype.itemsize
         check_own_elements(f"{name}.array", *form, datatype, count)
+        low, high = (found.pointer + reach for reach in datatype.reach(count))
+        if low < high:
+            layout, is_written = datatype.items(count), isinstance(item, Recv)
+            touched.append(_Touched(low, high, found.pointer, layout, name, is_written))
         return Part(number, datatype, count)
 
     def messages(items: Sequence[Send | Recv], direction: Direction) -> tuple[Message, ...]:
@@ -213,6 +281,7 @@ def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Dr
         return fuse(direction, parts)
 
     outgoing, incoming = messages(sends, "send"), messages(receives, "receive")
+    _check_apart(touched)
     arrays = tuple(array for _, array, _ in known.values())
     described = tuple(found for *_, found in known.values())
     devices = {found.device for found in described} - {None}

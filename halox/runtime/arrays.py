@@ -267,8 +267,8 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
     return -low, sum(reaches) - low + itemsize
 
 
-def share_memory(a: Described, b: Described) -> bool:
-    """Whether some byte belongs to elements of both arrays; True also where that is too hard to tell.
+def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
+    """Whether some byte belongs to elements of both arrays; ``unsure`` where that is too hard to tell.
 
     Looks at addresses only, so that arrays on a GPU will do.
     """
@@ -282,7 +282,7 @@ def share_memory(a: Described, b: Described) -> bool:
     try:
         return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
     except np.exceptions.TooHardError:
-        return True
+        return unsure
 
 
 def _shell(found: Described) -> Array:

@@ -490,6 +490,14 @@ TABLE: Table = {
         DatatypeError,
         "touch some byte twice",
     ),
+    "messages into bytes of one another": (
+        exchange(
+            lambda c: [],
+            lambda c: [halox.Recv(array, "f8", c.rank, 4) for array in [np.zeros(4)] * 2],
+        ),
+        FieldError,
+        r"receives\[1\] writes bytes that receives\[0\] writes as well",
+    ),
     "a datatype of negative count": (
         lambda c: dt.vector(-1, 1, 1, "f8"),
         DatatypeError,

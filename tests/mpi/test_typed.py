@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpi4py import MPI
 import halox
 from halox import Exchange, Recv, Send
 from halox import datatypes as dt
+from halox.errors import FieldError
 from halox.packing import host_mpi
 from halox.paths.host.odd_blocks import OddBlocks
 from tests.support import trials
@@ -54,6 +56,60 @@ def test_round_a_ring(sender: str, receiver: str, way: str, comm: MPI.Intracomm)
             exchange()
             assert np.array_equal(target, wanted)
             comm.Barrier()
+
+
+def touched(array: np.ndarray, datatype: dt.Datatype) -> set[int]:
+    """Addresses of the bytes that a message touches."""
+    blocks, at = datatype.blocks(), array.ctypes.data
+    pairs = zip(blocks.offsets.tolist(), blocks.lengths.tolist(), strict=True)
+    return {at + offset + byte for offset, length in pairs for byte in range(length)}
+
+
+@pytest.mark.parametrize("seed", range(trials(100)))
+def test_messages_with_bytes_in_common(seed: int, comm: MPI.Intracomm) -> None:
+    """Refused on all ranks if one of them is a receive, though on rank 0 alone; others are not."""
+    rng = np.random.default_rng(seed)
+    memory, sends, receives, on_first = np.zeros(600), [], [], []
+    for tag in range(3):
+        datatype = TYPES[rng.choice(list(TYPES))]
+        mine = memory[rng.integers(0, 200) :][:300] if comm.rank == 0 else np.zeros(300)
+        arrays, is_receive = [np.zeros(300), mine], bool(rng.integers(0, 2))
+        source, target = arrays if is_receive else arrays[::-1]
+        sends.append(Send(source, datatype, comm.rank, tag=tag))
+        receives.append(Recv(target, datatype, comm.rank, tag=tag))
+        on_first.append((is_receive, touched(mine, datatype)))
+    common = any((p or q) and x & y for (p, x), (q, y) in combinations(on_first, 2))
+    if comm.bcast(common):
+        with pytest.raises(FieldError, match=r"writes bytes that .* as well"):
+            Exchange(sends, receives, comm=comm)
+    else:
+        Exchange(sends, receives, comm=comm).close()
+
+
+def test_the_names_of_messages_with_bytes_in_common(comm: MPI.Intracomm) -> None:
+    u, v, me = np.zeros(8), np.zeros(8), comm.rank
+    four = dt.contiguous(4, "f8")
+    sends = [Send(v, four, me, tag=tag) for tag in range(2)]
+    with pytest.raises(FieldError, match=r"receives\[[01]\] writes .* receives\[[01]\] writes"):
+        Exchange(sends, [Recv(u, four, me), Recv(u[3:], four, me, tag=1)], comm=comm)
+    with pytest.raises(FieldError, match=r"receives\[1\] writes bytes that sends\[0\] reads"):
+        Exchange(
+            [Send(v, four, me), Send(v, four, me, tag=1)],
+            [Recv(u, four, me), Recv(v[2:], four, me, tag=1)],
+            comm=comm,
+        )
+
+
+@pytest.mark.ranks(1)
+def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
+    """They interleave, and are not refused."""
+    matrix = np.zeros((50, 100))
+    columns = [dt.subarray(matrix.shape, (50, 1), (0, n), "f8") for n in range(100)]
+    sends = [Send(np.full(50, 1.0 + n), "f8", 0, 50, tag=n) for n in range(100)]
+    receives = [Recv(matrix, column, 0, tag=tag) for tag, column in enumerate(columns)]
+    with Exchange(sends, receives, comm=comm) as exchange:
+        exchange()
+    assert np.array_equal(matrix, np.broadcast_to(1.0 + np.arange(100), (50, 100)))
 
 
 @pytest.fixture

@@ -516,7 +516,8 @@ class TestExchanges:
                 exchange()
                 assert column.tolist() == matrix[:, 0].tolist()
         with pytest.raises(FieldError, match="read-only"):
-            Exchange(sends, [Recv(immutable, dt.contiguous(6, "f8"), 0)], comm=MPI.COMM_SELF)
+            receives = [Recv(OldTensor(column), dt.contiguous(6, "f8"), 0)]
+            Exchange(sends, receives, comm=MPI.COMM_SELF)
 
     def test_the_halo_of_a_field(self):
         require("mpi")
