@@ -100,7 +100,7 @@ def draw(path: Path, x: Any, depth: Any) -> None:
     figure = Figure(figsize=(6, 3.2), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.fill_between(x, depth, color="tab:blue", alpha=0.5, label="halox")
-    axes.plot(x, stoker(x, END), "k--", lw=1, label="Stoker")
+    axes.plot(x, stoker(x, END), "--", color="gray", lw=1, label="Stoker")
     axes.set(xlabel="x / m", ylabel="depth / m", title=f"{END:g} s after the dam has broken")
     axes.legend()
     figure.savefig(path)

@@ -134,7 +134,7 @@ def draw(path: Path, plane: Any, curve: list[tuple[float, ...]], nu: float) -> N
     dashed = zip(*(known(nu, t) for t in early), strict=True)
     for name, values, exact in zip(("energy", "enstrophy"), columns, dashed, strict=True):
         right.plot(times, [value / values[0] for value in values], label=f"{name} / first {name}")
-        right.plot(early, [value / values[0] for value in exact], "k--", lw=1)
+        right.plot(early, [value / values[0] for value in exact], "--", color="gray", lw=1)
     right.set(title="dashed: Taylor and Green, 1937", xlabel="t", ylim=(0, None))
     right.legend()
     figure.savefig(path)

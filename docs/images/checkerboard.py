@@ -35,11 +35,11 @@ def draw() -> None:
     height, width = CELLS
     figure = Figure(figsize=(7.2, 5.4), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    box = Rectangle((-0.5, -0.5), width, height, facecolor="#f3efe2", edgecolor="black")
+    box = Rectangle((-0.5, -0.5), width, height, facecolor="#f3efe2", edgecolor="0.5")
     axes.add_patch(box)
     odd = [(y, x) for y in range(height) for x in range(width) if (x + y) % 2]
     for sites, label, style in (
-        (odd, "odd sites of the block: computed", {"marker": "x", "color": "0.35", "s": 36}),
+        (odd, "odd sites of the block: computed", {"marker": "x", "color": "0.5", "s": 36}),
         (owned, "even sites of the block: read", {"marker": "o", "color": "C0", "s": 60}),
         (halo, "even sites of the halo: sent by neighbours, read", {"color": "C3", "s": 60}),
     ):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from tests import support
 
@@ -22,6 +23,22 @@ def script(name: str, folder: str = "images") -> Any:
     found = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
+
+
+ON_WHITE = {"packing-bandwidth.png"}
+"""Drawn from measurements on a GPU; site.css inverts it on dark pages."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "images").glob("*.png")), ids=lambda path: path.name
+)
+def test_pictures_suit_light_and_dark_pages(path: Path) -> None:
+    """Their corners are transparent."""
+    corners = imread(path)[[0, 0, -1, -1], [0, -1, 0, -1]]
+    assert corners.shape == (4, 4), "no alpha"
+    assert (corners[:, 3] == (path.name in ON_WHITE)).all(), (
+        "draw it in docs/images: see matplotlibrc there"
+    )
 
 
 def test_a_checkerboarded_face() -> None:
