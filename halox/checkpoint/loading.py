@@ -19,6 +19,7 @@ from halox.errors import CheckpointError, FieldError
 from halox.runtime.arrays import DType
 from halox.runtime.world import World
 from halox.staging import owned_cells
+from halox.values import shortened
 
 LOADING = "a load"
 
@@ -123,7 +124,7 @@ def _check(
     for name in (*(names or ()), *into):
         if name not in contents.fields:
             raise CheckpointError(
-                f"{path} has no field {name}; it has {', '.join(contents.fields) or 'none'}"
+                f"{path} has no field {shortened(name)}; it has {', '.join(contents.fields) or 'none'}"
             )
     for name, given in into.items():
         why = contents.fields[name].differs(given.layout, given.found.dtype)

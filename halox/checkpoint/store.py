@@ -27,6 +27,7 @@ from halox.checkpoint.fields import StoredField
 from halox.checkpoint.threads import Aside, Syncer
 from halox.errors import CheckpointError, MissingPackageError
 from halox.runtime.arrays import Array
+from halox.values import shown
 from halox.window import as_bytes
 
 FORMAT = 1
@@ -91,7 +92,7 @@ def codecs_of(compressors: object) -> list[Any]:
         if not isinstance(codec, BytesBytesCodec):
             raise CheckpointError(
                 f"compressors: expected codecs of zarr.codecs from bytes to bytes, or their names, such as 'zstd', got "
-                f"{one!r}"
+                f"{shown(one)}"
             )
         found.append(codec)
     return found
@@ -408,16 +409,16 @@ class CodecChunks:
 
     def read_whole(self, index: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return the values of a chunk; raises `CheckpointError` and OSError."""
-        shown = self._name / self._field.name / os.path.basename(self._path(index))
+        chunk = self._name / self._field.name / os.path.basename(self._path(index))
         try:
             values = np.ascontiguousarray(self._array[self._cut(index, shape)])
         except Exception as error:  # of each codec's kinds
             raise CheckpointError(
-                f"{shown} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
+                f"{chunk} is damaged ({type(error).__name__}: {error}); use an earlier checkpoint"
             ) from error
         # Afterwards: a checkpoint that has been replaced is removed file by file, and zarr-python reads zeros then.
         if not os.path.isfile(self._path(index)):
-            raise CheckpointError(f"{shown} is missing; use an earlier checkpoint")
+            raise CheckpointError(f"{chunk} is missing; use an earlier checkpoint")
         if self._array.shape != self._field.shape:
             return values.view(self._field.opaque_dtype)[..., 0]
         return values.astype(self._field.dtype, copy=False)

@@ -121,7 +121,7 @@ class FFT(Closing):
         def check() -> tuple[tuple[int, ...], bool, bool, list[Stage]]:
             is_real = check_bool("real", real, DecompositionError)
             is_padded = check_bool("dealias", dealias, DecompositionError)
-            if norm not in NORMS:
+            if not isinstance(norm, str) or norm not in NORMS:
                 raise DecompositionError(f"norm must be one of {NORMS}, got {shown(norm)}")
             numbers = _axes(axes, len(grid.grid_shape))
             wished_path(path)

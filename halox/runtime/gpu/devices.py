@@ -10,7 +10,7 @@ import numpy as np
 from halox.errors import DeviceError, FieldError
 from halox.runtime.dlpack import Array, DType
 from halox.runtime.gpu import cuda
-from halox.values import shown
+from halox.values import shortened, shown
 
 if TYPE_CHECKING:
     from halox.runtime.array_types import CupyArray, Field
@@ -117,9 +117,12 @@ def fill_value(value: object, dtype: DType, shape: tuple[int, ...]) -> Array:
                 if not np.all((given >= limits.min) & (given <= limits.max)):
                     raise OverflowError(f"{dtype} holds {limits.min} to {limits.max}")
             np.copyto(found, given, casting="unsafe")
-    except (TypeError, ValueError, OverflowError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # NumPy's of several kinds, and what an object raises
+        why = shortened(str(error))
         raise FieldError(
-            f"value: {shown(value)} cannot be held by dtype {dtype} ({error}); give another value, or dtype="
+            f"value: {shown(value)} cannot be held by dtype {dtype} ({why}); give another value, or dtype="
         ) from error
     try:
         np.broadcast_to(found, shape)
