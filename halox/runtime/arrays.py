@@ -281,7 +281,7 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
         return False
     try:
         return np.shares_memory(_shell(a), _shell(b), max_work=_MOST_WORK)
-    except np.exceptions.TooHardError:
+    except (np.exceptions.TooHardError, OverflowError):
         return unsure
 
 

@@ -100,6 +100,20 @@ def test_the_names_of_messages_with_bytes_in_common(comm: MPI.Intracomm) -> None
         )
 
 
+def test_messages_far_outside_their_arrays(comm: MPI.Intracomm) -> None:
+    """They are compared by addresses that no array has."""
+    u, me = np.zeros(8), comm.rank
+    for datatype in (
+        dt.contiguous(1 << 59, "f8"),
+        dt.contiguous((1 << 60) - 1, "f8"),
+        dt.vector(1 << 30, 1, 1 << 29, "f8"),
+        dt.vector(2, 1, -(1 << 58), "f8"),
+        dt.hindexed([1, 1, 1], [0, 8, 1 << 62], "f8"),
+    ):
+        with pytest.raises(FieldError, match="bytes"):
+            Exchange([Send(u, datatype, me)], [Recv(u, datatype, me)], comm=comm)
+
+
 @pytest.mark.ranks(1)
 def test_many_columns_of_a_matrix(comm: MPI.Intracomm) -> None:
     """They interleave, and are not refused."""
