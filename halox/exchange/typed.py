@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-_MOST_PAIRS = 1 << 14
-_MOST_BLOCKS = 1 << 20
-"""Pairs of messages, and blocks of irregular ones, that are compared for bytes in common: a tenth of a second each."""
+_MOST_WORK, _BLOCKS = 1 << 14, 1 << 8
+"""Pairs of messages that are compared for bytes in common, and blocks of irregular ones that take as long as a pair: a
+tenth of a second in all."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,6 @@ class _Touched(NamedTuple):
                 for touched, blocks in ((self, one), (other, two))
             )
             return share_memory(*shells, unsure=False)
-        if self.layout.most_blocks + other.layout.most_blocks > _MOST_BLOCKS:
-            return False
         mine = self.layout.block_list()
         theirs = other.layout.block_list().shifted(other.origin - self.origin)
         order = np.argsort(mine.offsets)
@@ -224,21 +222,26 @@ class _Touched(NamedTuple):
 
 def _check_apart(touched: Sequence[_Touched]) -> None:
     """Raise `FieldError` if a receive writes bytes of another message: the result would depend on their order."""
-    pairs, before = 0, list[_Touched]()
+    work, reads, writes = 0, list[_Touched](), list[_Touched]()
     for one in sorted(touched, key=lambda one: one.low):
-        before = [other for other in before if other.high > one.low]
-        pairs += len(before)
-        if pairs > _MOST_PAIRS:
-            return
-        for other in before:
-            if (one.is_written or other.is_written) and one.meets(other):
+        others = writes = [other for other in writes if other.high > one.low]
+        if one.is_written:
+            reads = [other for other in reads if other.high > one.low]
+            others = writes + reads
+        work += len(others)
+        for other in others:
+            if one.layout.strided is None or other.layout.strided is None:
+                work += (one.layout.most_blocks + other.layout.most_blocks) // _BLOCKS
+            if work > _MOST_WORK:
+                return
+            if one.meets(other):
                 first, second = sorted((one, other), key=lambda one: not one.is_written)
                 raise FieldError(
                     f"{first.name} writes bytes that {second.name} {'writes' if second.is_written else 'reads'} as "
                     "well, so that the result would depend on their order; give each of them memory of its own, or "
                     "exchange one after the other"
                 )
-        before.append(one)
+        (writes if one.is_written else reads).append(one)
 
 
 def _draft(sends: tuple[Send, ...], receives: tuple[Recv, ...], size: int) -> Draft:
