@@ -191,7 +191,7 @@ class Allreduce(Closing):
             valid.
         MismatchError
             If another rank has cancelled the last call, because its array did not fit; that result is not valid. Only
-            with "oneshot" and "reduce_scatter_allgather".
+            with "oneshot", "reduce_scatter_allgather", and "hierarchical" by NCCL, where it may be an earlier call.
         StateError
             If the current stream is being captured, and the algorithm cannot be (`captures`); if another thread is
             inside a call of this object.

@@ -59,7 +59,8 @@ class GridReductions:
             only, at the first call with these.
         StateError
             If CuPy's current stream is being captured, and this is the first call with this dtype and shape, or
-            ranks share a GPU or are on several nodes; if another thread is inside a collective call of this grid.
+            ranks share a GPU or are on several nodes without NCCL; if another thread is inside a collective call of
+            this grid.
         ExchangeTimeoutError
             If a rank does not call within ``HALOX_TIMEOUT`` seconds; where GPUs signal to one another, if one
             missed an earlier call. That result, and those since, are not valid.

@@ -84,8 +84,10 @@ def nccl_of(context: Context) -> NcclRanks:
     assert device is not None
     key = f"nccl on GPU {device}"
     found: NcclRanks | None = world.ranks.kept.get(key)
-    if all(world.gather(found is not None and not found.failed, _MAKING)):
-        assert found is not None
+    mine = None if found is None or found.failed else found.unique_id
+    # A rank that has used another GPU in between may have an older one.
+    is_common = all(one == mine for one in world.gather(mine, _MAKING))
+    if found is not None and mine is not None and is_common:
         return found
     if found is not None:
         found.fail("another rank has lost its communicator")
@@ -96,7 +98,7 @@ def nccl_of(context: Context) -> NcclRanks:
 class NcclRanks:
     """A communicator of NCCL over the ranks of a world, with their numbers, on this rank's GPU; collective to make.
 
-    ``failed`` is the reason why it was aborted, empty while it has not been.
+    ``failed`` is the reason why it was aborted, empty while it has not been; ``unique_id`` is NCCL's name of it.
     """
 
     _kind: type[HaloxError] = ExchangeTimeoutError
@@ -109,17 +111,16 @@ class NcclRanks:
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
         self._names = 0
-        first = world.gather_result(
+        self.unique_id: bytes = world.gather_result(
             lambda: load_nccl().unique_id() if world.rank == 0 else b"", _MAKING
         )[0]
         self._nccl: Nccl = load_nccl()
 
         def make() -> int:
-            assert first is not None
             made: int = _within_limit(
                 world,
                 device,
-                lambda: self._nccl.make(world.size, first, world.rank),
+                lambda: self._nccl.make(world.size, self.unique_id, world.rank),
                 "for the other ranks in ncclCommInitRank",
             )
             return made
@@ -199,9 +200,10 @@ class NcclRanks:
                     return
                 pause = min(watch.limit_s / _LOOKS for watch in self._watched)
                 whys = [watch.look() for watch in self._watched]
-            failure = next(filter(None, whys), None)
-            if failure is None and (text := self._nccl.failure(self._comm)):
-                failure = text, ExchangeTimeoutError
+                failure = next(filter(None, whys), None)
+                # Under the lock, since an abort frees the communicator.
+                if failure is None and (text := self._nccl.failure(self._comm)):
+                    failure = text, ExchangeTimeoutError
             if failure is not None:
                 self.fail(*failure)
             time.sleep(min(pause, _MOST_PAUSE_S))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from halox import Exchange, Recv, Send
 from halox import datatypes as dt
 from halox.errors import ExchangeTimeoutError, MismatchError, PathError, StateError
 from halox.runtime.gpu import streams
+from halox.runtime.nccl_ranks import nccl_of
+from halox.runtime.world import World
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
@@ -395,6 +398,31 @@ def test_a_stalled_rank(
 
 
 @apart
+def test_a_stall_where_nothing_is_packed(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen for other arrays too, whose copies within the rank are a launch of their own."""
+    monkeypatch.setattr("halox.paths.nccl.PART_BYTES", 1)
+    monkeypatch.setenv("HALOX_TIMEOUT", "1")
+    _, nccl = gpu
+    with (
+        pytest.raises(ExchangeTimeoutError, match="HALOX_TIMEOUT"),
+        box(comm, halo=(1, 1, 0), proc_shape=(comm.size, 1, 1)) as grid,
+    ):
+        fields = [array(grid.padded_shape) for _ in range(2)]
+        for u in fields:
+            grid.exchange(u)
+        assert "nccl/parts" in paths_of(grid.explain(fields[0]))
+        nccl.is_stuck = True
+        grid.exchange(fields[1])
+        end = time.monotonic() + 30
+        while not nccl.aborted and time.monotonic() < end:
+            time.sleep(0.05)
+        assert nccl.aborted
+        grid.exchange(fields[0])
+
+
+@apart
 def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     """It is made at the first plan that needs it, and serves later grids on the same ranks."""
     _, nccl = gpu
@@ -403,6 +431,22 @@ def test_one_communicator_for_all_grids(gpu: tuple[Machine, FakeNccl], comm: MPI
             for shape in ((), (2,)):
                 grid.exchange(array((*grid.padded_shape, *shape)))
     assert nccl.made == 1 and not nccl.aborted
+
+
+@apart
+def test_a_communicator_is_of_the_same_gpus(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm
+) -> None:
+    """A rank that comes back to its first GPU has an old one for that, and the others have not."""
+    _, nccl = gpu
+    world = World(comm)
+    for second in (0, 1, 0):
+        device = second if comm.rank == 1 else 0
+        found = nccl_of(SimpleNamespace(world=world, device=device))  # type: ignore[arg-type]
+        assert agree(found.unique_id == comm.bcast(found.unique_id), comm)
+        assert not found.failed
+    assert nccl.made == 3
+    world.close()
 
 
 @apart

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,18 @@ import pytest
 from mpi4py import MPI
 
 import halox
+from halox import gathering, scattering
+from halox.checkpoint import moving
 from halox.collectives.device import nccl_reduction
-from halox.errors import ExchangeTimeoutError, FieldError, MismatchError, StateError
+from halox.errors import (
+    DeviceError,
+    ExchangeTimeoutError,
+    FieldError,
+    MismatchError,
+    StateError,
+)
+from halox.paths import base
+from halox.runtime import world
 from halox.runtime.gpu import streams
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
@@ -171,6 +182,107 @@ def test_a_stalled_rank(
             ExchangeTimeoutError, match=r"in a reduction \(op='max'\) by NCCL for 1 s"
         ):
             reduce(array)
+
+
+def cancelled(
+    reduce: halox.Allreduce, bad: Collection[int], comm: MPI.Intracomm, turns: int = 3
+) -> None:
+    """Let some ranks cancel a call: each other rank learns of it once, of one that did, and all go on in pairs."""
+    good, elements = Array(np.ones(reduce.shape)), reduce.shape[0]
+    for turn in range(turns):
+        if comm.rank in bad:
+            for _ in range(1 + turn % 2):  # the second time before the others have made a call
+                with pytest.raises(FieldError, match="array: got shape"):
+                    reduce(Array(np.zeros(elements + 1)))
+            comm.Barrier()
+        else:
+            reduce(good)
+            comm.Barrier()  # the notes have been sent
+            with pytest.raises(MismatchError, match="has cancelled") as raised:
+                reduce(good)
+            assert int(str(raised.value).split()[1]) in bad
+        comm.Barrier()
+        for value in (2.0, 3.0):
+            mine = Array(np.full(elements, value * (comm.rank + 1)))
+            total = value * comm.size * (comm.size + 1) / 2
+            assert agree(bool((reduce(mine).get() == total).all()), comm), (bad, turn)
+
+
+NODES = {
+    2: ["a b"],
+    3: ["a b a", "a b b"],
+    4: ["a a b b", "a b b b", "a b c b"],
+    8: ["a a b b b b a c"],
+}
+
+
+@pytest.mark.ranks(2, 3, 4, 8)
+@pytest.mark.usually(2, 3, 8)
+@pytest.mark.parametrize("names", NODES.get(MPI.COMM_WORLD.size, []))
+@pytest.mark.parametrize("cut", [False, True])
+def test_any_ranks_cancel(
+    names: str, cut: bool, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of nodes with good ranks and bad ones too, which learn of it from a kernel and from a note."""
+    monkeypatch.setattr(nccl_reduction, "NCCL_GATHERED_BYTES", 8 if cut else 1 << 20)
+    monkeypatch.setenv("HALOX_NODE", names.split()[comm.rank])
+    machine_with_nccl(comm, monkeypatch)
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        assert (reduce.algorithm, reduce.captures) == ("hierarchical", True)
+        sets = [
+            bad for some in range(comm.size) for bad in combinations(range(comm.size), 1 + some)
+        ]
+        for bad in sets if comm.size < 8 else [(5,), (0, 3), (1, 4, 7)]:
+            cancelled(reduce, bad, comm)
+    streams._query.cache_clear()
+
+
+def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """Nothing of it is captured, and nobody else is told."""
+    machine, nccl = gpu
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        a, out = Array(np.ones(5)), Array(np.zeros(5))
+        machine.capturing, before = True, len(nccl.groups)
+        if comm.rank == 0:
+            with pytest.raises(FieldError, match="array: got shape"):
+                reduce(Array(np.zeros(4)), out)
+            assert len(nccl.groups) == before
+        reduce(a, out)
+        machine.capturing = False
+        right = bool((out.get() == comm.size).all() and (reduce(a).get() == comm.size).all())
+        assert agree(right, comm)
+
+
+def test_a_rank_without_memory(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All take another algorithm, or all say that there is none."""
+    monkeypatch.setenv("HALOX_TIMEOUT", "20")
+    if comm.rank == 1:
+
+        def refuse(dtype: Any, op: str, elements: int, device: int) -> Any:
+            raise DeviceError("no memory left")
+
+        monkeypatch.setattr("halox.collectives.device.device_algorithms.DeviceMoves", refuse)
+    with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
+        assert reduce.algorithm == "host" and "no memory left" in reduce.reasons["hierarchical"]
+        assert agree(bool((reduce(Array(np.ones(5))).get() == comm.size).all()), comm)
+    with pytest.raises(FieldError, match="no memory left"):
+        halox.Allreduce(comm, 5, "f8", algorithm="hierarchical", device="gpu")
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.usually(1)
+def test_messages_of_different_kinds_have_different_tags() -> None:
+    """A note that nobody has looked for stays, while other calls receive by their tags."""
+    tags = [
+        world._HANDSHAKE_TAG,
+        gathering._TAG,
+        scattering._TAG,
+        moving._TAG,
+        nccl_reduction._NOTE_TAG,
+    ]
+    assert len(set(tags)) == len(tags) and max(tags) < base._FIRST_TAG
 
 
 @pytest.mark.ranks(2)

@@ -222,6 +222,30 @@ class TestArrays:
 
                 at_once(2, work)
 
+    def test_a_call_that_two_ranks_cancel(self, algorithm):
+        """It counts as cancelled at any moment of the second time, not as a wait that took too long."""
+        ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
+        found = np.zeros(200)
+        with without_gpu():
+            for seed in range(60):
+                streams = [Stream(i, "random", 1, 300, seed) for i in range(3)]
+
+                def work(i, streams=streams, seed=seed):
+                    if i:
+                        time.sleep((i - 1) * seed % 50 * 2e-6)
+                        ranks[i].reduction.cancel(streams[i])
+                    else:
+                        at = found.ctypes.data
+                        ranks[0].reduction.reduce(at, at, streams[0])
+                        assert ranks[0].failure[0] > 16
+                        with pytest.raises(MismatchError, match=r"rank \d has cancelled"):
+                            ranks[0].reduction.reduce(at, at, streams[0])
+                    other = np.ones(200)
+                    ranks[i].reduction.reduce(other.ctypes.data, other.ctypes.data, streams[i])
+                    assert (other == 3).all()
+
+                at_once(3, work)
+
     def test_a_mistake_on_all_ranks_is_no_more_than_that(self, algorithm):
         ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
         reduce_arrays(ranks, lambda r, e: np.full(200, r + e, "f8"), folded("sum"), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,40 @@ def test_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"no libnccl\.so\.2 can be loaded; install it with `pip"):
         nccl.load_nccl()
     nccl.load_nccl.cache_clear()
+
+
+def test_an_abort_waits_for_the_thread_that_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It frees the communicator, of which the thread asks whether it has failed."""
+    asked, answers, aborted = threading.Event(), threading.Event(), threading.Event()
+    is_early: list[bool] = []
+
+    def failure(comm: int) -> str:
+        asked.set()
+        answers.wait(0.2)
+        is_early.append(aborted.is_set())
+        return ""
+
+    library = SimpleNamespace(
+        unique_id=lambda: b"",
+        make=lambda size, unique_id, rank: 1,
+        failure=failure,
+        abort=lambda comm: aborted.set(),
+    )
+    monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
+    monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
+    world: Any = SimpleNamespace(
+        rank=0,
+        size=1,
+        gather_result=lambda build, doing: [build()],
+        guarded=lambda build, doing: build(),
+    )
+    ranks = nccl_ranks.NcclRanks(world, 0)
+    watch: Any = SimpleNamespace(limit_s=1.0, look=lambda: None)
+    ranks.watch(watch)
+    assert asked.wait(30)
+    ranks.fail("for a test")
+    answers.set()
+    assert aborted.wait(30) and is_early == [False]
 
 
 class TestWatch:

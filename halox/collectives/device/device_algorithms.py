@@ -13,7 +13,7 @@ Where the ranks have NCCL and a GPU each, that carries the nodes' values instead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Protocol, cast
@@ -334,11 +334,30 @@ def _can_use_nccl(context: Context) -> bool:
 
 
 class _OneNode:
-    """A reduction within a node, with the context that it alone uses."""
+    """A reduction within a node, with the context that it alone uses; ``ranks`` are those of the node."""
 
-    def __init__(self, context: Context, within: DeviceAlgorithm) -> None:
-        self._context, self._within = context, within
-        self.reduce = within.reduce
+    def __init__(self, context: Context, within: KernelReduction, ranks: Sequence[int]) -> None:
+        self._context, self._within, self._ranks = context, within, ranks
+
+    def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
+        """Launch."""
+        try:
+            self._within.reduce(source, target, stream, error)
+        except ExchangeTimeoutError as caught:
+            raise ExchangeTimeoutError(
+                f"{caught}. These are numbers within the node, of ranks {list(self._ranks)}"
+            ) from caught
+
+    @property
+    def canceller(self) -> int | None:
+        """Rank that has cancelled a call since the ranks of the node met last; None if none has."""
+        who = self._within.canceller
+        return None if who is None else self._ranks[who]
+
+    def meet_again(self, calls: int) -> int:
+        """Go on after a call that was cancelled; return the most calls that a rank has made; collective."""
+        self._within.meet_again()
+        return max(self._context.world.gather(calls, _DOING))
 
     def close(self) -> None:
         """Release both; collective over the node."""
@@ -368,7 +387,8 @@ def _across_nodes_by_nccl(
         if node is None:
             return None
         others = set(DEVICE_ALGORITHMS) - set(_KERNELS)
-        return _OneNode(node, make_algorithm(node, device, what, without=others)[0])
+        made = cast(KernelReduction, make_algorithm(node, device, what, without=others)[0])
+        return _OneNode(node, made, list(world.node_ranks))
 
     within: _OneNode | None = None
     try:

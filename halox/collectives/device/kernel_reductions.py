@@ -142,7 +142,7 @@ class _Meeting:
             if not (self._failure.is_told and self._failed[0] > MOST_RANKS):
                 self._failure.is_told = True
                 raise self._error()
-            self._meet_again()
+            self.meet_again()
         self._laid_for = None
         self._order.follow(stream)
 
@@ -211,7 +211,13 @@ class _Meeting:
         self._failed[0] = MOST_RANKS + self._world.rank + 1
         self._failure.is_told = True
 
-    def _meet_again(self) -> None:
+    @property
+    def canceller(self) -> int | None:
+        """Rank that has cancelled a call since the ranks met last; None if none has."""
+        who = int(self._failed[0]) - MOST_RANKS - 1
+        return None if who < 0 else who
+
+    def meet_again(self) -> None:
         """Go on after a reduction that was cancelled, once all ranks have noticed; collective, waits for the GPU."""
         assert self._block is not None
         runtime, state = cupy().cuda.runtime, np.zeros(2, np.uint64)  # State of signals.cu

@@ -34,7 +34,7 @@ from halox.runtime.context import Context
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark, MarkLaunch
 from halox.runtime.gpu.nccl import NcclOp
-from halox.runtime.gpu.streams import Stream, StreamOrder
+from halox.runtime.gpu.streams import Stream, StreamOrder, is_capturing
 from halox.runtime.nccl_ranks import AHEAD_BYTES, NAME_BYTES, NcclRanks, Watch, write
 from halox.runtime.world import World
 from halox.values import rounded_up
@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from halox.collectives.prepared import Launch
     from halox.runtime.array_types import CupyArray
     from halox.runtime.arrays import Array
+    from halox.runtime.device_arena import DeviceBlock
 
 _ALIGNMENT = 512
 _COPIED_BYTES = 1 << 20
 """Bytes of an array that is copied behind its name: a message of 16 bytes ahead takes 1 to 4 us, a copy 1."""
 
-_NOTE_TAG = 5
+_NOTE_TAG = 6
+_MAKING = "the making of an allreduce"
 _MOST_STEPS = 64
 
 
@@ -143,6 +145,17 @@ class Combines(Protocol):
         """Release what it holds; collective."""
 
 
+class WithinNode(Combines, Protocol):
+    """Combines arrays of the ranks of a node by kernels, one of which a rank may cancel."""
+
+    @property
+    def canceller(self) -> int | None:
+        """Rank that has cancelled a call since the ranks of the node met last; None if none has."""
+
+    def meet_again(self, calls: int) -> int:
+        """Go on after a call that was cancelled; return the most calls that a rank has made; collective."""
+
+
 class _Notes:
     """Notes by MPI that a rank has cancelled a call, for ranks of other nodes; of all reductions on a communicator.
 
@@ -190,7 +203,7 @@ class NcclAcrossNodes:
         dtype: DType,
         elements: int,
         moves: Callable[[int], DeviceMoves],
-        within: Combines | None,
+        within: WithinNode | None,
     ) -> None:
         world, arena = context.world, context.device_arena
         assert arena is not None
@@ -211,11 +224,16 @@ class NcclAcrossNodes:
         own = rounded_up(AHEAD_BYTES + nbytes, _ALIGNMENT)
         givers = [one for one in plan.before if not one.is_send]
         assert arena.device is not None
-        self._block = arena.allocate(own + nodes * slot + 8 * len(givers))
+
+        def make() -> tuple[DeviceBlock, DeviceMoves | None]:
+            piece = moves(stop - start) if stop > start else None
+            return arena.allocate(own + nodes * slot + 8 * len(givers)), piece
+
+        # On all ranks or on none, before they connect.
+        self._block, self._piece = world.guarded(make, _MAKING)
         begin = int(arena.pointer(self._block.place))
         self._own = begin + AHEAD_BYTES
         self._slots = [self._own + own + node * slot for node in range(nodes)]
-        self._piece = moves(stop - start) if stop > start else None
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
@@ -244,16 +262,21 @@ class NcclAcrossNodes:
         self._world = world
         self._notes: _Notes = world.ranks.kept.setdefault("NCCL reductions", _Notes())
         self._number = self._notes.made = self._notes.made + 1
-        self._call, self._cancelled = 0, set[int]()
+        # Calls that this rank has made, as NCCL pairs them: another number on another rank only while it is behind.
+        self._call = 0
+        # Those that it has cancelled, and the call before which its caller has last read of one that another has.
+        self._cancelled, self._told = set[int](), -1
 
     def reduce(self, source: int, target: int, stream: Stream, error: Exception | None) -> None:
         """Combine; a rank's error is raised there, and a `MismatchError` by the others at a later call."""
         self._watch.check()
+        if error is not None and is_capturing(stream):
+            raise error
+        self._check_cancelled(stream, error)
+        self._order.follow(stream)
         if error is not None:
             self._cancel(stream, error)
             raise error
-        self._check_notes()
-        self._order.follow(stream)
         self._put(source, target, stream)
 
     def bind(self, source: int, target: Target) -> Launch:
@@ -274,34 +297,56 @@ class NcclAcrossNodes:
 
         return call
 
-    def _check_notes(self) -> None:
-        """Raise if a rank of another node has cancelled a call."""
+    def _check_cancelled(self, stream: Stream, error: Exception | None) -> None:
+        """Raise, once, if a rank has cancelled a call that this rank has made; then go on with those of its node."""
         self._notes.look(self._world)
-        found = self._notes.found[self._number]
+        found, within = self._notes.found[self._number], self._within
         # A call that this rank has yet to make it must make too: the cancelling rank takes part in it, and waits.
-        past = [call for call in found if call < self._call]
-        ranks = [found.pop(call) for call in past if call not in self._cancelled]
+        past = [(call, found.pop(call)) for call in [*found] if call < self._call]
+        ranks = [rank for call, rank in past if call >= self._told and call not in self._cancelled]
+        # By this rank or another one, and no call has been made since.
+        is_told = self._call == self._told or self._call - 1 in self._cancelled
+        canceller = None if within is None else within.canceller
+        if canceller is not None and not is_told:
+            ranks.append(canceller)
         if ranks:
-            raise MismatchError(
+            self._told = self._call
+            raise error or MismatchError(
                 f"rank {ranks[0]} has cancelled a reduction, because its array did not fit; the result of the "
-                "last call, or the one before, is not valid"
+                "last call, or of some before, is not valid"
             )
+        if is_told and error is not None:
+            raise error  # nobody waits for this rank more than for others
+        if within is not None and canceller is not None:
+            most = within.meet_again(self._call)
+            self._order.follow(stream)
+            while (
+                self._call < most
+            ):  # others of the node have made calls that were as good as cancelled
+                self._skip(stream)
 
     def _cancel(self, stream: Stream, error: Exception) -> None:
         """Take part in a call without an array, so that the other ranks do not wait for this one, and tell them."""
-        self._cancelled.add(self._call)
-        self._notes.send(self._world, self._number, self._call)
-        self._order.follow(stream)
         if self._within is not None:
             with suppress(HaloxError):
                 self._within.reduce(0, 0, stream, error)
+        self._skip(stream)
+
+    def _skip(self, stream: Stream) -> None:
+        """Make a call for the other nodes alone, and tell them."""
+        self._cancelled.add(self._call)
+        self._notes.send(self._world, self._number, self._call)
         self._transfer(self._own, self._own, stream.ptr)
 
     def _put(self, source: int, target: int, stream: Stream) -> None:
         pointer, value = stream.ptr, source
         if self._within is not None:
             value = self._own
-            self._within.reduce(source, value, stream, None)
+            try:
+                self._within.reduce(source, value, stream, None)
+            except MismatchError:
+                self._check_cancelled(stream, None)  # cancelled since it was asked
+                raise
         self._transfer(value, target, pointer)
 
     def _transfer(self, value: int, target: int, pointer: int) -> None:

@@ -91,11 +91,12 @@ class NcclChannel(AsideChannel, MovableChannel):
         self._before: list[MovableLaunches] = []
         self._after = clearing_of(job, self._device)
         # Marks that no kernel for packing or unpacking leaves.
-        self._begin = _marked(begin, [*packed, *agreed.copies.sends], self._device)
+        self._begin = _marked(begin, packed, self._device)
         self._end = _marked(end, come, self._device)
         pairs = [*agreed.copies.pairs()]
         if pairs:
-            self._before.append(PackingWithCopies(job, packed, pairs, self._device, begin))
+            mark = begin if packed else None  # copies in other arrays leave none
+            self._before.append(PackingWithCopies(job, packed, pairs, self._device, mark))
         elif packed:
             self._before.append(packing(job, packed, self._device, begin))
         if come:

@@ -101,6 +101,7 @@ __device__ __forceinline__ Turn take_turn(const Allreduce& p, u32 turns)
 template <class Missing>
 __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missing& missing)
 {
+    __shared__ bool was_over;
     u32 from = 1;
     u64 since = 0;
     for (;;) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missin
             if (!since)
                 since = now;
             const u64 failed = load_state(p.state).failed;
-            over = is_over(failed, epoch);
+            was_over = over = is_over(failed, epoch);
             if (over)
                 give_up_too(p, epoch, failed);
             else
@@ -122,7 +123,8 @@ __device__ __forceinline__ bool wait(const Allreduce& p, u32 epoch, const Missin
         }
         if (!__syncthreads_or(over))
             continue;
-        if (from)
+        // A second rank that cancels may have set `state.failed` again: this would tell the host of a wait that was none.
+        if (from && !was_over)
             give_up(p, epoch, from);
         return false;
     }
