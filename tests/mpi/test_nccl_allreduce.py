@@ -237,6 +237,32 @@ def test_any_ranks_cancel(
     streams._query.cache_clear()
 
 
+def test_captured_reductions_of_fields(
+    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take no temporary, whose memory others would get while a graph writes there."""
+    import cupy
+
+    machine, _ = gpu
+
+    def refuse(shape: Any, dtype: Any = "f8") -> Any:
+        raise AssertionError("a temporary in a graph")
+
+    with halox.Grid((4 * comm.size, 6), comm=comm, device="gpu") as grid:
+        u, out = Array(np.full(grid.padded_shape, comm.rank + 1.0)), Array(np.zeros(()))
+        squares = 24 * sum((rank + 1.0) ** 2 for rank in range(comm.size))
+        for name, right in (("norm", squares**0.5), ("dot", squares)):
+            arrays = (u,) if name == "norm" else (u, u)
+            getattr(grid, name)(*arrays, out=out)
+            out.values[...] = 0
+            with monkeypatch.context() as patch:
+                patch.setattr(cupy, "empty", refuse)
+                machine.capturing = True
+                getattr(grid, name)(*arrays, out=out)
+                machine.capturing = False
+            assert agree(bool(np.isclose(float(out), right, rtol=1e-14)), comm), name
+
+
 def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     """Nothing of it is captured, and nobody else is told."""
     machine, nccl = gpu

@@ -224,12 +224,13 @@ class InTwoSteps:
         if is_known:
             arena, world = context.device_arena, context.world
 
-            def make() -> FieldReduction:
+            def make() -> tuple[FieldReduction, CupyArray]:
                 made = FieldReduction(world, arena, self._local, dtypes[0], 1)
                 made.open_alone()
-                return made
+                return made, cupy().empty((), self._dtype)
 
-            self._cells = world.guarded(make, _DOING)
+            # Graphs of calls go on to write the rank's value, so it is no temporary.
+            self._cells, self._own = world.guarded(make, _DOING)
 
     def __call__(self, cells: Sequence[Cells], out: CupyArray) -> None:
         """Launch, and combine; blocks as the allreduce does."""
@@ -265,9 +266,8 @@ class InTwoSteps:
         described = [one.described for one in cells]
         if self._cells is None or not self._cells.walks(described):
             return combine_by_cupy(self._local, cells).astype(self._dtype, copy=False)
-        value = cupy().empty((), self._dtype)
-        self._cells(described, value.data.ptr, stream)
-        return value
+        self._cells(described, self._own.data.ptr, stream)
+        return self._own
 
     def close(self) -> None:
         """Release what both steps hold; collective."""
