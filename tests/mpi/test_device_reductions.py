@@ -308,6 +308,14 @@ def test_captures(way: str, machine: Machine, comm: MPI.Intracomm) -> None:
         machine.capturing = True
         if reduce.captures:
             reduce(array, out=array)
+            columns = Array(np.ones((3, 2))[:, 0])
+            for given, out, name in (
+                (columns, array, "array"),
+                (array, columns, "out"),
+                (np.ones(3), array, "array"),
+            ):
+                with pytest.raises(StateError, match=f"^{name} needs a copy on the way"):
+                    reduce(given, out=out)
         else:
             with pytest.raises(StateError, match="needs the host in every call"):
                 reduce(array)

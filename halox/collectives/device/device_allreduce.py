@@ -94,6 +94,8 @@ class DeviceAllreduce(ArrayReduction):
         given = scalar_array(array, self.dtype) if np.isscalar(array) else array
         found = describe(given, "array")
         self._check(found, "array")
+        if found.device is None:
+            check_lasts("array")
         return self._plain(as_device_array(_host(given) if found.device is None else given))
 
     def _is_plain(self, array: object) -> TypeGuard[CupyArray]:
@@ -107,6 +109,7 @@ class DeviceAllreduce(ArrayReduction):
         is_run, is_aligned = array.flags.c_contiguous, array.data.ptr % self._part == 0
         if is_run and is_aligned:
             return array
+        check_lasts("array")
         if is_aligned:
             return array.copy(order="C")
         if not is_run:
@@ -124,6 +127,7 @@ class DeviceAllreduce(ArrayReduction):
             self._check(describe(out, "out"), "out")
             if self._is_target(out, source):
                 return out
+            check_lasts("out")
         return self._empty(self.shape, self.dtype)
 
     def _is_target(self, out: object, source: CupyArray) -> TypeGuard[CupyArray]:
@@ -140,6 +144,15 @@ class DeviceAllreduce(ArrayReduction):
                 f"{name} is on GPU {found.device}, rank {self._rank} reduces on GPU {self._device}; "
                 f"allocate under `with cupy.cuda.Device({self._device}):`"
             )
+
+
+def check_lasts(name: str) -> None:
+    """Raise `StateError` in a capture: replays would go on to use a copy's memory, which is free then."""
+    if is_capturing():
+        raise StateError(
+            f"{name} needs a copy on the way, which cannot be captured in a CUDA graph; give a contiguous CuPy array, "
+            "or copy before the capture"
+        )
 
 
 def _host(array: Any) -> Array:

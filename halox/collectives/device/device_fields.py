@@ -23,7 +23,7 @@ from halox.collectives.device.device_algorithms import (
     make_algorithm,
     why_no_kernels,
 )
-from halox.collectives.device.device_allreduce import DeviceAllreduce
+from halox.collectives.device.device_allreduce import DeviceAllreduce, check_lasts
 from halox.collectives.device.field_plans import FIELD_REDUCTIONS, check_aligned
 from halox.collectives.device.kernel_plans import MOST_RANKS
 from halox.collectives.device.kernel_reductions import (
@@ -286,8 +286,9 @@ def _check_dtypes(name: str, dtypes: Sequence[DType]) -> None:
 
 
 def combine_by_cupy(name: str, cells: Sequence[Cells]) -> Any:
-    """Reduce this rank's cells to an array of shape ()."""
+    """Reduce this rank's cells to an array of shape (); `StateError` in a capture."""
     cp = cupy()
+    check_lasts("a field with these strides")
     for one in cells:
         check_aligned(one.described)
     first, *others = (as_device_array(one.view()) for one in cells)
