@@ -227,7 +227,7 @@ class TestArrays:
         ranks = connect_arrays(3, PLANS[algorithm](np.dtype("f8"), "sum", 200, 3))
         found = np.zeros(200)
         with without_gpu():
-            for seed in range(60):
+            for seed in range(trials(60)):
                 streams = [Stream(i, "random", 1, 300, seed) for i in range(3)]
 
                 def work(i, streams=streams, seed=seed):

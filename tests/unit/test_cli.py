@@ -302,7 +302,7 @@ class TestCommand:
         assert (ended.stderr, ended.returncode) == ("", 141)
 
     @pytest.mark.parametrize("buffered", [True, False])
-    @pytest.mark.parametrize("words", ["info", "run --list", "run nas_ft", "--help"])
+    @pytest.mark.parametrize("words", ["info", *support.full("run --list", "run nas_ft", "--help")])
     def test_output_that_cannot_be_written(self, words: str, buffered: bool) -> None:
         """One line and status 1, as of other tools on a full disk."""
         with open("/dev/full", "w") as full:
