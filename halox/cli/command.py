@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -146,7 +146,7 @@ class _Output:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text: str) -> Any:
+    def write(self, text: str) -> object:
         """Write text."""
         return self._do(self._stream.write, text)
 
@@ -154,7 +154,7 @@ class _Output:
         """Flush what is written."""
         self._do(self._stream.flush)
 
-    def _do(self, method: Any, *text: str) -> Any:
+    def _do(self, method: Callable[..., object], *text: str) -> object:
         try:
             return method(*text)
         except BrokenPipeError:
