@@ -189,7 +189,7 @@ def plan(
     *,
     sms: int,
     max_blocks: int | None = None,
-    element_bytes: int = 1,
+    element_bytes: int | None = None,
     max_words: int = MAX_WORDS,
     max_word: int = 16,
     tiles: bool = False,
@@ -197,11 +197,11 @@ def plan(
     """Plan one launch that performs all copies, with no chunks if there is nothing to move.
 
     The words are spread over ``sms`` multiprocessors, a thread block for each chunk unless ``max_blocks``
-    limits them. Words hold whole elements of ``element_bytes``, 1 for plain copies, and have at most
-    ``max_word`` bytes, for copies whose addresses are relative to ones that are only known to be multiples
-    of it. Regions of more than ``max_words`` words are cut. With ``tiles``, copies between different orders of the axes
-    go through shared memory. Raises `DeviceError` if ``max_blocks`` is less than 1, and `DatatypeError` if the two
-    sides of a copy differ in bytes, or an address or a stride is not a multiple of ``element_bytes``.
+    limits them. Words have at most ``max_word`` bytes, for copies whose addresses are relative to ones that are
+    only known to be multiples of it; where elements of ``element_bytes`` are added, they hold whole ones. Regions
+    of more than ``max_words`` words are cut. With ``tiles``, copies between different orders of the axes go through
+    shared memory. Raises `DeviceError` if ``max_blocks`` is less than 1, and `DatatypeError` if the two sides of a
+    copy differ in bytes, or an address or a stride is not a multiple of ``element_bytes``.
     """
     check_max_blocks(max_blocks)
     rows = [
@@ -292,19 +292,19 @@ def fill_region(region: np.void, row: Row, first_chunk: int) -> None:
 
 
 def rows_of(
-    copy: Copy, element_bytes: int, max_words: int, max_word: int, *, tiles: bool = False
+    copy: Copy, element_bytes: int | None, max_words: int, max_word: int, *, tiles: bool = False
 ) -> Iterator[Row]:
     """Yield the rows that together perform a copy; arguments as for :func:`plan`."""
     for piece in pieces(copy):
         *outer, run = piece.levels
         word = min(max_word, _word_bytes(piece.source, piece.target, piece.levels))
-        if word < element_bytes:
+        if element_bytes is not None and word < element_bytes:
             raise DatatypeError(
                 f"copy from address {piece.source:#x} to {piece.target:#x}: addresses and strides "
                 f"are multiples of {word} bytes, but adding needs multiples of the element's "
                 f"{element_bytes}; copy to aligned memory first"
             )
-        if word <= 2 and run.steps >= SHORTEST_RUN and element_bytes == 1:
+        if word <= 2 and run.steps >= SHORTEST_RUN and element_bytes is None:
             rows = list(_runs(piece))
         else:
             n = run.steps // word
@@ -330,7 +330,7 @@ def least_row_bytes(blocks: StridedBlocks) -> int:
     if blocks.nbytes < LEAST_BYTES or blocks.block_bytes > MOST_ELEMENT_BYTES:
         return blocks.block_bytes
     copy = Copy(Side(0, blocks), contiguous_side(0, blocks.nbytes))
-    rows = [*rows_of(copy, 1, MAX_WORDS, 16, tiles=True)]
+    rows = [*rows_of(copy, None, MAX_WORDS, 16, tiles=True)]
     return min(
         min(row.tile[:2]) * row.tile.words * row.word_bytes if row.tile else blocks.block_bytes
         for row in rows

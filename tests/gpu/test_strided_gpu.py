@@ -330,6 +330,20 @@ class TestAdd:
         assert here.get().tobytes() == expected.tobytes()
         assert add.nbytes == datatype.size
 
+    @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
+    @pytest.mark.parametrize("columns", [33, 150, 1100])
+    def test_long_blocks_between_odd_addresses(self, dtype, columns):
+        """Which a copy would move as runs, of no words."""
+        rng = np.random.default_rng(columns)
+        shape = (50, columns + 2)
+        source, target = (rng.integers(0, 60, shape).astype(dtype) for _ in range(2))
+        there, here = on_device(source), on_device(target)
+        datatype = dt.subarray(shape, (50, columns), (0, 1), dtype)
+        copy = Copy(*(Side(x.pointer, datatype.strided) for x in (there, here)))
+        StridedAdd([copy], dtype, device=DEVICE).launch()
+        target[:, 1:-1] += source[:, 1:-1]
+        assert here.get().tobytes() == target.tobytes()
+
     def test_half_precision_is_ieee(self):
         rng = np.random.default_rng(6)
         a, b = (rng.integers(0, 2**16, 8192, dtype=np.uint16).view("f2") for _ in range(2))

@@ -376,6 +376,20 @@ class TestAdd:
         self.add(source, target, datatype)
         assert target.tobytes() == expected.tobytes()
 
+    @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
+    @pytest.mark.parametrize("columns", [33, 40, 150, 1100])
+    def test_long_blocks_between_odd_addresses(self, dtype, columns):
+        """Which a copy would move as runs, of no words."""
+        rng = np.random.default_rng(columns)
+        shape = (3, columns + 2)
+        source, target = (field(shape, dtype, start) for start in (2, 0))
+        for array in (source, target):
+            array[:] = rng.integers(0, 60, shape).astype(dtype)
+        expected = target.copy()
+        expected[:, 1:-1] += source[:, 1:-1]
+        self.add(source, target, dt.subarray(shape, (3, columns), (0, 1), dtype))
+        assert target.tobytes() == expected.tobytes()
+
     def add(self, source, target, datatype):
         a, b = (Side(x.ctypes.data, datatype.strided) for x in (source, target))
         element, nbytes = addition_element(target.dtype)

@@ -189,7 +189,7 @@ def runs(
     """Rows between arrays and the packed message, side 1 of copies that send, 0 of those that receive."""
     found = []
     for copy in copies:
-        for row in rows_of(copy, 1, MAX_WORDS, max_word, tiles=tiles):
+        for row in rows_of(copy, None, MAX_WORDS, max_word, tiles=tiles):
             start = row.target if packed else row.source
             found.append(Run(row, start if _is_contiguous(row, packed) else -1))
     return found
