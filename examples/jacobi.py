@@ -169,7 +169,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tolerance", type=float, default=1e-6, help="end at this share of the first residual"
     )
-    parser.add_argument("--steps", type=int, default=100_000, help="end after so many steps")
+    parser.add_argument(
+        "--steps", type=int, default=100_000, help="end after so many steps, in multiples of K"
+    )
     parser.add_argument(
         "--read-every", type=int, default=100, metavar="K", help="steps between reads of it, even"
     )
