@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,17 @@ def check_error(table: Table, name: str, comm: MPI.Intracomm) -> None:
         call(comm)
     kinds = comm.allgather(type(caught.value).__name__)
     assert set(kinds) == {kind.__name__}, "ranks raised different errors"
+    if comm.size == 2 and comm.rank == 0:  # as on the page, without the other rank's line
+        said, _, _ = str(caught.value).partition("\n[rank 1]")
+        assert re.fullmatch(documented(name.partition(" >")[0]), said), said
+
+
+def documented(name: str) -> str:
+    """Return the pattern of a text on the page, where "..." stands for anything."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    line = next(line for line in lines if line.startswith(f"| {name} |"))
+    text = unescape(line.split(" | ", 2)[2].removesuffix(" |"))
+    return ".*".join(map(re.escape, text.split("...")))
 
 
 def undocumented(table: Iterable[str]) -> list[str]:
