@@ -72,6 +72,10 @@ MADE_BY_HALOX = {
 """Classes that users hold but do not construct: their constructors' arguments are left out."""
 
 
+INTERNAL = {"Plan.accepts", "Plan.hold", "Plan.views", "Report.measured", "Row.of"}
+"""Methods that halox itself calls, left out as well."""
+
+
 def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, str] | None:
     """Leave out the arguments that are not for users."""
     if name in MADE_BY_HALOX:
@@ -81,7 +85,7 @@ def without_arguments(_app: Any, _kind: str, name: str, *_: Any) -> tuple[str, s
 
 def not_for_users(_app: Any, _kind: str, _name: str, found: Any, skip: bool, _: Any) -> bool | None:
     """Leave out what halox itself calls."""
-    return getattr(found, "__qualname__", "") in ("Plan.hold", "Plan.views", "Row.of") or None
+    return getattr(found, "__qualname__", "") in INTERNAL or None
 
 
 def setup(app: Any) -> None:

@@ -192,7 +192,12 @@ def test_guides_and_reference_are_linked_both_ways(site: Path) -> None:
     assert "halox.errors.StateError.html#halox.errors.StateError" in Links(entry).links
 
 
-INTERNAL = {("halox.Plan", "hold"), ("halox.Plan", "views")}
+INTERNAL = {
+    ("halox.Plan", "accepts"),
+    ("halox.Plan", "hold"),
+    ("halox.Plan", "views"),
+    ("halox.Report", "measured"),
+}
 
 
 def test_attributes_are_written_one_by_one() -> None:
