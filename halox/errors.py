@@ -36,11 +36,11 @@ class MissingPackageError(HaloxError, ImportError):
 
 
 class ClosedError(HaloxError, RuntimeError):
-    """A grid or plan was used after ``close()``."""
+    """An object was used after ``close()``, or after ``MPI.Finalize``."""
 
 
 class StateError(HaloxError, RuntimeError):
-    """Calls in an order that has no meaning, such as ``finish`` without ``start``."""
+    """A call that is impossible now: ``finish`` without ``start``, in a stream capture, or beside another thread's."""
 
 
 class CheckpointError(HaloxError, OSError):

@@ -54,7 +54,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Cells of the neighbours that each rank keeps a copy of.
     periodic : bool or one per axis
         Whether the last cell's upper neighbour is the first cell.
-    proc_shape : sequence of int, optional
+    proc_shape : int or sequence of int, optional
         Ranks per axis; 0 or None for axes that halox chooses. By default it chooses all, for the fewest halo bytes.
     blocks : sequence, optional
         Per axis None, or the number of cells of each part, where an even division is not wanted.
@@ -118,13 +118,20 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         If ``device="gpu"`` and there is none, or ranks would differ.
     PathError
         If there is no such path; if it cannot be taken here, the exchanges say so.
+    HaloxError
+        If ``comm`` is no intracommunicator of mpi4py, or a variable of halox in the environment has no valid value.
+    ClosedError
+        If MPI has been finalized.
+    ExchangeTimeoutError
+        If another rank does not come within ``HALOX_TIMEOUT`` seconds.
     MissingPackageError
         If there is no mpi4py or no MPI library.
 
     Notes
     -----
     Collective over ``comm``, as are `close`, the field factories, the reductions and everything that exchanges.
-    All errors are raised on all ranks or on none. One thread at a time: a second one is refused with a `StateError`.
+    All errors are raised on all ranks or on none, but for those of reductions between GPUs (see `sum`). One thread at a
+    time: a second one is refused with a `StateError`.
 
     Examples
     --------
@@ -235,11 +242,24 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         return array
 
     def layout(self, field: object) -> FieldLayout:
-        """Return where the cells of a field lie: its shape, interior, owned points, regions; local."""
+        """Return the places of a field's cells in its array and in the grid; local.
+
+        Returns
+        -------
+        FieldLayout
+            Among others ``padded_shape``, the shape of the array; ``interior``, the slices of the owned points in it;
+            ``owned``, their global indices; ``origin``, the global index of the array's first point along each axis.
+            For a field of one parity the last two count pairs of cells along the last axis.
+
+        Raises
+        ------
+        FieldError
+            If the array does not fit the grid.
+        """
         return self._layouts.find(field)
 
     def interior(self, field: Any) -> Any:
-        """Return a view of a field without its halo: the cells this rank owns; local."""
+        """Return a view of a field without its halo, the cells this rank owns; local, with the errors of `layout`."""
         return field[self.layout(field).interior]
 
     def indices(
@@ -300,11 +320,18 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         Raises
         ------
         FieldError
-            If an array does not fit the grid: shape, device, read-only.
+            If an array does not fit the grid: shape, dtype, read-only.
+        DeviceError
+            If it is on another device than the grid's fields.
         MismatchError
-            If the ranks' fields do not match.
+            If the ranks' fields do not match, or they have made different calls.
+        PathError
+            If the path asked for (``path`` of the grid, ``HALOX_PATH``) cannot be taken; says why.
         StateError
-            If another thread is inside a collective call of this grid.
+            If another thread is inside a collective call of this grid; if CuPy's current stream is being captured, and
+            a plan has to be made or its path cannot be captured.
+        ClosedError
+            If the grid is closed.
         ExchangeTimeoutError
             If a neighbour does not come within ``HALOX_TIMEOUT`` seconds.
 
@@ -356,7 +383,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
 
         Notes
         -----
-        Collective. Errors as of `exchange`, and `PathError` if the path asked for cannot be taken.
+        Collective. Errors as of `exchange`.
         """
         self._world.begin("plan")
         return self._plan("copy", fields, corners, keep=True, path=path)
@@ -432,7 +459,8 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
     def close(self) -> None:
         """Free plans, staging memory and communicators.
 
-        Collective, and harmless when repeated. Fields stay valid; the grid's methods raise `ClosedError` after it.
+        Collective, and harmless when repeated. Fields stay valid; calls raise `ClosedError` after it, but for
+        `interior`, `layout` and `indices`.
         """
         if not self._world.closed:
             self._plans.clear()

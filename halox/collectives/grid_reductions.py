@@ -54,6 +54,10 @@ class GridReductions:
         ------
         FieldError
             If the dtype has no such operation, the array does not fit the grid, or ``out`` the result.
+        DeviceError
+            If the array is on another device than the grid's fields.
+        ClosedError
+            If the grid is closed.
         MismatchError
             If the ranks' dtypes or layouts (components, staggering, halo) differ; on a GPU dtypes and parities
             only, at the first call with these.

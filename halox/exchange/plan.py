@@ -297,7 +297,7 @@ class Plan:
         raise StateError(misuse)
 
     def explain(self) -> Report:
-        """Return, for each message, its bytes, runs, path, the reason for it, and microseconds.
+        """Return, for each message, its bytes, blocks, path, the reason for it, and microseconds.
 
         Notes
         -----

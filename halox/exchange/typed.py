@@ -141,7 +141,7 @@ class Exchange(Closing):
             raise
 
     def __call__(self) -> None:
-        """Run the exchange once."""
+        """Run the exchange once, with the errors of `Plan.start` and `Plan.finish`."""
         self._plan()
 
     def start(self) -> None:
