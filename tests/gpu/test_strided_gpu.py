@@ -333,7 +333,7 @@ class TestAdd:
     @pytest.mark.parametrize("dtype", ["i1", "u1", "f2", "i2"])
     @pytest.mark.parametrize("columns", [33, 150, 1100])
     def test_long_blocks_between_odd_addresses(self, dtype, columns):
-        """Which a copy would move as runs, of no words."""
+        """A copy moves such blocks as runs; an addition needs whole words."""
         rng = np.random.default_rng(columns)
         shape = (50, columns + 2)
         source, target = (rng.integers(0, 60, shape).astype(dtype) for _ in range(2))
