@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import numpy.typing as npt
 
@@ -12,7 +14,8 @@ from halox.errors import HaloxError
 from halox.exchange.selection import reads_in_place
 from halox.field_layouts import FieldLayouts
 from halox.field_options import FieldOptions, field_spec, fixed_dtype
-from halox.runtime.arrays import Array, DType, check_extents
+from halox.runtime.arena import Room, Wishes
+from halox.runtime.arrays import Array, DType, check_extents, describe
 from halox.runtime.call_guard import one_thread
 from halox.runtime.context import Context
 from halox.runtime.gpu.devices import allocate, check_dtype, fill, fill_value
@@ -29,6 +32,22 @@ Form = Callable[[], tuple[FieldLayout, DType]]
 """Returns layout and dtype of a field, or raises what is wrong with their description."""
 
 
+class _Description(NamedTuple):
+    """Field to be allocated; ``filling`` is an array, None for bytes of zero."""
+
+    layout: FieldLayout
+    dtype: DType
+    is_read_in_place: bool
+    is_filled: bool
+    filling: Array | None
+
+    def filled(self, array: Field) -> Field:
+        """Fill a new array, unless it may have any contents, and return it."""
+        if self.is_filled:
+            fill(array, self.filling)
+        return array
+
+
 class GridAllocation:
     """Allocations as methods of a grid."""
 
@@ -38,6 +57,7 @@ class GridAllocation:
     _layout: FieldLayout
     _layouts: FieldLayouts
     _made = 0
+    _read_in_place: dict[tuple[int, DType], bool]
 
     def zeros(self, dtype: npt.DTypeLike = "f8", **layout: Unpack[FieldOptions]) -> Any:
         """Allocate a field of zeros, halo included: bytes of zero, whatever the dtype.
@@ -161,52 +181,75 @@ class GridAllocation:
     def _new_like(
         self, field: object, dtype: npt.DTypeLike | None, contents: Contents, value: object = None
     ) -> Field:
-        def check() -> tuple[FieldLayout, DType]:
-            found, layout = self._layouts.read(field)
-            return layout, fixed_dtype(found.dtype if dtype is None else dtype)
+        def form() -> tuple[FieldLayout, DType]:
+            layout = self._layouts.find(field)
+            return layout, fixed_dtype(describe(field).dtype if dtype is None else dtype)
 
-        return self._add(check, contents, value, dtype)
+        return self._add(form, contents, value, dtype)
 
     @one_thread
     def _add(self, form: Form, contents: Contents, value: object, dtype: object) -> Field:
-        """Allocate a field on each rank; collective."""
-        world, context, device = self._world, self._context, self.device_id
+        """Allocate a field on each rank; collective: one meeting where all ranks have room for it on the host."""
+        world, arena = self._world, self._context.arena
+        on_host, room = self.device_id is None, Room()
         world.begin(contents, dtype)
 
-        def check() -> tuple[FieldLayout, DType, Array | None]:
-            layout, found = form()
-            remedy = "give fewer components, a smaller dtype, or more ranks"
-            check_extents(layout.padded_shape, found.itemsize, "a field of shape", remedy)
-            if device is not None:
-                check_dtype(found, device)
-            if contents in ("zeros", "empty"):
-                return layout, found, None
-            return layout, found, fill_value(value, found, layout.padded_shape)
+        def prepare() -> tuple[tuple[_Description, Field | None], Wishes | None]:
+            nonlocal room
+            described = self._describe(form, contents, value)
+            if on_host and arena.shares_memory and described.is_read_in_place:
+                room = arena.reserve(prod(described.layout.padded_shape) * described.dtype.itemsize)
+            elif on_host:
+                return (described, self._allocate(described)), None
+            return (described, None), room.wishes
 
-        layout, found, filling = world.guarded(check, _ALLOCATION)
-        shared = None
-        if device is None and reads_in_place(layout, found.itemsize):
-            shared = context.arena.array(layout.padded_shape, found)
-
-        def make() -> Field:
-            array: Field | None = shared
-            try:
-                if device is not None and world.size > 1:
-                    # Neighbours can map it, so that they can store into its halo, and adapters register it whole.
-                    array = context.use_device(device).array(layout.padded_shape, found)
-                elif array is None:
-                    array = allocate(layout.padded_shape, found, device)
-            except MemoryError as error:
-                raise HaloxError(
-                    f"no memory for a field of shape {layout.padded_shape} and dtype {found} ({error}); use more "
-                    "ranks, or a smaller dtype"
-                ) from error
-            if contents != "empty":
-                fill(array, filling)
-            return array
-
-        # Memory can run out on one rank alone.
-        array: Field = world.guarded(make, _ALLOCATION)
+        try:
+            (described, array), said = world.prepare(prepare, _ALLOCATION)
+        except BaseException:
+            arena.cancel(room)
+            raise
+        wishes = any(said)
+        if on_host and (wishes or array is None):
+            block = arena.take(room, [said[rank] for rank in world.node_ranks], is_field=True)
+            if block is not None:
+                array = described.filled(
+                    arena.array(block, described.layout.padded_shape, described.dtype)
+                )
+        if wishes or not on_host:  # memory can run out on one rank alone
+            make = partial(self._allocate, described)
+            array = world.guarded(lambda: make() if array is None else array, _ALLOCATION)
+        assert array is not None
         self._made += 1
-        self._layouts.add(array, layout, self._made)
+        self._layouts.add(array, described.layout, self._made)
         return array
+
+    def _describe(self, form: Form, contents: Contents, value: object) -> _Description:
+        """Check the description of a field, and the value that it is filled with."""
+        layout, dtype = form()
+        shape, known = layout.padded_shape, self._read_in_place.get((id(layout), dtype))
+        if known is None:
+            remedy = "give fewer components, a smaller dtype, or more ranks"
+            check_extents(shape, dtype.itemsize, "a field of shape", remedy)
+            if self.device_id is not None:
+                check_dtype(dtype, self.device_id)
+            known = reads_in_place(layout, dtype.itemsize)
+            self._read_in_place[id(layout), dtype] = known
+        has_value = contents not in ("zeros", "empty")
+        filling = fill_value(value, dtype, shape) if has_value else None
+        return _Description(layout, dtype, known, contents != "empty", filling)
+
+    def _allocate(self, described: _Description) -> Field:
+        """Allocate a field in this rank's own memory; local."""
+        shape, dtype = described.layout.padded_shape, described.dtype
+        try:
+            if self.device_id is not None and self._world.size > 1:
+                # Neighbours can map it, so that they can store into its halo, and adapters register it whole.
+                array: Field = self._context.use_device(self.device_id).array(shape, dtype)
+            else:
+                array = allocate(shape, dtype, self.device_id)
+        except MemoryError as error:
+            raise HaloxError(
+                f"no memory for a field of shape {shape} and dtype {dtype} ({error}); use more ranks, or a smaller "
+                "dtype"
+            ) from error
+        return described.filled(array)

@@ -48,7 +48,7 @@ class FieldLayouts:
         self._declared: dict[Hashable, tuple[weakref.ref[object], FieldLayout, int]] = {}
         # Arrays with memory of the fields declared, and whether the grid has made it.
         self._owners: dict[int, tuple[weakref.ref[object], bool]] = {}
-        self._known: dict[FieldLayout, None] = {}
+        self._known: dict[int, FieldLayout] = {}  # by identity: `of` makes each once
         self._caches: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     def __len__(self) -> int:
@@ -200,7 +200,7 @@ class FieldLayouts:
         try:
             return self.of(infer_spec(self._decomposition, self._rank, shape, self._halo))
         except FieldError:
-            known = [layout for layout in self._known if layout.padded_shape == shape]
+            known = [layout for layout in self._known.values() if layout.padded_shape == shape]
             if any(layout.spec.parity is not None for layout in known):
                 raise FieldError(
                     f"array: shape {shape} is that of a field of one parity, and no shape tells which; tell with "
@@ -215,8 +215,8 @@ class FieldLayouts:
         if id(root) not in self._owners:
             _watch(self._owners, id(root), root, False)
         _watch(self._declared, _field(found), root, layout, number)
-        if layout not in self._known:
-            self._known[layout] = None
+        if id(layout) not in self._known:
+            self._known[id(layout)] = layout
             known = self._by_shape.pop(layout.padded_shape, None)
             if known is not None and known is not layout:
                 self._look_again()

@@ -163,6 +163,7 @@ class Grid(Closing, GridAllocation, GridReductions, GridData):
         self._world = world = World(comm, "making a grid")
         self._context = Context(world)
         self._plan_number = 0
+        self._read_in_place = {}
         self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         try:
             division = divide(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -53,6 +53,9 @@ class SegmentKey(NamedTuple):
 HostPlace: TypeAlias = Place[SegmentKey]
 """Place of a block."""
 
+Wishes: TypeAlias = tuple[bool, Sequence[int]]
+"""Whether a rank needs a new segment, and which of its segments are to be unmapped."""
+
 
 @dataclass(eq=False)
 class Block:
@@ -71,6 +74,30 @@ class _Own:
     free: FreeList
     idle: int = 0
     is_trimmed: bool = False
+
+
+@dataclass(eq=False)
+class Room:
+    """Room for ``nbytes`` at ``offset`` of an own segment, None where a new one is needed; for no block by default.
+
+    ``idle`` are own segments to be unmapped.
+    """
+
+    nbytes: int = 0
+    rounded: int = 0
+    segment: int | None = None
+    offset: int = 0
+    idle: Sequence[int] = ()
+
+    @property
+    def needs_segment(self) -> bool:
+        """Whether no segment has room."""
+        return self.rounded > 0 and self.segment is None
+
+    @property
+    def wishes(self) -> Wishes | None:
+        """What the ranks of the node are to do together; None for nothing."""
+        return (self.needs_segment, self.idle) if self.needs_segment or self.idle else None
 
 
 def arena_of(world: World) -> SharedArena:
@@ -107,7 +134,7 @@ class SharedArena:
         self._world = weakref.ref(world)
         self._release_plans()
         self._is_open = True
-        self._shares_memory = world.shares_memory
+        self.shares_memory = world.shares_memory
         # A field's finalizer keeps the arena, which must not keep the world.
         self._gather: Callable[[object, str], list[Any]] = world.ranks.gather_node
 
@@ -121,35 +148,51 @@ class SharedArena:
 
         None on all of them if the node's shared memory is too small, or there is only one rank.
         """
-        if not self._shares_memory:
+        if not self.shares_memory:
             return None
+        room = self.reserve(nbytes)
+        return self.take(room, self._gather(room.wishes, _ALLOCATING), is_field=is_field)
+
+    def reserve(self, nbytes: int) -> Room:
+        """Find room for a block, for `take` once all ranks of the node have met, or for `cancel`; local."""
         rounded = rounded_up(max(nbytes, 1), _GRANULE)
         self._sweep()
         for own in self._own.values():
             own.idle += 1
         idle = self._idle()
-        found = self._find(rounded)
-        said = self._gather(
-            (found is None, [n for n in idle if found is None or n != found[0]]), _ALLOCATING
-        )
-        for node_rank, (_, dropped) in enumerate(said):
-            self._drop(node_rank, dropped)
-        if any(needs for needs, _ in said):
-            made = self._make(rounded if found is None else 0)
+        number, offset = self._find(rounded) or (None, 0)
+        return Room(nbytes, rounded, number, offset, [n for n in idle if n != number])
+
+    def cancel(self, room: Room) -> None:
+        """Give back room that was not taken; local."""
+        if room.segment is not None:
+            self._own[room.segment].free.put(room.offset, room.rounded)
+
+    def take(
+        self, room: Room, said: Sequence[Wishes | None], *, is_field: bool = False
+    ) -> Block | None:
+        """Take a block, by the wishes of all ranks of the node; None as of `allocate`, or if the room is for none.
+
+        Collective over the ranks of the node if any of them has wishes, and local otherwise.
+        """
+        for node_rank, wishes in enumerate(said):
+            self._drop(node_rank, wishes[1] if wishes else ())
+        if any(wishes and wishes[0] for wishes in said):
+            made = self._make(room.rounded if room.needs_segment else 0)
             if made is None:
-                if found is not None:
-                    self._own[found[0]].free.put(found[1], rounded)
+                self.cancel(room)
                 return None
-            if found is None:
-                self._own[made].free.take(rounded)
-                found = made, 0
-        assert found is not None
-        number, offset = found
-        own = self._own[number]
+            if room.needs_segment:
+                self._own[made].free.take(room.rounded)
+                room.segment = made
+        if room.segment is None:
+            return None
+        own = self._own[room.segment]
         own.idle = 0
-        place = Place(SegmentKey(number, self.node_rank), offset)
-        block = Block(place, own.segment.memory[offset : offset + nbytes], next(self._numbers))
-        self._used[block.number] = number, offset, rounded, is_field
+        place = Place(SegmentKey(room.segment, self.node_rank), room.offset)
+        memory = own.segment.memory[room.offset : room.offset + room.nbytes]
+        block = Block(place, memory, next(self._numbers))
+        self._used[block.number] = room.segment, room.offset, room.rounded, is_field
         return block
 
     def _find(self, nbytes: int) -> tuple[int, int] | None:
@@ -238,14 +281,11 @@ class SharedArena:
                 own.is_trimmed = True
         self._is_sweeping = False
 
-    def array(self, shape: tuple[int, ...], dtype: DType) -> Array | None:
-        """Return an array that releases its block with its last view; collective, None where `allocate` returns it."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        block = self.allocate(nbytes, is_field=True)
-        if block is None:
-            return None
+    def array(self, block: Block, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return an array of a block that is released with its last view; local."""
         # NumPy makes this the base of every view, so that it lives as long as any of them. Its own base must
         # not be an array: NumPy would then pass over it, to the array at the end of the chain.
+        nbytes = len(block.memory)
         raw: Any = (ctypes.c_char * nbytes).from_address(block.memory.ctypes.data)
         root: Bytes = np.ndarray((nbytes,), np.uint8, buffer=raw)
         weakref.finalize(root, self.release, block).atexit = False
@@ -278,7 +318,7 @@ class SharedArena:
         for registration in self._registered.values():
             registration.close()
         self._registered.clear()
-        if not self._is_open or not self._shares_memory:
+        if not self._is_open or not self.shares_memory:
             return
         self._gather(None, _CLOSING)  # until then ranks may read what others have packed for them
         self._is_open = False
@@ -292,7 +332,7 @@ class SharedArena:
         self._released.extend(key for key, (*_, is_field) in self._used.items() if not is_field)
         self._sweep()
 
-    def _drop(self, node_rank: int, numbers: list[int]) -> None:
+    def _drop(self, node_rank: int, numbers: Sequence[int]) -> None:
         """Unmap segments of a rank, which it does not use any more."""
         for number in numbers:
             self._segments.pop(SegmentKey(number, node_rank), None)
