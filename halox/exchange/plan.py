@@ -15,7 +15,7 @@ from halox.exchange.report import Report
 from halox.paths.base import Channel
 from halox.paths.messages import Message
 from halox.runtime.arrays import Described, owner, share_memory, span
-from halox.runtime.call_guard import CallGuard
+from halox.runtime.call_guard import CallGuard, Unique
 
 _MemoryAt: TypeAlias = Callable[
     [int], memoryview
@@ -50,7 +50,7 @@ class _Life:
             self.arrays = tuple(found for ref in self.watched if (found := ref()) is not None)
 
 
-class Plan:
+class Plan(Unique):
     """An exchange ready to run: ``plan()``, or ``plan.start()`` and ``plan.finish()`` around other work.
 
     Made by `Grid.plan`, `Transpose.plan` and `Exchange`. Between `start` and `finish` the cells that are sent must not

@@ -83,7 +83,18 @@ def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     return call
 
 
-class Closing:
+class Unique:
+    """Object of this process and its ranks: a copy would share what only one can use."""
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """Refuse `copy`, `pickle`, and what stands on them."""
+        raise StateError(
+            f"a {type(self).__name__} belongs to this process and its ranks, and cannot be copied or pickled; make "
+            "another one with the same arguments (fields are arrays, which can)"
+        )
+
+
+class Closing(Unique):
     """Context manager that closes itself at its end, unless an error is propagating: other ranks may not take part."""
 
     def close(self) -> None:

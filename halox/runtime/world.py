@@ -38,12 +38,18 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_S", "Waiter", "World", "load_mpi", "timeout_s"]
 
 _HANDSHAKE_TAG = 1
+_FORKED = (
+    "this process was forked from one of the ranks, whose memory and messages it must not use; use halox there, or "
+    'start processes by multiprocessing with "spawn"'
+)
 _MOST_TEXTS = 3
 
 Built = TypeVar("Built")
 Said = TypeVar("Said")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
+_is_fork: list[bool] = []
+"""Not empty in a process that was forked from one with MPI."""
 
 
 def load_mpi() -> ModuleType:
@@ -91,6 +97,8 @@ class World:
                 f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
+        if _is_fork and comm.size > 1:
+            raise HaloxError(f"comm has {comm.size} ranks, and {_FORKED}")
         self.mpi = mpi
         settings, error = _attempt(_settings)  # an error may be of this rank alone
         self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
@@ -381,3 +389,16 @@ def _close_all() -> None:
     leave_to_mpi()
     for world in list(_living):
         world.close("MPI has been finalized; use halox before MPI.Finalize")
+
+
+def _close_in_child() -> None:
+    """Close what a forked process has of the ranks: its calls would be taken for those of its parent."""
+    if "mpi4py.MPI" in sys.modules:
+        _is_fork.append(True)
+    for world in list(_living):
+        if world.size > 1:
+            world._release.detach()  # to nobody: the communicator is the parent's
+            world.close(_FORKED)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
