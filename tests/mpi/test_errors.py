@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox import datatypes as dt
@@ -338,6 +339,16 @@ TABLE: Table = {
         r"does not fit.*grid\.declare\(array, .*staggered=",
     ),
     "a read-only array": (with_field(read_only), FieldError, "read-only"),
+    "an array of which one row stands for all": (
+        with_field(lambda g: as_strided(np.zeros(g.padded_shape[1]), g.padded_shape, (0, 8))),
+        FieldError,
+        "cells that share memory",
+    ),
+    "a sliding window": (
+        with_field(lambda g: as_strided(np.zeros(99), g.padded_shape, (8, 8))),
+        FieldError,
+        "cells that share memory",
+    ),
     "an array made read-only after its first exchange": (
         lambda c: _changed_later(c, lambda u: u.setflags(write=False)),
         FieldError,
