@@ -16,7 +16,7 @@ from halox.checkpoint.store import PREFIX
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.decomposition.normalise import Halo
 from halox.dimension_names import FACE, axis_names, with_faces
-from halox.errors import FieldError, MismatchError, MissingPackageError
+from halox.errors import FieldError, HaloxError, MismatchError, MissingPackageError
 from halox.field_options import fixed_dtype
 from halox.runtime.arrays import Array
 from halox.runtime.gpu.cuda import is_device_array
@@ -56,6 +56,11 @@ class Fields(Protocol):
 
     def exchange(self, *fields: object, corners: bool | None = None) -> None:
         """Fill the halos of fields with the neighbours' cells."""
+
+
+def _check_grid(grid: object) -> None:
+    if not hasattr(grid, "from_dataarray"):
+        raise HaloxError(f"grid must be a halox.Grid, got {type(grid).__name__}")
 
 
 # From fields
@@ -109,6 +114,7 @@ def dataarray(
     -----
     Local. `xarray.combine_by_coords` puts the blocks of several ranks together; `from_dataarray` is the inverse.
     """
+    _check_grid(grid)
     layout = grid.layout(field)
     spec = layout.spec
     if spec.parity is not None:
@@ -133,8 +139,14 @@ def dataarray(
             for axis, cut, n in zip(axes, cuts, points, strict=False)
         },
         name=name,
-        attrs=dict(attrs or {}),
+        attrs=dict(_attrs(attrs)),
     )
+
+
+def _attrs(attrs: object) -> Mapping[str, Any]:
+    if attrs is not None and not isinstance(attrs, Mapping):
+        raise FieldError(f"attrs must be a mapping of names to attributes, got {shown(attrs)}")
+    return attrs or {}
 
 
 def _given(coords: Mapping[str, Any] | None, axes: Sequence[str]) -> Mapping[str, Any]:
@@ -431,6 +443,7 @@ class DatasetFields:
         -----
         Collective, with errors as of `Grid.exchange`; variables go by the order of their names.
         """
+        _check_grid(grid)
         try:
             fields = self._fields(grid, names, dims)
         except FieldError as error:  # the other ranks learn of it in their exchange
@@ -471,6 +484,7 @@ class DatasetFields:
         variables with the grid's axes, their coordinates along these, and the attributes of all of them and of the
         dataset, those of rank 0; no halos.
         """
+        _check_grid(grid)
         world: World = grid._world
         world.begin(_WRITING)
         (axes, names), told = world.prepare(lambda: self._written(grid, dims), _WRITING)

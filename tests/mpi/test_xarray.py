@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import halox
-from halox.errors import FieldError, MismatchError
+from halox.errors import FieldError, HaloxError, MismatchError
 from tests.mpi.bad_input import Table, check_error, undocumented
 
 pytestmark = pytest.mark.usually(2)
@@ -353,6 +353,21 @@ BAD: Table = {
         labelled(coords={"lat": X}),
         FieldError,
         "coords has 'lat', and the field the dimensions x, y",
+    ),
+    "attributes that are no mapping": (
+        labelled(attrs=3),
+        FieldError,
+        "attrs must be a mapping of names to attributes, got 3",
+    ),
+    "a dataset written with the grid before the path": (
+        lambda comm: xr.Dataset({"u": of_shape(*SHAPE)}).halox.to_zarr(make(comm), "path"),
+        HaloxError,
+        "grid must be a halox.Grid, got str",
+    ),
+    "a dataset exchanged without a grid": (
+        lambda comm: xr.Dataset({"u": of_shape(*SHAPE)}).halox.exchange("u"),
+        HaloxError,
+        "grid must be a halox.Grid, got str",
     ),
     "a dataset whose variable has no halo": (
         exchanged(lambda grid: xr.Dataset({"u": grid.dataarray(grid.zeros())})),
