@@ -96,7 +96,7 @@ class Room:
 
     @property
     def wishes(self) -> Wishes | None:
-        """What the ranks of the node are to do together; None for nothing."""
+        """Steps that the ranks of the node are to take together; None for none."""
         return (self.needs_segment, self.idle) if self.needs_segment or self.idle else None
 
 
@@ -164,7 +164,7 @@ class SharedArena:
         return Room(nbytes, rounded, number, offset, [n for n in idle if n != number])
 
     def cancel(self, room: Room) -> None:
-        """Give back room that was not taken; local."""
+        """Return room that was not taken; local."""
         if room.segment is not None:
             self._own[room.segment].free.put(room.offset, room.rounded)
 

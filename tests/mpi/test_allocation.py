@@ -59,7 +59,7 @@ def test_known_layouts_are_allocated_in_one_meeting(
 
 
 def test_ranks_may_differ_in_where_fields_are(grid: halox.Grid) -> None:
-    """What they give is compared where it matters: at the exchange."""
+    """Fields are compared at their exchange, not before."""
     for _ in range(3):
         components = LARGE if grid.rank == 0 else 1
         u = grid.full(grid.rank, components=components)
@@ -74,7 +74,7 @@ def test_ranks_may_differ_in_where_fields_are(grid: halox.Grid) -> None:
     assert (w == 1).all()
 
 
-def test_room_is_given_back_after_an_error_of_another_rank(grid: halox.Grid) -> None:
+def test_room_is_free_again_after_an_error_of_another_rank(grid: halox.Grid) -> None:
     u = grid.zeros()
     before, arena = free_bytes(grid), grid._context.arena
     assert (before > 0) == arena.shares_memory
