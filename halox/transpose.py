@@ -84,21 +84,15 @@ class Transpose(Closing):
         axes: Sequence[int] | None = None,
         path: str | None = None,
     ) -> None:
-        for name, grid in (("grid_a", grid_a), ("grid_b", grid_b)):
-            if not isinstance(grid, Grid):
-                raise HaloxError(f"{name} must be a halox.Grid, got {type(grid).__name__}")
+        _check_grid("grid_a", grid_a)
         self.grid_a, self.grid_b = grid_a, grid_b
         self._path = path
         self._closed = False
-        a, b = grid_a._layouts, grid_b._layouts
-        self._plans = PlanCache(lambda arrays: (a.key(arrays[:1]), b.key(arrays[1:])))
-        a.watch(self._plans)
-        b.watch(self._plans)
-        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
         self._world = grid_a._world
         self._world.begin("making a Transpose")
 
         def check() -> tuple[int, ...]:
+            _check_grid("grid_b", grid_b)
             grid_b._world.check_open()
             self._check_ranks()
             self._check_devices()
@@ -108,9 +102,9 @@ class Transpose(Closing):
             wished_path(path)
             return order
 
-        of_b = grid_b._decomposition
         with self._world.guard:
-            self.axes: tuple[int, ...] = self._world.guarded(check, _MAKING)
+            self.axes: tuple[int, ...] = self._world.guarded(check, f"{_MAKING} from grid_a")
+            of_b = grid_b._decomposition
             self._world.compare(
                 {
                     "axes": self.axes,
@@ -121,6 +115,13 @@ class Transpose(Closing):
                 },
                 _MAKING,
             )
+        layouts_a, layouts_b = grid_a._layouts, grid_b._layouts
+        self._plans = PlanCache(
+            lambda arrays: (layouts_a.key(arrays[:1]), layouts_b.key(arrays[1:]))
+        )
+        layouts_a.watch(self._plans)
+        layouts_b.watch(self._plans)
+        self._all_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def forward(self, u: object, v: object) -> None:
         """Set the cells of ``v`` to those of ``u``.
@@ -303,6 +304,11 @@ class Transpose(Closing):
             raise DeviceError(
                 f"grid_a is on {where[0]}, grid_b on {where[1]}; make both with the same device="
             )
+
+
+def _check_grid(name: str, grid: object) -> None:
+    if not isinstance(grid, Grid):
+        raise HaloxError(f"{name} must be a halox.Grid, got {type(grid).__name__}")
 
 
 def _layout(grid: Grid, array: object, name: str) -> FieldLayout:

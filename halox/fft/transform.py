@@ -136,7 +136,9 @@ class FFT(Closing):
             )
 
         with self._world.guard:
-            self.axes, self.real, self.dealias, stages = self._world.guarded(check, _MAKING)
+            self.axes, self.real, self.dealias, stages = self._world.guarded(
+                check, f"{_MAKING} of this grid"
+            )
             self.norm = norm
             mine = {
                 "axes": self.axes,

@@ -105,7 +105,7 @@ def _common(
         away = missing()
         whom = ranks_text(away) if away else "other ranks"
         some = "" if len(away) == 1 else " (one or more of them)"
-        return f"rank {rank} has waited in {making} for {whom}{some}"
+        return f"rank {rank} has waited in {making} for {whom}{some} to do so with the same comm"
 
     try:
         Testall = mpi.Request.Testall

@@ -191,6 +191,28 @@ def test_the_error_of_a_timeout_says_where_the_other_is(node: str, comm: Comm) -
     comm.Barrier()
 
 
+@pytest.mark.ranks(2)
+def test_a_rank_that_has_no_communicator_to_tell_the_others_by(comm: Comm) -> None:
+    """It raises alone; the others' time-out says which call they wait in, and with what."""
+    own, grid = comm.Dup(), box(comm)
+    makings: dict[str, Callable[[Any], Any]] = {
+        "making an Exchange for rank 1 to do so with the same comm": lambda none: halox.Exchange(
+            [], [], comm=none or own
+        ),
+        r"the making of an FFT of this grid for rank 1 .*in making an FFT \(call 2\)": lambda none: (
+            halox.FFT(none or grid)
+        ),
+    }
+    for text, make in makings.items():
+        if comm.rank == 0:
+            with short_waits(), pytest.raises(ExchangeTimeoutError, match=text):
+                make(None)
+        else:
+            with pytest.raises(HaloxError, match=r"must be .*, got int"):
+                make(3)
+        comm.Barrier()
+
+
 def test_the_log_of_calls(
     comm: Comm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -509,6 +509,12 @@ def axes_differ(comm: World) -> None:
         halox.Transpose(a, b, axes=(1, 0) if comm.rank == n - 1 else None)
 
 
+def to_no_grid(comm: World) -> None:
+    a, b = two(comm)
+    with a, b:
+        halox.Transpose(a, None if comm.rank == 1 else b)  # type: ignore[arg-type]
+
+
 def components_differ(comm: World) -> None:
     """Arrays of as many elements, which the handshake alone would take for the same."""
     last = comm.rank == comm.size - 1
@@ -558,6 +564,11 @@ TABLE: Table = {
         lambda c: halox.Transpose(3, 4),  # type: ignore[arg-type]
         HaloxError,
         "grid_a must be a halox.Grid, got int",
+    ),
+    "a transpose to what is no grid on one rank >1": (
+        to_no_grid,
+        HaloxError,
+        r"\[rank 1\] grid_b must be a halox.Grid, got NoneType",
     ),
     "a transpose between other cells": (
         making(shape=(40, 41)),
