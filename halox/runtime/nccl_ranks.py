@@ -53,7 +53,10 @@ def why_no_nccl(context: Context) -> str | None:
     world, topology = context.world, context.find_gpus()
     for rank, gpu in enumerate(topology.gpus):
         if gpu is None:
-            return f"rank {rank} has no GPU, and NCCL's communicator is of all ranks"
+            return (
+                f"rank {rank} has no arrays on a GPU, and NCCL's communicator is of all ranks; leave ranks that have "
+                "none out of comm"
+            )
         sharers = topology.sharers(rank)
         if sharers:
             return f"ranks {rank} and {sharers[0]} share a GPU, which NCCL refuses"

@@ -47,7 +47,7 @@ class Topology:
         """Return why two ranks cannot map one another's device memory, None if they can."""
         for rank in (a, b):
             if self.gpus[rank] is None:
-                return f"rank {rank} has no GPU"
+                return f"rank {rank} has no arrays on a GPU"
         if self.nodes[a] != self.nodes[b]:
             return f"ranks {a} and {b} are on different nodes"
         return self.unmapped.get((a, b)) or self.unmapped.get((b, a))

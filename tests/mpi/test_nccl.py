@@ -465,6 +465,20 @@ def test_ranks_with_arrays_on_the_host(gpu: tuple[Machine, FakeNccl], comm: MPI.
 
 
 @apart
+@pytest.mark.ranks(3)
+@pytest.mark.usually(3)
+def test_a_rank_without_messages(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
+    """It has a GPU, maybe, and has not said which."""
+    a, other = array((8,)), 1 - comm.rank
+    sends, receives = [Send(a, "f8", other, count=4)], [Recv(a[4:], "f8", other, count=4)]
+    given: Any = (sends, receives) if comm.rank < 2 else ([], [])
+    with pytest.raises(PathError, match=r"rank 2 has no arrays on a GPU, and .* out of comm"):
+        Exchange(*given, comm=comm, path="nccl")
+    with Exchange(*given, comm=comm) as exchange:
+        exchange()
+
+
+@apart
 @pytest.mark.ranks(2)
 def test_all_faces_to_one_rank(gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm) -> None:
     """Under one tag they are one send; each is received as what it was sent as."""
