@@ -27,6 +27,7 @@ from halox.errors import (
 from halox.paths import base
 from halox.runtime import world
 from halox.runtime.gpu import streams
+from halox.runtime.nccl_ranks import NcclRanks
 from tests.mpi.conftest import agree
 from tests.mpi.fake_cupy import Array, Machine
 from tests.mpi.fake_nccl import FakeNccl, machine_with_nccl
@@ -279,20 +280,28 @@ def test_a_bad_array_in_a_capture(gpu: tuple[Machine, FakeNccl], comm: MPI.Intra
         assert agree(right, comm)
 
 
+@pytest.mark.parametrize(
+    "what", ["device_algorithms.DeviceMoves", "nccl_reduction.MarkLaunch"], ids=["before", "after"]
+)
 def test_a_rank_without_memory(
-    gpu: tuple[Machine, FakeNccl], comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    gpu: tuple[Machine, FakeNccl],
+    comm: MPI.Intracomm,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All take another algorithm, or all say that there is none."""
+    """Before or after ranks are connected: all take another algorithm, or say that there is none; none is watched."""
     monkeypatch.setenv("HALOX_TIMEOUT", "20")
     if comm.rank == 1:
 
-        def refuse(dtype: Any, op: str, elements: int, device: int) -> Any:
+        def refuse(*_: Any) -> Any:
             raise DeviceError("no memory left")
 
-        monkeypatch.setattr("halox.collectives.device.device_algorithms.DeviceMoves", refuse)
+        monkeypatch.setattr(f"halox.collectives.device.{what}", refuse)
     with halox.Allreduce(comm, 5, "f8", device="gpu") as reduce:
         assert reduce.algorithm == "host" and "no memory left" in reduce.reasons["hierarchical"]
         assert agree(bool((reduce(Array(np.ones(5))).get() == comm.size).all()), comm)
+        kept = reduce._world.ranks.kept.values()
+        assert not any(one._watched for one in kept if isinstance(one, NcclRanks))
     with pytest.raises(FieldError, match="no memory left"):
         halox.Allreduce(comm, 5, "f8", algorithm="hierarchical", device="gpu")
 

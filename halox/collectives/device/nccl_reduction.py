@@ -237,26 +237,33 @@ class NcclAcrossNodes:
         transfers = [*plan.before, *(one for step in plan.after for one in step)]
         targets = {one.peer for one in transfers if one.is_send}
         sources = {one.peer for one in transfers if not one.is_send}
-        name = ranks.connect(world, targets, sources)
         table = begin + own + nodes * slot
         places = np.array([self._slots[one.slot] - AHEAD_BYTES for one in givers], "u8")
-        write(arena.device, {begin: np.array([name], "u4"), table: places})
-        self._watch = watch = Watch(
-            ranks,
-            f"a reduction (op={op!r})",
-            sorted(targets | sources),
-            name,
-            table,
-            [one.peer for one in givers],
-            world.limit_s,
-        )
         self._copies = within is None and self._is_named
-        # Of calls without a limit, none; otherwise the launch that marks their begin.
-        marks = (
-            [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, arena.device)]
-        )
-        self._begin = [mark.launch for mark in marks]
-        self._end = MarkLaunch(watch.end, arena.device).launch
+        watches: list[Watch] = []
+
+        def mark() -> None:
+            device = arena.device
+            write(device, {begin: np.array([name], "u4"), table: places})
+            what, peers = f"a reduction (op={op!r})", sorted(targets | sources)
+            watch = Watch(
+                ranks, what, peers, name, table, [one.peer for one in givers], world.limit_s
+            )
+            watches.append(watch)
+            # Of calls without a limit, none; otherwise the launch that marks their begin.
+            marks = [] if watch.begin is None or self._copies else [MarkLaunch(watch.begin, device)]
+            self._begin = [mark.launch for mark in marks]
+            self._end = MarkLaunch(watch.end, device).launch
+
+        try:
+            name = ranks.connect(world, targets, sources)
+            world.guarded(mark, _MAKING)
+        except Exception:
+            for watch in watches:
+                watch.close()
+            arena.release(self._block)
+            raise
+        (self._watch,) = watches
         self._steps: dict[tuple[int, int], Sequence[Callable[[int], None]]] = {}
         self._order = StreamOrder()
         self._world = world
