@@ -30,7 +30,7 @@ from halox.errors import FieldError, MismatchError
 from halox.field_layouts import FieldLayouts
 from halox.field_options import FieldOptions
 from halox.gathering import gather
-from halox.runtime.arrays import Array, DType
+from halox.runtime.arrays import Array, DType, check_elements_apart
 from halox.runtime.call_guard import one_thread
 from halox.runtime.world import World
 from halox.scattering import Target, components_of, scatter
@@ -144,6 +144,7 @@ class GridData:
             found, known = self._layouts.read(out)
             if not found.writable:
                 raise FieldError("out: the array is read-only; give one that can be written")
+            check_elements_apart(found, "out")
             return Target(out, found, known, {})
 
         def find(field: object) -> FieldLayout:

@@ -17,7 +17,7 @@ from halox.decomposition import FieldLayout
 from halox.dimension_names import axis_names
 from halox.errors import CheckpointError, FieldError
 from halox.field_layouts import FieldLayouts
-from halox.runtime.arrays import Array, Described
+from halox.runtime.arrays import Array, Described, check_elements_apart
 from halox.runtime.gpu.devices import to_host
 from halox.values import as_list, shown
 
@@ -77,6 +77,8 @@ def fields_of(
             raise FieldError(f"{name}: {error}") from error
         if written and not described.writable:
             raise FieldError(f"{name}: the array is read-only; give one that can be written")
+        if written:
+            check_elements_apart(described, name)
         found[name] = Given(field, described, layout)
     return found
 

@@ -12,7 +12,14 @@ import numpy as np
 from halox.decomposition import FieldLayout, FieldSpec
 from halox.errors import DeviceError, FieldError, HaloxError
 from halox.grid import Grid
-from halox.runtime.arrays import Described, DType, as_ndarray, describe, share_memory
+from halox.runtime.arrays import (
+    Described,
+    DType,
+    as_ndarray,
+    check_elements_apart,
+    describe,
+    share_memory,
+)
 from halox.runtime.gpu.devices import allocate, as_device_array
 
 if TYPE_CHECKING:
@@ -72,6 +79,7 @@ class Fields:
             )
         if not given.writable:
             raise FieldError("out is read-only; its cells cannot be set")
+        check_elements_apart(given, "out")
         if share_memory(found, given):
             raise FieldError(
                 f"{name} and out share memory, and cells would be overwritten before they are read; give two arrays "

@@ -285,6 +285,16 @@ def share_memory(a: Described, b: Described, *, unsure: bool = True) -> bool:
         return unsure
 
 
+def check_elements_apart(found: Described, name: str) -> None:
+    """Raise an error if elements of an array that is written share memory, as those of a broadcast array do."""
+    blocks = StridedBlocks.canonical(0, found.shape, found.strides, found.dtype.itemsize)
+    if blocks.overlaps and (0 in blocks.strides or blocks.block_list().overlaps):
+        raise FieldError(
+            f"{name}: elements share memory (shape {tuple(found.shape)}, strides {tuple(found.strides)}), so that what "
+            "is written to one changes others; give a copy"
+        )
+
+
 def _shell(found: Described) -> Array:
     """Return an array with the addresses of another one; its elements must not be looked at."""
     memory, origin, *_ = found.borrowed()

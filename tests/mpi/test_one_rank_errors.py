@@ -15,6 +15,7 @@ from mpi4py import MPI
 import halox
 from halox.collectives.host.shared_reduction import SharedReduction
 from halox.errors import ExchangeTimeoutError, FieldError, HaloxError, MismatchError
+from halox.runtime.arrays import check_elements_apart, describe
 from tests.mpi.limits import short_waits
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
@@ -353,3 +354,37 @@ def test_exchange_of_the_same_cells_twice(grid: halox.Grid) -> None:
     i, j = grid.indices(halo=True)
     n, m = grid.grid_shape
     assert np.array_equal(u, i % n * 100 + j % m)
+
+
+def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """An array of zeros whose elements may share memory."""
+    return np.lib.stride_tricks.as_strided(np.zeros(4096), shape, strides)
+
+
+@pytest.mark.parametrize("strides", [(8, 8), (0, 8), (8, 0), (4, 80)], ids=str)
+def test_targets_whose_elements_share_memory(
+    strides: tuple[int, int], grid: halox.Grid, comm: MPI.Intracomm, tmp_path: Any
+) -> None:
+    """All ranks refuse an array like a broadcast one, before anything is written."""
+    bad = bad_on_last(grid, overlapping(grid.padded_shape, strides), np.zeros(grid.padded_shape))
+    path = comm.bcast(str(tmp_path / "run"))
+    grid.save(path, u=grid.ones())
+    whole = np.ones(grid.grid_shape) if comm.rank == 0 else None
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: grid.scatter(whole, out=bad),
+        lambda: grid.load(path, u=bad),
+    )
+    for call in calls:
+        raised_by_all(grid, FieldError, r"elements share memory \(shape .*give a copy", call)
+    assert not bad.any()
+    with halox.FFT(grid, axes=0) as fft:
+        given, result = fft.physical.zeros("c16"), np.ones(fft.grid.padded_shape, "c16")
+        shared = np.lib.stride_tricks.as_strided(result, strides=strides)
+        out = bad_on_last(grid, shared, result)
+        raised_by_all(grid, FieldError, "out: elements share", lambda: fft.forward(given, out))
+
+
+@pytest.mark.parametrize("strides", [(16, 24), (-16, 24), (8, -400)], ids=str)
+def test_elements_that_interleave(strides: tuple[int, int]) -> None:
+    """They lie between one another, or backwards, and share nothing."""
+    check_elements_apart(describe(overlapping((3, 2), strides)), "u")
