@@ -196,6 +196,10 @@ class TestCommand:
             (["run", "-n", "2", "./"], "'./' is a folder"),
             (["run", "-m"], "the name of a module must follow"),
             (["run", "stencil2d", "-n", "0"], "at least 1"),
+            (
+                ["info", "--paths", "-n", "two"],
+                "argument -n/--ranks: expected a whole number, got 'two'",
+            ),
             (["run", "stencil2d", "--msize", "2,2"], "has 4 places, but this run has 1 ranks"),
             (["run", "stencil2d", "--num-iters", "2000"], "more than single precision holds"),
             (["run", "stencil2d", "--png", "/nowhere/at/all.png"], "no such folder"),
