@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from math import lcm
 from operator import itemgetter
 
 from halox.datatypes import Datatype, slab
@@ -13,7 +12,7 @@ from halox.errors import FieldError
 from halox.exchange.draft import Draft
 from halox.paths.base import Operation
 from halox.paths.messages import Part, fuse
-from halox.runtime.arrays import Described, share_memory
+from halox.runtime.arrays import Described, check_elements_apart, share_memory
 
 
 def halo_draft(
@@ -101,29 +100,11 @@ def _place(direction: tuple[int, ...]) -> _Place:
     return -sum(axes), axes, direction
 
 
-def _repeats(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether steps along one axis, or other steps along another, lead to the same element.
-
-    Examples
-    --------
-    >>> _repeats((3, 4), (0, 8)), _repeats((3, 4), (8, 8)), _repeats((3, 2), (8, 24)), _repeats((3, 2), (16, 8))
-    (True, True, False, False)
-    """
-    axes = [(n, abs(stride)) for n, stride in zip(shape, strides, strict=True) if n > 1]
-    if any(stride == 0 for _, stride in axes):
-        return True
-    return any(lcm(a, b) < min(n * a, m * b) for (n, a), (m, b) in combinations(axes, 2))
-
-
 def _check_fields(read: Sequence[tuple[Described, FieldLayout]], operation: Operation) -> None:
     for found, layout in read:
         if not found.writable:
             raise FieldError("field is read-only; its halo cannot be filled")
-        if _repeats(found.shape, found.strides):
-            raise FieldError(
-                f"field has cells that share memory, by strides {found.strides} of shape {found.shape}, so that its "
-                "halo cannot be filled; give a copy, as of numpy.array(field)"
-            )
+        check_elements_apart(found, "field")
         if operation == "add" and found.dtype.kind not in "iufc":
             raise FieldError(f"accumulate has no meaning for dtype {found.dtype}; use numbers")
         layout.check_widths()
