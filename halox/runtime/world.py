@@ -49,7 +49,7 @@ Said = TypeVar("Said")
 
 _living: weakref.WeakSet[World] = weakref.WeakSet()
 _is_fork: list[bool] = []
-"""Not empty in a process that was forked from one with MPI."""
+"""Not empty in a process that was forked from one of several ranks."""
 
 
 def load_mpi() -> ModuleType:
@@ -97,8 +97,8 @@ class World:
                 f"comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
                 f"{' (COMM_NULL)' if is_null else ''}"
             )
-        if _is_fork and comm.size > 1:
-            raise HaloxError(f"comm has {comm.size} ranks, and {_FORKED}")
+        if _is_fork:
+            raise HaloxError(f"{making} is impossible here: {_FORKED}")
         self.mpi = mpi
         settings, error = _attempt(_settings)  # an error may be of this rank alone
         self.limit_s, self._debug = settings or (DEFAULT_TIMEOUT_S, False)
@@ -392,13 +392,17 @@ def _close_all() -> None:
 
 
 def _close_in_child() -> None:
-    """Close what a forked process has of the ranks: its calls would be taken for those of its parent."""
-    if "mpi4py.MPI" in sys.modules:
-        _is_fork.append(True)
+    """Close what a forked process has of the ranks: its calls would be taken for those of its parent.
+
+    Also of one rank: any call of MPI may take messages for the parent out of shared memory.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
+        return
+    _is_fork.append(True)
     for world in list(_living):
-        if world.size > 1:
-            world._release.detach()  # to nobody: the communicator is the parent's
-            world.close(_FORKED)
+        world._release.detach()  # to nobody: the communicator is the parent's
+        world.close(_FORKED)
 
 
 os.register_at_fork(after_in_child=_close_in_child)

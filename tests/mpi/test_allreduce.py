@@ -455,10 +455,11 @@ def test_memory_that_was_used_before(first: str, comm: World) -> None:
     ground = Context(halox.runtime.world.World(comm))
     sizes = [5, 9000] if first == "small" else [9000, 5]
     for turn in range(4):
-        field = ground.arena.array((40000,), np.dtype("u1"))
-        if field is not None:
+        block = ground.arena.allocate(40000, is_field=True)
+        if block is not None:
+            field = ground.arena.array(block, (40000,), np.dtype("u1"))
             field[:] = 255 if comm.rank % 2 else 7 + comm.rank
-        del field
+            del field
         for elements in sizes:
             what = find_operation("sum", np.dtype("i8")), np.dtype("i8"), elements
             made = shared_reduction.make_shared_reduction(ground.world, ground.arena, *what)
