@@ -91,8 +91,8 @@ class PreparedReductions(Generic[R]):
             watched = [weakref.ref(one, forget) for one in (*arrays, out) if one is not None]
         except TypeError:  # of what cannot be watched
             return
-        while len(self.launches) >= MOST_LAUNCHES:
-            self._drop(next(iter(self.launches)))
+        for oldest in tuple(self.launches)[: len(self.launches) - MOST_LAUNCHES + 1]:
+            self._drop(oldest)
         self.launches[key], self._watched[key] = (launch, arrays[0].shape), watched
 
     def _drop(self, key: Hashable) -> None:

@@ -184,9 +184,9 @@ class PlanCache:
         """Keep a plan; collective, so that all ranks count alike."""
         self.sweep()
         self._added += 1
-        while self._entries:
-            oldest = next(iter(self._entries))
-            if self._entries[oldest].number > self._added - CAPACITY:
+        for oldest in tuple(self._entries):
+            entry = self._entries.get(oldest)  # None if its arrays have been collected meanwhile
+            if entry is not None and entry.number > self._added - CAPACITY:
                 break
             self._drop(oldest)
         shared = self._shared_key_of(arrays)

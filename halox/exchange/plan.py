@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from typing import NoReturn, TypeAlias, cast
 
@@ -98,9 +99,10 @@ class Plan(Unique):
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
-        # Released with the plan; not at exit, when MPI and CUDA may be gone.
-        self._release = weakref.finalize(self, _close, self._channels, self._life, let_go)
-        self._release.atexit = False
+        self._release = partial(_close, self._channels, self._life, let_go)
+        # With the plan at the latest; not at exit, when MPI and CUDA may be gone.
+        self._collected = weakref.finalize(self, guard.outside, self._release)
+        self._collected.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
         # Steps of channels that do nothing in them are left out.
@@ -361,7 +363,8 @@ class Plan(Unique):
         """
         if self._life.state == _RUNNING:
             self._refuse(_RUNNING, "")
-        self._release()
+        if self._collected.detach() is not None:
+            self._release()
         self._life.state = _CLOSED
         self._channels = self._checks = self._starts = self._steps = self._finishes = ()
         self._check_open = _raise_closed

@@ -6,6 +6,7 @@ assignment that follows it: so no lock is needed where nothing is called in betw
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -27,6 +28,20 @@ class _Guarded(Protocol):
 
 
 S = TypeVar("S", bound=_Guarded)
+
+
+class _Closing:
+    """Close of a collected object, called when this is dropped: an error is none of a call, but of a finalizer."""
+
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+
+    def __del__(self) -> None:
+        self._close()
+
+
+_waiting: deque[tuple[CallGuard, _Closing]] = deque()
+"""Closes put off, with their guards; of the process, since a guard's owner may be collected as well."""
 
 
 class CallGuard:
@@ -57,6 +72,19 @@ class CallGuard:
             self._depth -= 1
         else:
             self.user = self._idle
+            if _waiting:
+                close_collected()
+
+    def outside(self, close: Callable[[], object]) -> None:
+        """Close what has been collected: at once, or after the call that is under way, which it may disturb.
+
+        For finalizers, which run in the middle of anything. A call that sets `user` by itself leaves it to the next one
+        that does not.
+        """
+        if self.user > 0:
+            _waiting.append((self, _Closing(close)))
+        else:
+            close()
 
     def shut(self) -> None:
         """Make hot paths, which look at `user` alone, take the checked path, where the object is found closed."""
@@ -70,6 +98,18 @@ class CallGuard:
             "another thread is inside a collective call of this grid, exchange, transpose or allreduce; make its calls "
             "one after the other, in the same order on all ranks, or use a grid for each thread"
         )
+
+
+def close_collected() -> None:
+    """Close what has been collected in calls that have ended."""
+    for _ in range(len(_waiting)):
+        try:
+            guard, closing = _waiting.popleft()
+        except IndexError:  # of another thread, meanwhile
+            return
+        if guard.user > 0:
+            _waiting.append((guard, closing))
+        del guard, closing
 
 
 def one_thread(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:

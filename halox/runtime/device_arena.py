@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
+from halox.runtime.deferred import Deferred
 from halox.runtime.dlpack import DType
 from halox.runtime.free_list import FreeList
 from halox.runtime.gpu.cuda import cupy
@@ -63,6 +65,7 @@ class DeviceArena:
         self.name = uuid4().hex
         self._segments: dict[int, _Segment] = {}
         self._next = 0
+        self._changing = Deferred()
         self._retired: list[DeviceBlock] = []
         _arenas[self.name] = self
 
@@ -71,11 +74,18 @@ class DeviceArena:
 
         Local. May wait for the GPU; not for use while a stream is captured.
         """
+        with self._changing:
+            number, offset = self._take(nbytes)
+        place = Place((self.name, number), offset)
+        return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
+
+    def _take(self, nbytes: int) -> tuple[int, int]:
+        """Take room in the first segment that has it, or in a new one."""
         rounded = _rounded(nbytes)
         for number, segment in self._segments.items():
             offset = segment.free.take(rounded)
             if offset is not None:
-                return self._block(number, offset, nbytes)
+                return number, offset
         size = rounded_up(rounded, _LARGE_GRANULE)
         if nbytes <= _SEGMENT_BYTES // 4:
             size = max(_SEGMENT_BYTES, size)
@@ -84,10 +94,13 @@ class DeviceArena:
         number, self._next = self._next, self._next + 1
         segment.free.take(rounded)
         self._segments[number] = segment
-        return self._block(number, 0, nbytes)
+        return number, 0
 
     def release(self, block: DeviceBlock) -> None:
         """Release a block that no work under way uses; local."""
+        self._changing.do(partial(self._put, block))
+
+    def _put(self, block: DeviceBlock) -> None:
         number = block.place.segment[1]
         segment = self._segments.get(number)
         if segment is None:  # after `close`
@@ -120,7 +133,10 @@ class DeviceArena:
         """Return the place of memory [start, end) of this GPU if it is in this arena, or another of the process."""
         others = (arena for arena in list(_arenas.values()) if arena.device == self.device)
         for arena in (self, *others):
-            for number, segment in arena._segments.items():
+            for number in tuple(arena._segments):
+                segment = arena._segments.get(number)  # None if it has been freed meanwhile
+                if segment is None:
+                    continue
                 if segment.pointer <= start and end <= segment.pointer + segment.nbytes:
                     return Place((arena.name, number), start - segment.pointer)
         return None
@@ -170,10 +186,6 @@ class DeviceArena:
     def free(self) -> None:
         """Free all segments, but those in which a field lives with the field; local, after the peers' `unmap`."""
         self._segments.clear()
-
-    def _block(self, number: int, offset: int, nbytes: int) -> DeviceBlock:
-        place = Place((self.name, number), offset)
-        return DeviceBlock(place, self._segments[number].pointer + offset, nbytes)
 
 
 def _rounded(nbytes: int) -> int:

@@ -28,6 +28,7 @@ import numpy as np
 
 from halox.errors import DeviceError, ExchangeTimeoutError, HaloxError, MismatchError
 from halox.runtime.context import Context
+from halox.runtime.deferred import Deferred
 from halox.runtime.gpu import pools
 from halox.runtime.gpu.cuda import cupy
 from halox.runtime.gpu.marks import Mark
@@ -109,7 +110,7 @@ class NcclRanks:
     def __init__(self, world: World, device: int) -> None:
         self.rank, self.size, self.device = world.rank, world.size, device
         self.failed = ""
-        self._lock = threading.Lock()
+        self._changing = Deferred()
         self._watched: list[Watch] = []
         self._thread: threading.Thread | None = None
         self._connected: set[tuple[bool, int]] = set()
@@ -174,7 +175,7 @@ class NcclRanks:
 
     def fail(self, why: str, kind: type[HaloxError] = ExchangeTimeoutError) -> None:
         """Abort the communicator; does not wait for that."""
-        with self._lock:
+        with self._changing:
             if self.failed:
                 return
             self._kind, self.failed = kind, why
@@ -183,21 +184,26 @@ class NcclRanks:
 
     def watch(self, watch: Watch) -> None:
         """Look at a plan's exchanges from now on."""
-        with self._lock:
+        with self._changing:
             self._watched.append(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._look, daemon=True)
                 self._thread.start()
 
     def forget(self, watch: Watch) -> None:
-        """Watch a plan's exchanges no longer."""
-        with self._lock:
-            self._watched.remove(watch)
+        """Watch a plan's exchanges no longer, and release the watch; its plan may be collected on any thread."""
+
+        def end() -> None:
+            if watch in self._watched:
+                self._watched.remove(watch)
+            watch.release()
+
+        self._changing.do(end)
 
     def _look(self) -> None:
         """Look at all exchanges until there are none to be watched."""
         while True:
-            with self._lock:
+            with self._changing:
                 if not self._watched or self.failed:
                     self._thread = None
                     return
@@ -287,14 +293,16 @@ class Watch:
 
         Warns of a mismatch that was not raised.
         """
-        if self.limit_s:
-            self._ranks.forget(self)
         is_wrong = bool(self._words[3])
         if is_wrong and not self._is_told:
             warnings.warn(self._mismatch()[0], stacklevel=3)
+        self._ranks.forget(self)
+        return is_wrong or bool(self._ranks.failed)
+
+    def release(self) -> None:
+        """Return the words of the marks, when nothing looks at them any more."""
         self._words.release()
         pools.HOST_WORDS.release(self._ranks.device, self._buffer)
-        return is_wrong or bool(self._ranks.failed)
 
 
 def write(device: int, values: Mapping[int, np.ndarray]) -> None:

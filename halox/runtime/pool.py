@@ -32,7 +32,7 @@ class _Kept:
         """Return the numbers of those that may be taken, as bits."""
         name = node_name()
         found = 0
-        for number in self.free:
+        for number in tuple(self.free):  # the collector may release another one meanwhile
             one = self.all[number]
             if one is not None and not one.watch.failed and one.node_name == name:
                 found |= 1 << number

@@ -28,18 +28,16 @@ _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 
 
-_lock = Lock()
-
-
 def fence() -> None:
     """Order loads and stores before and after.
 
     Taking and releasing a lock twice is a full barrier on processors of weak order: nothing moves before the first
-    release together with behind the second taking.
+    release together with behind the second taking. It is a new lock, since a finalizer may need a fence in between.
     """
+    lock = Lock()
     for _ in range(2):
-        _lock.acquire()
-        _lock.release()
+        lock.acquire()
+        lock.release()
 
 
 NEEDS_FENCE = platform.machine() not in ("x86_64", "AMD64", "i686")

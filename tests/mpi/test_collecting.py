@@ -1,0 +1,121 @@
+"""Plans, fields and grids that are collected at instructions of halox which differ between ranks: all else goes on."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import halox
+from halox.collectives import prepared
+from halox.exchange import cache
+from tests.collecting import collecting
+from tests.mpi.conftest import agree
+from tests.support import full
+
+ROWS, COLUMNS = 3, 5
+
+
+def full_of(grid: halox.Grid, value: float) -> Any:
+    """A field of the grid's: each rank's cells have the value and its rank."""
+    field = grid.zeros()
+    field[1:-1, 1:-1] = value + grid.rank
+    return field
+
+
+def check(grid: halox.Grid, field: Any, value: float) -> None:
+    """The halos above and below are those of the neighbours."""
+    before, after = (grid.rank - 1) % grid.size, (grid.rank + 1) % grid.size
+    assert (field[0, 1:-1] == value + before).all()
+    assert (field[-1, 1:-1] == value + after).all()
+
+
+def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, xp: Any) -> None:
+    """Make, use and leave behind objects of every kind; ``xp`` is the module of the device's arrays."""
+    shape, size = (ROWS * comm.size, COLUMNS), comm.size
+    options: dict[str, Any] = {
+        "halo": 1,
+        "periodic": (True, False),
+        "proc_shape": (size, 1),
+        "device": device,
+        "comm": comm,
+    }
+    total = ROWS * COLUMNS * (number * size + sum(range(size)))
+    with halox.Grid(shape, **options) as grid:
+        left = halox.Grid(shape, **options)
+        doomed += [left, left.zeros(), left.plan(left.zeros())]
+        del left
+        doomed += [halox.Grid(shape, **options) for _ in range(3)]
+        with halox.Grid(shape, **options) as closed:
+            doomed += [closed.zeros(), closed.plan(closed.zeros())]
+        u, v = full_of(grid, number), full_of(grid, -number)
+        doomed += [grid.plan(u), grid.zeros(), grid.plan(v)]
+        grid.exchange(u, v)
+        check(grid, u, number)
+        check(grid, v, -number)
+        plan = grid.plan(u)
+        plan.start()
+        doomed.append(grid.plan(xp.array(v)))
+        plan.finish()
+        doomed.append(plan)
+        del plan
+        for make in (lambda: xp.array(u), lambda: full_of(grid, number)):
+            for _ in range(3):
+                w = make()
+                for _ in range(2):
+                    w[0] = w[-1] = 0
+                    grid.exchange(w)
+                    check(grid, w, number)
+                    assert grid.sum(w) == total
+                doomed.append(w)
+        whole = grid.gather(u)
+        assert whole is None or whole.sum() == total
+        ones = grid.allreduce(xp.ones(4))
+        assert (ones == size).all()
+
+
+def comes_up(rng: random.Random, share: float, _: int) -> bool:
+    return rng.random() < share
+
+
+def go_on(comm: MPI.Intracomm, modules: str, device: str = "cpu", xp: Any = np) -> None:
+    """Work while objects of earlier rounds are collected, about twenty in a round, wherever this rank is."""
+    rng, doomed, error = random.Random(comm.rank), [], None
+    gap = 10_000
+    for number in range(1, 5):
+        is_due = partial(comes_up, rng, 20 / gap)
+        with collecting(doomed, is_due, *modules.split(" ")) as steps:
+            try:
+                work(comm, doomed, number, device, xp)
+            except Exception as caught:
+                error = caught
+        gap = steps.count
+        if not agree(error is None, comm):
+            raise error or AssertionError("another rank has failed")
+    doomed.clear()
+
+
+@pytest.fixture(autouse=True)
+def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that plans and launches are dropped for others, too."""
+    monkeypatch.setattr(cache, "CAPACITY", 3)
+    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 2)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize(
+    "modules",
+    ["runtime/pool", "runtime", "exchange collectives", "paths", ""],
+    ids=lambda modules: modules.replace("/", ".") or "all",
+)
+@pytest.mark.parametrize("node", ["one node", *full("a node each")])
+def test_ranks_go_on(
+    modules: str, node: str, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if node != "one node":
+        monkeypatch.setenv("HALOX_NODE", "rank")
+    go_on(comm, modules)

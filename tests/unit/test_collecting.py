@@ -1,0 +1,313 @@
+"""Finalizers that run at any instruction of a call: nothing is lost, handed out twice or waited for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import nullcontext
+from functools import partial
+from itertools import count, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halox.collectives import prepared
+from halox.exchange import cache as cache_module
+from halox.exchange.plan import Plan
+from halox.paths.base import Channel
+from halox.runtime import arena as arena_module
+from halox.runtime import device_arena, nccl_ranks
+from halox.runtime.arena import SharedArena
+from halox.runtime.call_guard import CallGuard, close_collected
+from halox.runtime.deferred import Deferred
+from halox.runtime.device_arena import DeviceArena
+from halox.runtime.free_list import FreeList
+from halox.runtime.pool import _Kept
+from tests.collecting import at_each_instruction
+
+MIB = 1 << 20
+
+
+class Owner:
+    """An object with a finalizer."""
+
+
+class TestMemoryOfAGpu:
+    """Fields of an arena; what the driver allocates is numbers here."""
+
+    @pytest.fixture(autouse=True)
+    def driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        at = count(1 << 32, 1 << 30)
+        cuda = SimpleNamespace(
+            Device=lambda number: nullcontext(),
+            Memory=lambda nbytes: SimpleNamespace(ptr=next(at)),
+        )
+        monkeypatch.setattr(device_arena, "cupy", lambda: SimpleNamespace(cuda=cuda))
+
+    def field(self, arena: DeviceArena, nbytes: int) -> Any:
+        block, owner = arena.allocate(nbytes), Owner()
+        weakref.finalize(owner, arena.release, block)
+        owner.span = block.pointer, block.pointer + nbytes  # type: ignore[attr-defined]
+        return owner
+
+    # A field between others, one with a free neighbour, and one alone in its segment.
+    @pytest.mark.parametrize("doomed", [2, 1, 5])
+    @pytest.mark.parametrize("call", ["allocate", "allocate more", "locate"])
+    def test_fields_never_share_memory(self, doomed: int, call: str) -> None:
+        found: list[Any] = []
+
+        def make() -> tuple[list[Any], Any]:
+            arena = DeviceArena(0)
+            sizes = [1000, 3000, 512, 5000, 700, 40 * MIB, 90 * MIB]
+            fields = [self.field(arena, nbytes) for nbytes in sizes]
+            del fields[0]
+            found[:] = arena, fields
+
+            def run() -> None:
+                if call == "locate":
+                    start, end = fields[-1].span
+                    assert arena.locate(start, end) is not None
+                    return
+                fields.append(self.field(arena, 600 if call == "allocate" else 60 * MIB))
+                spans = sorted(field.span for field in fields if field is not None)
+                assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+            which = [fields[doomed - 1]]
+            fields[doomed - 1] = None
+            return which, run
+
+        def check() -> None:
+            arena, fields = found
+            fields.clear()
+            assert not arena._segments
+
+        def made() -> tuple[list[Any], Any]:
+            if found:
+                check()
+            return make()
+
+        modules = "runtime/device_arena", "runtime/free_list"
+        assert at_each_instruction(made, modules) > 30
+        check()
+
+
+def test_communicators_that_are_released_while_others_are_looked_through() -> None:
+    def make() -> tuple[list[Any], Any]:
+        kept, owner = _Kept(), Owner()
+        fine = SimpleNamespace(watch=SimpleNamespace(failed=""), node_name="")
+        kept.all, kept.free = [fine] * 40, {*range(30)}  # type: ignore[list-item]
+        weakref.finalize(owner, kept.free.add, 37)
+        doomed: list[Any] = [owner]
+        del owner
+        return doomed, kept.offered
+
+    assert at_each_instruction(make, ["runtime/pool"]) > 30
+
+
+def test_plans_whose_arrays_go_while_another_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CAPACITY", 3)
+
+    def make() -> tuple[list[Any], Any]:
+        cache = cache_module.PlanCache(lambda arrays: tuple(map(id, arrays)))
+        arrays = [np.zeros(3) for _ in range(4)]
+        plans = [SimpleNamespace(close=lambda: None, floats=False) for _ in arrays]
+        for array, plan in zip(arrays[:3], plans, strict=False):
+            cache.add("exchange", (array,), plan)  # type: ignore[arg-type]
+        doomed, last = [arrays.pop(0)], arrays[-1]
+
+        def run() -> None:
+            cache.add("exchange", (last,), plans[3])  # type: ignore[arg-type]
+            assert len(cache) == len(arrays) == 3
+
+        return doomed, run
+
+    assert at_each_instruction(make, ["exchange/cache"]) > 30
+
+
+def test_launches_whose_arrays_go_while_another_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 3)
+
+    def make() -> tuple[list[Any], Any]:
+        kept: Any = prepared.PreparedReductions()
+        arrays, out = [np.zeros(3) for _ in range(4)], np.zeros(())
+        for array in arrays[:3]:
+            kept.prepare("sum", [array], out, lambda: lambda: None)
+        doomed, last = [arrays.pop(0)], arrays[-1]
+
+        def run() -> None:
+            kept.prepare("sum", [last], out, lambda: lambda: None)
+            assert len(kept.launches) == len(arrays) == 3
+
+        return doomed, run
+
+    assert at_each_instruction(make, ["collectives/prepared"]) > 30
+
+
+def test_fields_that_go_while_their_grid_is_closed() -> None:
+    found: list[SharedArena] = []
+    world: Any = Owner()
+    world.node_rank, world.shares_memory = 0, True
+    world.ranks = SimpleNamespace(gather_node=None)
+
+    def make() -> tuple[list[Any], Any]:
+        if found:
+            assert not found[0]._used and found[0]._own[0].free.is_whole
+        arena = SharedArena(world)
+        segment = SimpleNamespace(nbytes=MIB, memory=np.zeros(MIB, "u1"), trim=lambda: None)
+        arena._own[0] = arena_module._Own(segment, FreeList(MIB))  # type: ignore[arg-type]
+        blocks: list[Any] = []
+        for number in range(4):
+            room = arena.reserve(5000)
+            blocks.append(arena.take(room, [None], is_field=number % 2 == 0))
+        fields = [arena.array(block, (5000,), np.dtype("u1")) for block in blocks[::2]]
+        found[:] = [arena]
+        arena._is_open = False
+        return fields, arena._release_plans
+
+    assert at_each_instruction(make, ["runtime/arena", "runtime/free_list"]) > 30
+
+
+class Seen(Channel):
+    """Tells when it is closed."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.is_closed, self.fails = False, fails
+
+    def start(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self.fails:
+            raise ValueError("in its end")
+
+
+def plan_of(channel: Channel, guard: CallGuard) -> Plan:
+    report: Any = SimpleNamespace(rank=0)
+    return Plan([channel], report, [], lambda: None, lambda channels, arrays: None, guard=guard)
+
+
+class TestPlans:
+    def test_one_that_goes_in_a_call_is_closed_after_it(self) -> None:
+        guard, other = CallGuard(), CallGuard()
+        channel, elsewhere = Seen(), Seen()
+        plan, second = plan_of(channel, guard), plan_of(elsewhere, other)
+        with guard:
+            with guard:
+                del plan, second
+                assert elsewhere.is_closed
+            assert not channel.is_closed
+        assert channel.is_closed
+
+    def test_one_that_goes_in_a_call_without_time_is_closed_by_the_next(self) -> None:
+        guard, channel = CallGuard(), Seen()
+        plan = plan_of(channel, guard)
+        guard.user = 1
+        del plan
+        with CallGuard():
+            pass
+        assert not channel.is_closed
+        guard.user = 0
+        assert not channel.is_closed
+        with CallGuard():  # of any grid: this one may have gone too
+            pass
+        assert channel.is_closed
+
+    def test_close_is_at_once(self) -> None:
+        guard, channel = CallGuard(), Seen()
+        plan = plan_of(channel, guard)
+        with guard:
+            plan.close()
+            assert channel.is_closed
+        channel.is_closed = False
+        del plan
+        assert not channel.is_closed
+
+    def test_an_error_is_none_of_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr("sys.unraisablehook", lambda found: seen.append(found.exc_value))
+        guard, channel = CallGuard(), Seen(fails=True)
+        plan = plan_of(channel, guard)
+        with guard:
+            del plan
+        assert channel.is_closed and [str(error) for error in seen] == ["in its end"]
+        close_collected()
+        assert len(seen) == 1
+
+
+class TestDeferred:
+    def test_at_once_or_at_the_end_of_the_block(self) -> None:
+        deferred, done = Deferred(), []
+        deferred.do(partial(done.append, 1))
+        assert done == [1]
+        with deferred:
+            deferred.do(partial(done.append, 2))
+            deferred.do(partial(done.append, 3))
+            assert done == [1]
+        assert done == [1, 2, 3]
+
+    def test_an_action_that_asks_for_another(self) -> None:
+        deferred, done = Deferred(), []
+        deferred.do(lambda: (deferred.do(partial(done.append, 2)), done.append(1)))
+        assert done == [1, 2]
+
+    def test_on_another_thread(self) -> None:
+        deferred, done = Deferred(), []
+        with deferred:
+            other = threading.Thread(target=lambda: deferred.do(partial(done.append, 1)))
+            other.start()
+            other.join()
+            assert not done
+        assert done == [1]
+
+    def test_an_error_lets_others_in(self) -> None:
+        deferred, done = Deferred(), []
+
+        def fail() -> None:
+            raise ValueError("in its end")
+
+        with pytest.raises(ValueError, match="in its end"):
+            deferred.do(fail)
+        with deferred:
+            deferred.do(partial(done.append, 1))
+        assert done == [1]
+
+
+def test_a_plan_that_goes_while_nccl_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that looks may be the one that collects it."""
+    seen, released = threading.Event(), threading.Event()
+    library = SimpleNamespace(
+        unique_id=lambda: b"",
+        make=lambda size, unique_id, rank: 1,
+        failure=lambda comm: "",
+        abort=lambda comm: None,
+    )
+    monkeypatch.setattr(nccl_ranks, "load_nccl", lambda: library)
+    monkeypatch.setattr(nccl_ranks, "_within_limit", lambda world, device, work, waits: work())
+    world: Any = SimpleNamespace(
+        rank=0,
+        size=1,
+        gather_result=lambda build, doing: [build()],
+        guarded=lambda build, doing: build(),
+    )
+    ranks = nccl_ranks.NcclRanks(world, 0)
+
+    def look() -> None:
+        if not seen.is_set():
+            ranks.forget(second)
+            assert not released.is_set()  # it may be looked at next
+            seen.set()
+
+    first: Any = SimpleNamespace(limit_s=0.01, look=look, release=lambda: None)
+    second: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=released.set)
+    with ranks._changing:
+        ranks._watched += [first, second]
+    third: Any = SimpleNamespace(limit_s=0.01, look=lambda: None, release=lambda: None)
+    ranks.watch(third)
+    assert seen.wait(60) and released.wait(60)
+    assert second not in ranks._watched
+    ranks.forget(first)
+    ranks.forget(third)
