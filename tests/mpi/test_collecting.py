@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -18,6 +18,7 @@ from tests.mpi.conftest import agree
 from tests.support import full
 
 ROWS, COLUMNS = 3, 5
+Copy = Callable[[halox.Grid, Any], Any]
 
 
 def full_of(grid: halox.Grid, value: float) -> Any:
@@ -34,8 +35,8 @@ def check(grid: halox.Grid, field: Any, value: float) -> None:
     assert (field[-1, 1:-1] == value + after).all()
 
 
-def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, xp: Any) -> None:
-    """Make, use and leave behind objects of every kind; ``xp`` is the module of the device's arrays."""
+def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, copy: Copy) -> None:
+    """Make, use and leave behind objects of every kind."""
     shape, size = (ROWS * comm.size, COLUMNS), comm.size
     options: dict[str, Any] = {
         "halo": 1,
@@ -59,11 +60,11 @@ def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, xp: A
         check(grid, v, -number)
         plan = grid.plan(u)
         plan.start()
-        doomed.append(grid.plan(xp.array(v)))
+        doomed.append(grid.plan(copy(grid, v)))
         plan.finish()
         doomed.append(plan)
         del plan
-        for make in (lambda: xp.array(u), lambda: full_of(grid, number)):
+        for make in (lambda: copy(grid, u), lambda: full_of(grid, number)):
             for _ in range(3):
                 w = make()
                 for _ in range(2):
@@ -74,7 +75,7 @@ def work(comm: MPI.Intracomm, doomed: list[Any], number: int, device: str, xp: A
                 doomed.append(w)
         whole = grid.gather(u)
         assert whole is None or whole.sum() == total
-        ones = grid.allreduce(xp.ones(4))
+        ones = grid.allreduce(u[0] * 0 + 1)
         assert (ones == size).all()
 
 
@@ -82,7 +83,12 @@ def comes_up(rng: random.Random, share: float, _: int) -> bool:
     return rng.random() < share
 
 
-def go_on(comm: MPI.Intracomm, modules: str, device: str = "cpu", xp: Any = np) -> None:
+def go_on(
+    comm: MPI.Intracomm,
+    modules: str,
+    device: str = "cpu",
+    copy: Copy = lambda grid, field: field.copy(),
+) -> None:
     """Work while objects of earlier rounds are collected, about twenty in a round, wherever this rank is."""
     rng, doomed, error = random.Random(comm.rank), [], None
     gap = 10_000
@@ -90,7 +96,7 @@ def go_on(comm: MPI.Intracomm, modules: str, device: str = "cpu", xp: Any = np) 
         is_due = partial(comes_up, rng, 20 / gap)
         with collecting(doomed, is_due, *modules.split(" ")) as steps:
             try:
-                work(comm, doomed, number, device, xp)
+                work(comm, doomed, number, device, copy)
             except Exception as caught:
                 error = caught
         gap = steps.count
@@ -101,7 +107,7 @@ def go_on(comm: MPI.Intracomm, modules: str, device: str = "cpu", xp: Any = np) 
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that plans and launches are dropped for others, too."""
+    """Let plans and launches be dropped for others, too."""
     monkeypatch.setattr(cache, "CAPACITY", 3)
     monkeypatch.setattr(prepared, "MOST_LAUNCHES", 2)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mpi4py import MPI
 
+import halox
 from tests.gpu.ranks.paths import COPIES, WAYS, along
 from tests.mpi.test_collecting import few_are_kept, go_on
 from tests.mpi.ways import Way
@@ -12,18 +15,26 @@ from tests.support import require
 
 require("gpu")
 
-import cupy  # noqa: E402
-
 __all__ = ["few_are_kept"]
 
 pytestmark = pytest.mark.gpu
 
 
+def copy(grid: halox.Grid, field: Any) -> Any:
+    """A copy that every path can reach."""
+    found = grid.empty_like(field)
+    found[...] = field
+    return found
+
+
 @pytest.mark.ranks(2)
 @along([*WAYS, *COPIES])
-@pytest.mark.parametrize("modules", ["runtime", ""], ids=["runtime", "all"])
-def test_ranks_go_on(
-    modules: str, way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_go_on(way: Way, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOX_PATH", way.path)
-    go_on(comm, modules, "gpu", cupy)
+    go_on(comm, "", "gpu", copy)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("modules", ["runtime", "paths", ""])
+def test_ranks_go_on_with_arrays_of_their_own(modules: str, comm: MPI.Intracomm) -> None:
+    go_on(comm, modules, "gpu")
