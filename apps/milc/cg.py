@@ -13,6 +13,7 @@ precision, and ``e`` is added to ``x``: iterative refinement.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,16 +144,29 @@ class ConjugateGradient:
         run(self.iteration)  # kernels, plans and sums are made now; nothing is computed
         self._replay = captured(lambda: run(self.iteration), stream)
 
-    def rewind(self, b: Any) -> None:
-        """Begin at ``x = 0``, so that `iteration` works until ``stop.iterations``: for measurements.
+    def rewinding(self, b: Any) -> Callable[[], None]:
+        """Return a call that begins at ``x = 0``, so that `iteration` works until ``stop.iterations``.
 
-        Not for mixed precision, whose iterations are those of a correction.
+        For measurements: the call does not wait for the GPU, and is local; ``b`` must stay as it is. Not for mixed
+        precision, whose iterations are those of a correction.
         """
-        self._x.fill(0)
-        self._r[...] = b
-        self._operator.put("b", b, self._parity)
         of_b = float(self._operator.lattice.grid.dot(b, b).real)
-        self._write(STATUS=Status.RUNNING, R2=of_b, TARGET=-1, MOST=self._stop.iterations)
+        begin = self._kernels.state()
+        numbers = _numbers(STATUS=Status.RUNNING, R2=of_b, TARGET=-1, MOST=self._stop.iterations)
+        self._kernels.write(begin, numbers)
+
+        def rewind() -> None:
+            self._x.fill(0)
+            self._r[...] = b
+            self._operator.put("b", b, self._parity)
+            self._state[...] = begin
+
+        return rewind
+
+    @property
+    def residual(self) -> float:
+        """``|r|^2`` of the recursion; waits for the GPU."""
+        return float(self._kernels.read(self._state)[Slot.R2])
 
     @property
     def is_running(self) -> bool:
@@ -227,10 +241,7 @@ class ConjugateGradient:
             lap("linear algebra")
 
     def _write(self, **values: float) -> None:
-        state = np.zeros(SLOTS)
-        for name, value in values.items():
-            state[Slot[name]] = value
-        self._kernels.write(self._state, state)
+        self._kernels.write(self._state, _numbers(**values))
 
     def _failed(self, found: Solution, why: str) -> halox.errors.HaloxError:
         """Return the error of a solution that does not converge."""
@@ -241,6 +252,14 @@ class ConjugateGradient:
             f"{self._stop.residual:.3g} is asked for ({why}); give more --iterations, a larger --residual or --mass, "
             "or --precision double"
         )
+
+
+def _numbers(**values: float) -> np.ndarray:
+    """Return an iteration's numbers, 0 but for some."""
+    state = np.zeros(SLOTS)
+    for name, value in values.items():
+        state[Slot[name]] = value
+    return state
 
 
 def solve(

@@ -22,7 +22,11 @@ LOOSE = 1e-4
 
 ITERATIONS = 10_000
 REWOUND_AFTER = 100
-"""Iterations, beginning with the source again, so that their numbers stay ordinary ones."""
+"""Most iterations before they begin with the source again."""
+
+LEAST_RESIDUALS = {"double": 1e-200, "single": 1e-50}
+"""``|r|^2`` beside the source's down to which iterations go: then numbers are none of full precision any more, and soon
+vanish, which ends the iteration."""
 
 _TEMPORARIES = 16
 """Matrices of double precision a site that are in memory while the tables are made."""
@@ -96,9 +100,10 @@ class Problem:
         stop = cg.Stop(LOOSE, ITERATIONS)
         self.gradient: Any = cg.ConjugateGradient(self.operator, self._even, MASS, stop)
         self.source = self.operator.vector(self._even)
-        self._done = 0
         numbers = random.random((*self.source.shape, 2)) - 0.5
         self.source[...] = xp.asarray(numbers[..., 0] + 1j * numbers[..., 1])
+        self.rewind: Callable[[], None] = self.gradient.rewinding(self.source)
+        self._in_a_row, self._done = self._ordinary_iterations(), 0
 
     def _matrices(self, field: Any) -> Callable[[int, int], Any]:
         """Return the matrices for each neighbour, made of a field of G with halo."""
@@ -167,16 +172,25 @@ class Problem:
         for step in self.gradient.iteration:
             step.call()
 
+    def _ordinary_iterations(self) -> int:
+        """Return how many iterations from the source on have ordinary numbers."""
+        self.rewind()
+        least = LEAST_RESIDUALS[self._case.precision] * self.gradient.residual
+        for done in range(1, REWOUND_AFTER):
+            self.iteration()
+            if not self.gradient.residual > least:
+                return done
+        return REWOUND_AFTER
+
     def iterations(self, call: Callable[[], None]) -> Callable[[], None]:
         """Return a call that is an iteration; ``call`` is one, or a graph of one.
 
-        All such calls together rewind after `REWOUND_AFTER` iterations: far beyond convergence, residuals of single
-        precision vanish, which ends the iteration.
+        All such calls together begin anew while their numbers are ordinary ones.
         """
 
         def run() -> None:
-            if self._done % REWOUND_AFTER == 0:
-                self.gradient.rewind(self.source)
+            if self._done % self._in_a_row == 0:
+                self.rewind()
             self._done += 1
             call()
 

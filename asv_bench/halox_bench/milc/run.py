@@ -145,7 +145,7 @@ class MilcBench(RanksBench[MilcRow]):
         """Return an iteration as a graph, if all of its paths allow for it."""
         if self.stage.device is None or not self.options.graph:
             return {}
-        problem.gradient.rewind(problem.source)
+        problem.rewind()
         problem.iteration()
         replay, _ = attempt(comm, lambda: self.stage.captured(problem.iteration, 1))
         return {} if replay is None else {GRAPH: problem.iterations(replay)}
