@@ -113,6 +113,7 @@ def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.ranks(1, 2, 3)
+@pytest.mark.usually(1, 2)
 @pytest.mark.parametrize(
     "modules",
     ["runtime/pool", "runtime", "exchange collectives", "paths", ""],
