@@ -182,7 +182,8 @@ class Allreduce(Closing):
         Raises
         ------
         FieldError
-            If an array has another shape or dtype on some rank, or ``out`` is read-only.
+            If an array has another shape or dtype on some rank, or ``out`` is read-only or has elements that share
+            memory.
         ClosedError
             If it is closed.
         ExchangeTimeoutError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from halox.collectives.operations import check_writable
 from halox.errors import FieldError
 from halox.runtime.arrays import Described, DType
 
@@ -37,5 +38,5 @@ class ArrayReduction(ABC):
                 f"{name}: got shape {tuple(found.shape)} of {found.dtype}, this allreduce is of shape {self.shape} of "
                 f"{self.dtype}; make another one for other arrays"
             )
-        if name == "out" and not found.writable:
-            raise FieldError("out is read-only; the result cannot be written")
+        if name == "out":
+            check_writable(found)

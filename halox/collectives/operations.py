@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from halox.errors import FieldError
-from halox.runtime.arrays import Array, Described, DType
+from halox.runtime.arrays import Array, Described, DType, check_elements_apart
 from halox.values import shown
 
 ELEMENTS: dict[str, str] = {
@@ -158,5 +158,11 @@ def check_out(out: Described, shape: tuple[int, ...] | None, dtype: DType) -> No
         raise FieldError(
             f"out: got shape {tuple(out.shape)} of {out.dtype}, the result is {wanted} of {dtype}"
         )
+    check_writable(out)
+
+
+def check_writable(out: Described) -> None:
+    """Refuse an array into which a result cannot be written."""
     if not out.writable:
         raise FieldError("out is read-only; the result cannot be written")
+    check_elements_apart(out, "out")

@@ -91,7 +91,8 @@ class PreparedReductions(Generic[R]):
             watched = [weakref.ref(one, forget) for one in (*arrays, out) if one is not None]
         except TypeError:  # of what cannot be watched
             return
-        for oldest in tuple(self.launches)[: len(self.launches) - MOST_LAUNCHES + 1]:
+        kept = tuple(self.launches)
+        for oldest in kept[: max(len(kept) - MOST_LAUNCHES + 1, 0)]:
             self._drop(oldest)
         self.launches[key], self._watched[key] = (launch, arrays[0].shape), watched
 

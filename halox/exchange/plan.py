@@ -99,9 +99,9 @@ class Plan(Unique):
     ) -> None:
         self._channels = tuple(channels)
         self._life = _Life()
-        self._release = partial(_close, self._channels, self._life, let_go)
-        # With the plan at the latest; not at exit, when MPI and CUDA may be gone.
-        self._collected = weakref.finalize(self, guard.outside, self._release)
+        release = partial(_close, self._channels, self._life, let_go)
+        # Not at exit, when MPI and CUDA may be gone.
+        self._collected = weakref.finalize(self, guard.outside, release)
         self._collected.atexit = False
         self._checks = tuple(c.check for c in channels if type(c).check is not Channel.check)
         counted = () if tick is None else (tick,)
@@ -363,8 +363,10 @@ class Plan(Unique):
         """
         if self._life.state == _RUNNING:
             self._refuse(_RUNNING, "")
-        if self._collected.detach() is not None:
-            self._release()
+        found = self._collected.detach()
+        if found is not None:
+            _, _, (release,), _ = found
+            release()
         self._life.state = _CLOSED
         self._channels = self._checks = self._starts = self._steps = self._finishes = ()
         self._check_open = _raise_closed

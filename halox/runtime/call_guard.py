@@ -6,6 +6,7 @@ assignment that follows it: so no lock is needed where nothing is called in betw
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,13 +32,17 @@ S = TypeVar("S", bound=_Guarded)
 
 
 class _Closing:
-    """Close of a collected object, called when this is dropped: an error is none of a call, but of a finalizer."""
+    """Close of a collected object, called when this is dropped: an error is none of a call, but of a finalizer.
+
+    Not at exit, when MPI and CUDA may be gone.
+    """
 
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
 
-    def __del__(self) -> None:
-        self._close()
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting():
+            self._close()
 
 
 _waiting: deque[tuple[CallGuard, _Closing]] = deque()

@@ -107,7 +107,7 @@ class DeviceArena:
             return
         segment.free.put(block.place.offset, _rounded(block.nbytes))
         if segment.free.is_whole and segment.handle is None:
-            del self._segments[number]  # nobody else knows of it
+            self._segments.pop(number, None)  # nobody else knows of it
 
     def retire(self, block: DeviceBlock) -> None:
         """Release a block that peers may still write to, at the next `reclaim`."""

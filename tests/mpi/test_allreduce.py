@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox.collectives.algorithms import HOST_ALGORITHMS as ALGORITHMS
@@ -280,6 +281,7 @@ def test_a_bad_array_on_one_rank(algorithm: str, elements: int, comm: World) -> 
         ([1.0] * elements, out, "array must be a numpy.ndarray"),
         (good, np.ones(elements, "i8"), "out: got shape .* of int64"),
         (good, fixed, "out is read-only"),
+        (good, as_strided(np.ones(1), (elements,), (0,)), "out: elements share memory"),
         (np.ma.ones(elements), out, "masked array"),
     ]
     with Allreduce(comm, elements, "f8", "sum", algorithm) as reduce:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
 
 import halox
 from halox.errors import FieldError
@@ -192,6 +193,11 @@ def test_reductions_into_arrays(grid: halox.Grid, comm: MPI.Intracomm) -> None:
             grid.norm(u, out=bad if last else None)
         with pytest.raises(FieldError, match="out"):
             grid.allreduce(1.0, out=bad if last else None)
+    sliding = as_strided(np.zeros(3), (2, 2), (8, 8))
+    with pytest.raises(FieldError, match="out: elements share memory"):
+        grid.allreduce(np.ones((2, 2)), out=sliding if last else None)
+    columns = np.zeros((2, 3))[:, ::2]
+    assert grid.allreduce(np.ones((2, 2)), out=columns) is columns and (columns == comm.size).all()
 
 
 def test_allreduce(grid: halox.Grid, comm: MPI.Intracomm) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 from contextlib import nullcontext
@@ -26,6 +28,7 @@ from halox.runtime.device_arena import DeviceArena
 from halox.runtime.free_list import FreeList
 from halox.runtime.pool import _Kept
 from tests.collecting import at_each_instruction
+from tests.support import ROOT
 
 MIB = 1 << 20
 
@@ -225,6 +228,31 @@ class TestPlans:
         channel.is_closed = False
         del plan
         assert not channel.is_closed
+
+    def test_a_closed_one_keeps_nothing(self) -> None:
+        channel = Seen()
+        seen = weakref.ref(channel)
+        plan = plan_of(channel, CallGuard())
+        plan.close()
+        del channel
+        assert seen() is None
+
+    def test_not_at_exit(self) -> None:
+        """MPI and CUDA may be gone then."""
+        script = (
+            "import os\n"
+            "from tests.unit.test_collecting import CallGuard, Seen, plan_of\n"
+            "Seen.close = lambda self, write=os.write: write(1, b'closed')\n"
+            "for guard in CallGuard(), CallGuard():\n"
+            "    plan = plan_of(Seen(), guard)\n"
+            "    guard.user = 1\n"
+            "    del plan\n"
+            "print('end', flush=True)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert ended.stdout == "end\n" and not ended.stderr
 
     def test_an_error_is_none_of_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []

@@ -42,6 +42,16 @@ def test_found_again_by_identity_alone():
     assert not found.launches
 
 
+def test_all_are_kept_up_to_the_most(monkeypatch):
+    monkeypatch.setattr(prepared, "MOST_LAUNCHES", 20)
+    found: PreparedReductions[Reduction] = PreparedReductions()
+    arrays, out = [np.zeros(3) for _ in range(25)], np.zeros(())
+    for number, array in enumerate(arrays, 1):
+        prepare(found, array, out=out)
+        assert len(found.launches) == min(number, 20)
+    assert [key[1] for key in found.launches] == [id(array) for array in arrays[5:]]
+
+
 def test_gone_with_any_of_its_arrays():
     found: PreparedReductions[Reduction] = PreparedReductions()
     a, b = np.zeros(3), np.zeros(3)

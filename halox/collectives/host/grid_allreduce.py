@@ -42,7 +42,7 @@ class GridAllreduce:
         if out is None:
             return np.empty(self._shape, self._dtype)
         is_plain = type(out) is np.ndarray and out.dtype == self._dtype
-        if not (is_plain and out.shape == self._shape and out.flags.writeable):
+        if not (is_plain and out.shape == self._shape and out.flags.carray):
             check_out(describe(out, "out"), self._shape, self._dtype)
         return out
 
